@@ -1,0 +1,1 @@
+"""Server arguments: one declaration each, one pure resolution, a story for every value. Torch-free."""

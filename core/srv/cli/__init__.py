@@ -1,0 +1,1 @@
+"""The command line: `srv launch | plan | args | platforms`."""

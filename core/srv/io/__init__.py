@@ -1,0 +1,1 @@
+"""Messages between the API process and the engine process, and the channels that carry them."""

@@ -1,0 +1,1 @@
+"""Models: facts from headers (no torch), layers and architectures, loaders, tokenizers."""

@@ -1,0 +1,1 @@
+"""The API process: HTTP, protocols, tokenizing, incremental detokenizing, metrics."""

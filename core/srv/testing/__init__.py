@@ -1,0 +1,1 @@
+"""Test support that ships with `srv`, so that plugin authors can use it."""

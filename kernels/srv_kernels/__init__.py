@@ -1,0 +1,1 @@
+"""Op contracts and their implementations."""

@@ -1,0 +1,1 @@
+"""The cuda platform of `srv`."""

@@ -1,0 +1,1 @@
+"""The npu platform of `srv`."""
