@@ -20,7 +20,8 @@ class DeviceFacts:
     """One kind of device as a machine has it, or as a profile describes it.
 
     `variant` is one of the manifest's ("avx512", "a3"); `memory_bytes` of one device; `count` devices;
-    `versions` of drivers and toolkits by name; `name` as the vendor prints it.
+    `versions` of drivers and toolkits by name; `name` as the vendor prints it. `features`: what this device
+    has and its variant does not imply, by the vendor's own names (instruction sets, optional units).
     """
 
     variant: str
@@ -28,6 +29,7 @@ class DeviceFacts:
     count: int
     name: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
 
 class Seen(Protocol):

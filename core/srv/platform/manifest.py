@@ -54,6 +54,10 @@ class EngineContext:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+def _no_environment(device: DeviceFacts, rank: int) -> Mapping[str, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A platform, described.
@@ -75,3 +79,4 @@ class Manifest:
     create: Callable[[EngineContext], Platform]
     simulated: bool = False
     options: tuple[str, ...] = ()
+    worker_env: Callable[[DeviceFacts, int], Mapping[str, str]] = _no_environment

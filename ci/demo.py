@@ -1,0 +1,99 @@
+"""What `make serve` does: start the server, wait until it is healthy, stream one chat answer, keep serving.
+
+python ci/demo.py [--oneshot] [arguments for `srv launch` ...]
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+QUESTION = "In one sentence: why is the sky blue?"
+START_TIMEOUT_S = 180
+
+
+def free_port(preferred: int) -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", preferred))
+        except OSError:
+            probe.close()
+            with socket.socket() as other:
+                other.bind(("127.0.0.1", 0))
+                return int(other.getsockname()[1])
+        return preferred
+
+
+def wait_healthy(base: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            sys.exit(f"the server ended with status {server.returncode} before it was healthy")
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    sys.exit(f"the server was not healthy within {START_TIMEOUT_S} s")
+
+
+def stream_answer(base: str) -> int:
+    """Print a streamed chat answer; returns how many pieces came."""
+    with urllib.request.urlopen(f"{base}/v1/models", timeout=10) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "stream": True,
+        "max_tokens": 96,
+        "temperature": 0,
+    }
+    request = urllib.request.Request(
+        f"{base}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    print(f"\n> {QUESTION}\n", flush=True)
+    pieces = 0
+    with urllib.request.urlopen(request, timeout=120) as stream:
+        for line in stream:
+            text = line.decode().strip()
+            if not text.startswith("data: ") or text == "data: [DONE]":
+                continue
+            choices = json.loads(text[6:])["choices"]
+            piece = choices[0]["delta"].get("content") if choices else None
+            if piece:
+                pieces += 1
+                print(piece, end="", flush=True)
+    print("\n", flush=True)
+    return pieces
+
+
+def main() -> int:
+    oneshot = "--oneshot" in sys.argv
+    extra = [argument for argument in sys.argv[1:] if argument != "--oneshot"]
+    port = free_port(30000)
+    base = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen([sys.executable, "-m", "srv", "launch", "--port", str(port), *extra])
+    try:
+        wait_healthy(base, server)
+        pieces = stream_answer(base)
+        if oneshot:
+            return 0 if pieces else 1
+        print(f"serving on {base}; Ctrl-C ends it", flush=True)
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+            server.wait(timeout=60)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

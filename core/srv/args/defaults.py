@@ -1,0 +1,245 @@
+"""Core's own statements: defaults of the layers MODEL and GENERIC, quantities, constraints.
+
+They speak in the same values as a platform's, and are outranked by them. No device is known here beyond its
+facts and capabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from srv.models.facts import ModelFacts
+from srv.platform.facts import Constraint, Contribution, Default, Seen
+
+RESERVED_MEMORY = "reserved_memory"
+QUANTITIES: Mapping[str, str] = MappingProxyType({RESERVED_MEMORY: "bytes"})  # name -> unit
+HOST_MEMORY = "host_memory"  # capability: the device computes in the host's own memory
+
+_GIB = 2**30
+_ITEM_SIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+
+
+def item_size(dtype: str) -> int:
+    """Bytes of one element; an open type ("auto") counts as the widest."""
+    return _ITEM_SIZES.get(dtype, 4)
+
+
+def _own_dtype(model: ModelFacts) -> str:
+    return model.dtype if model.dtype in _ITEM_SIZES else "bfloat16"
+
+
+def _dtype(seen: Seen) -> str | None:
+    if seen.model is None:
+        return None
+    own = _own_dtype(seen.model)
+    return own if own in seen.capabilities or not seen.capabilities else None
+
+
+def _next_dtype(seen: Seen) -> str | None:
+    if seen.model is None or _own_dtype(seen.model) in seen.capabilities:
+        return None
+    return next((dtype for dtype in ("bfloat16", "float32", "float16") if dtype in seen.capabilities), None)
+
+
+def _load_format(seen: Seen) -> str | None:
+    return seen.model.format if seen.model and seen.model.format in ("gguf", "safetensors") else None
+
+
+def _chunk(seen: Seen) -> int | None:
+    if "chunked_prefill" not in seen.capabilities:
+        return -1
+    if HOST_MEMORY in seen.capabilities:
+        return None
+    memory = seen.device.memory_bytes
+    return 2048 if memory < 35 * _GIB else 4096 if memory < 60 * _GIB else 8192
+
+
+def _total_tokens(seen: Seen) -> int | None:
+    context, page = seen["context_length"], seen["page_size"]
+    if HOST_MEMORY not in seen.capabilities or context is None:
+        return None
+    return int(2 * seen["max_running_requests"] * -(-context // page) * page)
+
+
+def _static_fraction(seen: Seen) -> float | None:
+    total = seen.device.memory_bytes
+    if total <= 0:
+        return None
+    free: float = 1 - seen[RESERVED_MEMORY] / total
+    return round(min(0.88, max(0.05, free)), 3)
+
+
+def _activation_bytes(seen: Seen) -> float:
+    model = seen.model
+    if model is None:
+        return 0
+    chunk, whole = seen["chunked_prefill_size"], max(seen["max_prefill_tokens"], model.context_length)
+    tokens = seen["max_running_requests"] + (chunk if chunk > 0 else whole)
+    return float(tokens * (8 * model.hidden_size + 3 * _inner_size(model)) * item_size(seen["dtype"]))
+
+
+def _inner_size(model: ModelFacts) -> int:
+    inner = model.config.get("intermediate_size")
+    return inner if isinstance(inner, int) else 4 * model.hidden_size
+
+
+def _sampling_bytes(seen: Seen) -> float:
+    return float(seen["max_running_requests"] * seen.model.vocab_size * 4 * 3) if seen.model else 0
+
+
+MODEL_DEFAULTS: tuple[Default, ...] = (
+    Default("dtype", _dtype, "the checkpoint is of that type"),
+    Default("dtype", _next_dtype, "the platform cannot compute in the checkpoint's own type"),
+    Default(
+        "context_length",
+        lambda seen: seen.model.context_length if seen.model else None,
+        "the model was made for that many tokens",
+    ),
+    Default("served_model_name", lambda seen: seen.model.name if seen.model else None, "that is the name of the model"),
+    Default("load_format", _load_format, "the weights lie in that format"),
+)
+
+GENERIC_DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "kv_cache_dtype",
+        lambda seen: None if seen["dtype"] == "auto" else seen["dtype"],
+        "keys and values are kept in the type they are computed in",
+        reads=("dtype",),
+    ),
+    Default(
+        "tokenizer_path",
+        lambda seen: seen["model_path"],
+        "the model brings its own tokenizer",
+        reads=("model_path",),
+    ),
+)
+
+# Of layer GENERIC too, but said only where a platform is known; a platform's own word outranks them.
+DEVICE_DEFAULTS: tuple[Default, ...] = (
+    Default("chunked_prefill_size", _chunk, "that much the platform and the device's memory bear in one step"),
+    Default(
+        "disable_radix_cache",
+        lambda seen: None if "prefix_cache" in seen.capabilities else True,
+        "the platform's attention cannot share pages",
+    ),
+    Default(
+        "disable_overlap_schedule",
+        lambda seen: None if "overlap" in seen.capabilities else True,
+        "the platform computes nothing while the host plans",
+    ),
+    Default(
+        "max_total_tokens",
+        _total_tokens,
+        "twice what all running requests can hold is enough, and the memory is the host's",
+        reads=("max_running_requests", "context_length", "page_size"),
+    ),
+    Default(
+        "mem_fraction_static",
+        _static_fraction,
+        f"{RESERVED_MEMORY} stays free, and no less than 12 % of the memory",
+        reads=(RESERVED_MEMORY,),
+    ),
+)
+
+CONTRIBUTIONS: tuple[Contribution, ...] = (
+    Contribution(
+        RESERVED_MEMORY,
+        "activations",
+        _activation_bytes,
+        "a step of the largest size needs that much between two layers",
+        reads=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "dtype"),
+    ),
+    Contribution(
+        RESERVED_MEMORY,
+        "sampling",
+        _sampling_bytes,
+        "each running request has float32 logits, probabilities and a sorted copy",
+        reads=("max_running_requests",),
+    ),
+    Contribution(
+        RESERVED_MEMORY,
+        "runtime",
+        lambda seen: min(_GIB // 2, seen.device.memory_bytes // 16),
+        "libraries and the allocator's slack take some",
+    ),
+)
+
+
+def _context_fits(seen: Seen) -> str | None:
+    model, wanted = seen.model, seen["context_length"]
+    if model is None or wanted is None or wanted <= model.context_length:
+        return None
+    return f"model {model.name} has a context of {model.context_length} tokens"
+
+
+def _format_fits(seen: Seen) -> str | None:
+    model, wanted = seen.model, seen["load_format"]
+    if model is None or wanted == "dummy":
+        return None
+    if model.format == "config":
+        return f"{model.path} holds a configuration but no weights"
+    return None if wanted in ("auto", model.format) else f"the weights of {model.path} are {model.format}"
+
+
+def _dtype_possible(argument: str) -> Constraint:
+    def check(seen: Seen) -> str | None:
+        wanted = seen[argument]
+        if wanted == "auto" or wanted in seen.capabilities:
+            return None
+        able = ", ".join(sorted(seen.capabilities & _ITEM_SIZES.keys())) or "none"
+        return f"the platform has no {wanted} on this device (it has {able})"
+
+    return Constraint(argument, "dtype_missing", check, "Choose a type that it has, or leave it out.")
+
+
+def _needs(argument: str, capability: str, without: object, reason: str, remedy: str) -> Constraint:
+    """Without the capability, the argument takes the one value `without`."""
+
+    def check(seen: Seen) -> str | None:
+        return None if capability in seen.capabilities or seen[argument] == without else reason
+
+    return Constraint(argument, "capability_missing", check, remedy)
+
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "context_length",
+        "context_over_model",
+        _context_fits,
+        "Ask for no more, or leave it out to take all of it.",
+    ),
+    Constraint(
+        "load_format",
+        "format_not_there",
+        _format_fits,
+        "Leave it out to take the format found, or pass --load-format dummy for random weights.",
+    ),
+)
+
+# Said only where a platform is known.
+DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
+    _dtype_possible("dtype"),
+    _dtype_possible("kv_cache_dtype"),
+    _needs(
+        "chunked_prefill_size",
+        "chunked_prefill",
+        -1,
+        "the platform cannot extend a prompt that is partly computed (capability chunked_prefill)",
+        "Leave it out, or set it to -1.",
+    ),
+    _needs(
+        "disable_radix_cache",
+        "prefix_cache",
+        True,
+        "the platform's attention cannot share pages (capability prefix_cache)",
+        "Leave it out, or set it to true.",
+    ),
+    _needs(
+        "disable_overlap_schedule",
+        "overlap",
+        True,
+        "the platform computes nothing while the host plans (capability overlap)",
+        "Leave it out, or set it to true.",
+    ),
+)

@@ -1,0 +1,149 @@
+"""One declaration an argument: what `Arg` says beside a field, and the `Argument` read from it.
+
+    page_size: Annotated[int, Arg("Tokens in one page of the KV pool.", check=at_least(1))] = 1
+
+The flag, the environment variable, the YAML key, the type, the choices, the check, the help and the
+rows of docs and support matrix all come from there. Resolution and command line are not known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from srv.args.checks import Check
+from srv.args.kinds import Kind, kind_of
+
+AUTO = "auto"  # where it is a choice, a user who says it asks for what would happen without him
+HIDDEN = "(hidden)"
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """What a declaration says beyond name, type and default.
+
+    help: one sentence. check: a law on the value. choices: texts it may take (a Literal gives them too).
+    family: the backend family whose registered names are its choices. needs: the capability without which
+    only the default is accepted. planned: why nothing but the default is accepted yet. unit: "tokens",
+    "bytes", "seconds". metavar: what help prints for the value (the unit, if not given). aliases: further
+    names, with underscores. secret: the value is never printed.
+    """
+
+    help: str
+    check: Check | None = None
+    choices: tuple[str, ...] = ()
+    family: str | None = None
+    needs: str | None = None
+    planned: str | None = None
+    unit: str | None = None
+    metavar: str | None = None
+    aliases: tuple[str, ...] = ()
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument as everybody else sees it: its declaration, read."""
+
+    name: str
+    group: str
+    kind: Kind
+    default: Any
+    arg: Arg
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name and its aliases, with underscores."""
+        return (self.name, *self.arg.aliases)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple("--" + name.replace("_", "-") for name in self.names)
+
+    @property
+    def flag(self) -> str:
+        return self.flags[0]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "SRV_" + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.kind.choices or self.arg.choices
+
+    @property
+    def wants(self) -> str:
+        """What its value must be, in words; "" if every value of the type will do."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        return self.arg.check.wants if self.arg.check else ""
+
+    def against(self, value: Any) -> str | None:
+        """The reason why a value of the right type cannot be taken, a clause; None if it can."""
+        if value is None:
+            return None if self.kind.optional else "has no value"
+        values = value if self.kind.many else (value,)
+        if self.choices and any(part not in self.choices for part in values):
+            return f"must be {self.wants}"
+        if self.arg.check and not self.arg.check.accepts(value):
+            return f"must be {self.wants}"
+        return None
+
+    def asks_for_automatic(self, value: Any) -> bool:
+        """Whether the value is the word "auto", which leaves the choice to the layers below."""
+        return bool(value == AUTO and AUTO in self.choices)
+
+    def show(self, value: Any) -> str:
+        """The value as a user would write it; a secret one is hidden."""
+        if value is None:
+            return "unset"
+        if self.arg.secret:
+            return HIDDEN
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return ",".join(str(part) for part in value) if self.kind.many else str(value)
+
+
+def read_group(name: str, declaration: type) -> tuple[Argument, ...]:
+    """The arguments that a frozen group dataclass declares; TypeError names a field that is not well declared."""
+    hints = get_type_hints(declaration, include_extras=True)
+    return tuple(_read_field(name, field, hints[field.name]) for field in dataclasses.fields(declaration))
+
+
+def _read_field(group: str, field: dataclasses.Field[Any], hint: Any) -> Argument:
+    if get_origin(hint) is not Annotated or not isinstance(get_args(hint)[1], Arg):
+        raise TypeError(f"{group}.{field.name} is not declared as Annotated[type, Arg(...)]")
+    if field.default is dataclasses.MISSING:
+        raise TypeError(f"{group}.{field.name} has no default")
+    base, arg = get_args(hint)[:2]
+    argument = Argument(field.name, group, kind_of(base), field.default, arg)
+    against = argument.against(field.default)
+    if against is not None:
+        raise TypeError(f"{group}.{field.name}: its own default {against}")
+    return argument
+
+
+def read_groups(groups: Mapping[str, type]) -> Mapping[str, Argument]:
+    """All arguments by name, in order of declaration; a name or alias used twice is a TypeError."""
+    found: dict[str, Argument] = {}
+    taken: dict[str, str] = {}
+    for group, declaration in groups.items():
+        for argument in read_group(group, declaration):
+            for name in argument.names:
+                if name in taken:
+                    raise TypeError(f"{group}.{argument.name}: the name {name} belongs to {taken[name]}")
+                taken[name] = f"{group}.{argument.name}"
+            found[argument.name] = argument
+    return MappingProxyType(found)
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The name most like `word`, if any is like it at all."""
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)
+    return close[0] if close else None

@@ -1,0 +1,100 @@
+"""Reading a YAML file of arguments (`--config FILE`): a flat mapping from argument names to values.
+
+Nothing is guessed: a key that is unknown or said twice, a value of the wrong type, is refused with its line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from srv.args.cli import SOURCE, bad_value
+from srv.args.config import all_names, find_argument
+from srv.args.spec import nearest
+from srv.args.statement import Origin, UserStatement
+from srv.errors import Rejected
+
+LONGEST_FILE = 2**20  # bytes; a file of arguments has a few hundred
+
+
+def read_file(path: Path) -> tuple[list[UserStatement], list[Rejected]]:
+    """What a file says, and what of it cannot be read. A file that cannot be opened is one refusal."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LONGEST_FILE + 1)
+        if len(raw) > LONGEST_FILE:
+            return [], [_bad_file(path, f"it is longer than {LONGEST_FILE} bytes")]
+        text = raw.decode("utf-8")
+    except OSError as error:
+        return [], [_bad_file(path, f"it cannot be read: {error.strerror or error}")]
+    except ValueError as error:  # not UTF-8, or a path that no file can have
+        return [], [_bad_file(path, f"it cannot be read: {error}")]
+    return read_text(text, path)
+
+
+def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejected]]:
+    """As `read_file`, of a text; `path` is what errors call it."""
+    loader: yaml.SafeLoader | None = None
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return [], []
+        if not isinstance(root, yaml.MappingNode):
+            return [], [_bad_file(path, "it holds no mapping from argument names to values")]
+        return _read_mapping(loader, root, path)
+    except yaml.YAMLError as error:
+        return [], [_bad_file(path, "it is no valid YAML: " + " ".join(str(error).split()))]
+    except RecursionError:
+        return [], [_bad_file(path, "it is nested too deeply")]
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _read_mapping(
+    loader: yaml.SafeLoader, root: yaml.MappingNode, path: Path
+) -> tuple[list[UserStatement], list[Rejected]]:
+    statements: list[UserStatement] = []
+    rejections: list[Rejected] = []
+    lines: dict[str, int] = {}
+    for key_node, value_node in root.value:
+        line = key_node.start_mark.line + 1
+        source = f"config file {path} line {line}"
+        read = _read_entry(loader, key_node, value_node, source)
+        if isinstance(read, UserStatement) and read.argument in lines:
+            reason = f"line {lines[read.argument]} says it already"
+            read = Rejected("duplicate_key", read.argument, None, source, reason, "Keep one of the two.")
+        if isinstance(read, Rejected):
+            rejections.append(read)
+        else:
+            lines[read.argument] = line
+            statements.append(read)
+    return statements, rejections
+
+
+def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source: str) -> UserStatement | Rejected:
+    key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is no text"
+    argument = find_argument(key)
+    if argument is None or key.startswith("-"):
+        near = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
+        remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
+        return Rejected("unknown_key", key, None, source, "there is no such argument", remedy)
+    try:
+        value = loader.construct_object(value_node, deep=True)
+    except (ValueError, OverflowError) as error:
+        return bad_value(argument, value_node.value, source, f"YAML cannot read it: {error}")
+    if value is None:
+        return Rejected(
+            "bad_value", argument.name, "null", source, "it is null", "Leave the key out to leave it unset."
+        )
+    try:
+        return UserStatement(argument.name, argument.kind.read(value), Origin.CONFIG_FILE, source)
+    except ValueError as error:
+        return bad_value(argument, value, source, f"it {error}")
+
+
+def _bad_file(path: Path, reason: str) -> Rejected:
+    return Rejected("bad_config_file", "config", str(path), SOURCE, reason, "Give a YAML file of arguments by name.")

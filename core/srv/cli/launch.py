@@ -1,0 +1,215 @@
+"""`srv launch`: choose the platform, resolve the arguments, start the engine, serve HTTP until told to stop.
+
+    user input ──► platform ──► model facts ──► resolve ──► port ──► engine process ──► HTTP
+                      every refusal happens before weights are read; exit status 2
+
+The module wires parts together and owns none of their concerns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from srv.errors import Refusal, Rejected
+
+if TYPE_CHECKING:
+    from srv.args.config import Config
+    from srv.cli.survey import Situation
+    from srv.engine.spec import EngineSpec
+    from srv.engine.supervisor import EngineProcess
+    from srv.io.messages import Ready
+    from srv.server.settings import ServerSettings
+    from srv.server.text import TextProcessor
+
+logger = logging.getLogger("srv.launch")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from srv.args.cli import add_arguments
+
+    parser = subparsers.add_parser("launch", help="serve a model", description="Serve a model over HTTP.")
+    add_arguments(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    from srv.cli.survey import survey
+
+    situation = survey(namespace, os.environ)
+    config = situation.resolved.config
+    logging.basicConfig(
+        level=config.server.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", stream=sys.stderr
+    )
+    _log_stories(situation)
+    listener = _listen(config)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(situation, listener))
+    finally:
+        listener.close()
+
+
+def _log_stories(situation: Situation) -> None:
+    logger.info("platform %s: %s", situation.platform, situation.why)
+    for note in situation.notes:
+        logger.warning("%s", note)
+    for story in situation.resolved.stories.values():
+        logger.debug("%s", story)
+    for choice in situation.resolved.backends.values():
+        logger.info("%s", choice)
+
+
+def _listen(config: Config) -> socket.socket:
+    """Take the port before anything slow is started."""
+    host, port = config.server.host, config.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = f"{host}:{port} cannot be listened on: {error.strerror or error}"
+        remedy = "Stop what uses it, or choose another with --port (or --host)."
+        raise Refusal([Rejected("port_unavailable", "port", str(port), "srv launch", reason, remedy)]) from error
+    return listener
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on this operating system; asyncio's own loop serves as well
+        return None
+    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return make
+
+
+async def _serve(situation: Situation, listener: socket.socket) -> int:
+    """Start the engine, load the tokenizer beside it, serve; the engine never outlives this function."""
+    from srv.engine.supervisor import EngineProcess, EngineStartError
+    from srv.server.tokenizer import load_text_processor
+
+    config = situation.resolved.config
+    engine = EngineProcess()
+    try:
+        engine.start(lambda to, back: engine_spec(situation, to, back), _environment(situation))
+        text = await asyncio.to_thread(
+            load_text_processor, situation.model, _text(config.model.tokenizer_path), _text(config.model.chat_template)
+        )
+        ready = await engine.ready(config.server.engine_start_timeout_seconds)
+        logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
+        await _serve_http(config, engine, _settings(situation, ready, text.vocab_size), text, listener)
+    except EngineStartError as error:
+        for line in error.lines:
+            print(f"srv launch: {line}", file=sys.stderr)
+        return error.status
+    finally:
+        engine.close()
+    return 0
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)
+
+
+def _environment(situation: Situation) -> dict[str, str]:
+    """What the worker process needs in its environment, by the platform's word."""
+    return dict(situation.manifest.worker_env(situation.device, 0))
+
+
+def engine_spec(situation: Situation, to_engine: str, from_engine: str) -> EngineSpec:
+    """What the engine process is told, from what was surveyed and the two sockets' addresses."""
+    from srv.engine.spec import EngineSpec
+
+    resolved = situation.resolved
+    backends = {slot: (choice.spec.name, choice.spec.target) for slot, choice in resolved.backends.items()}
+    reserved = resolved.quantities["reserved_memory"].total if "reserved_memory" in resolved.quantities else 0.0
+    return EngineSpec(
+        platform=situation.platform,
+        device=situation.device,
+        model=situation.model,
+        config=resolved.config.to_json(),
+        backends=backends,
+        kv_order=resolved.backends["prefill_attention_backend"].spec.kv_order,
+        reserved_bytes=reserved,
+        options={name: resolved.config.get(name) for name in situation.manifest.options},
+        to_engine=to_engine,
+        from_engine=from_engine,
+        log_level=resolved.config.server.log_level,
+    )
+
+
+def _settings(situation: Situation, ready: Ready, vocab_size: int) -> ServerSettings:
+    from srv import __version__
+    from srv.server.settings import ServerSettings
+
+    config, model = situation.resolved.config, situation.model
+    return ServerSettings(
+        model_name=config.model.served_model_name or model.name,
+        context_length=config.model.context_length or model.context_length,
+        max_request_tokens=ready.max_request_tokens,
+        vocab_size=min(vocab_size, model.vocab_size),
+        api_key=config.server.api_key,
+        max_request_bytes=config.server.max_request_bytes,
+        max_stop_strings=config.server.max_stop_strings,
+        created=int(time.time()),
+        model_info={
+            "model_path": model.path,
+            "architecture": model.architecture,
+            "format": model.format,
+            "quantization": model.quantization,
+            "parameters": model.parameters,
+            "context_length": model.context_length,
+            "vocab_size": model.vocab_size,
+            "end_tokens": list(model.end_tokens),
+        },
+        server_info={
+            "version": __version__,
+            "platform": situation.platform,
+            "device": asdict(situation.device),
+            "chosen_because": situation.why,
+            "arguments": situation.resolved.describe(),
+            "backends": {slot: str(choice) for slot, choice in situation.resolved.backends.items()},
+            "quantities": {name: str(quantity) for name, quantity in situation.resolved.quantities.items()},
+            "budget": dict(ready.budget),
+            "pages": ready.pages,
+            "page_size": ready.page_size,
+            "load_seconds": round(ready.load_seconds, 3),
+        },
+    )
+
+
+async def _serve_http(
+    config: Config, engine: EngineProcess, settings: ServerSettings, text: TextProcessor, listener: socket.socket
+) -> None:
+    import uvicorn
+
+    from srv.server.app import create_app
+    from srv.server.client import EngineClient
+    from srv.server.graceful import GracefulServer
+
+    client = EngineClient(engine)
+    app = create_app(settings, client, text)
+    server = GracefulServer(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5),
+        app.state.lifecycle,
+        config.server.graceful_shutdown_seconds,
+    )
+    receiving = asyncio.create_task(client.run())
+    try:
+        logger.info("serving %s on http://%s:%d", settings.model_name, config.server.host, config.server.port)
+        await server.serve(sockets=[listener])
+    finally:
+        receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await receiving

@@ -1,0 +1,257 @@
+"""`srv plan`: what a launch would come to, on hardware that need not be present. No weights, no torch.
+
+Prints every argument with its story, the chosen backends and why not the others, the quantities and the
+memory budget, or all refusals together (exit status 2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejected
+
+if TYPE_CHECKING:
+    from srv.args.statement import Resolved, UserInput
+    from srv.memory.budget import Budget
+    from srv.models.facts import ModelFacts
+    from srv.platform.facts import BackendSpec, DeviceFacts
+    from srv.platform.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A platform with the device to plan for, why it is that one, and third parties' backends by family."""
+
+    manifest: Manifest
+    device: DeviceFacts
+    why: str
+    extra: Mapping[str, tuple[BackendSpec, ...]]
+
+    def backends(self, family: str) -> tuple[BackendSpec, ...]:
+        """All backends of a family."""
+        return (*self.manifest.facts.backends.get(family, ()), *self.extra.get(family, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a launch would come to. `model` is None if none was named and no demo model is there."""
+
+    target: Target
+    model: ModelFacts | None
+    resolved: Resolved
+    budget: Budget | None
+    notes: tuple[str, ...]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from srv.args.cli import add_arguments
+
+    parser = subparsers.add_parser(
+        "plan",
+        help="say what a launch would come to, on any hardware",
+        description="Resolve all arguments for a device that need not be present, and say why each value is what it is."
+        " --device NAME:PROFILE[,memory=64GiB][,count=8] describes a device.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_arguments(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Print the plan; refusals leave as `Refusal`, or as JSON on standard output with status 2."""
+    from srv.args.sources import gather
+
+    try:
+        planned = make_plan(gather(namespace, os.environ))
+    except Refusal as refusal:
+        if not namespace.json:
+            raise
+        print(json.dumps({"accepted": False, "refusals": [asdict(each) for each in refusal.rejections]}, indent=2))
+        return 2
+    for note in planned.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(json.dumps(to_dict(planned), indent=2) if namespace.json else to_text(planned))
+    return 0
+
+
+def make_plan(user: UserInput) -> Planned:
+    """Find device and model, resolve, estimate the budget. Refusal with everything that can be judged at once."""
+    from srv.memory.budget import estimate
+
+    faults: list[Rejected] = list(user.rejections)
+    target = model = None
+    try:
+        target = find_target(user.value("device"), _source(user, "device"))
+    except Refusal as refusal:
+        faults += refusal.rejections
+    except PlatformUnavailable as error:
+        who = _source(user, "device")
+        faults.append(Rejected(error.code, "device", user.value("device"), who, error.reason, error.remedy))
+    try:
+        model = _find_model(user)
+    except ModelError as error:
+        who = _source(user, "model_path")
+        faults.append(Rejected(error.code, "model_path", user.value("model_path"), who, error.reason, error.remedy))
+    try:  # even without a device or a model, so that their faults are told beside all others
+        resolved = resolve_for(user, target, model)
+    except Refusal as refusal:
+        raise Refusal(list(dict.fromkeys([*faults, *refusal.rejections]))) from refusal
+    if faults or target is None:
+        raise Refusal(faults)
+    budget = estimate(resolved.config, model, target.device, reserved_bytes(resolved)) if model else None
+    return Planned(target, model, resolved, budget, user.notes)
+
+
+def resolve_for(user: UserInput, target: Target | None, model: ModelFacts | None) -> Resolved:
+    """Resolve for a target, or for no platform at all."""
+    from srv.args.resolve import resolve
+
+    if target is None:
+        return resolve(user, model=model)
+    return resolve(
+        user,
+        manifest=target.manifest,
+        device=target.device,
+        model=model,
+        backends=target.extra,
+        chosen_because=target.why,
+    )
+
+
+def reserved_bytes(resolved: Resolved) -> int:
+    """Bytes that the resolved quantities keep free of weights and KV pool."""
+    from srv.args.defaults import RESERVED_MEMORY
+
+    quantity = resolved.quantities.get(RESERVED_MEMORY)
+    return int(quantity.total) if quantity else 0
+
+
+def find_target(text: str | None, who: str = "command line") -> Target:
+    """The device that a text describes; the machine's own where it says no profile and the platform is available.
+
+    Refusal, or PlatformUnavailable if the platform is unknown (or none is available, where `text` is None).
+    """
+    from srv.platform.choose import choose, device_for_plan, parse_device
+    from srv.platform.facts import FAMILIES
+    from srv.platform.registry import find_backends, find_platforms
+
+    found = find_platforms()
+    if text is None:
+        chosen = choose(None, found)
+        manifest, device, why = chosen.found.loaded, chosen.device, chosen.why
+    else:
+        request = parse_device(text, who)
+        device = device_for_plan(request, found) if _is_described(text) else _own_or_only(text, who)
+        manifest, why = found[request.name].loaded, f"set by {who}"
+    extra = {family: find_backends(manifest.name, family) for family in FAMILIES}
+    return Target(manifest, device, why, extra)
+
+
+def _is_described(text: str) -> bool:
+    return ":" in text or "," in text
+
+
+def _own_or_only(text: str, who: str) -> DeviceFacts:
+    """A bare name: this machine's device if there is one, else the platform's only profile."""
+    from srv.platform.choose import choose, device_for_plan, parse_device
+    from srv.platform.registry import find_platforms
+
+    found = find_platforms()
+    try:
+        return choose(text, found, who=who).device
+    except PlatformUnavailable:
+        return device_for_plan(parse_device(text, who), found)
+
+
+def _find_model(user: UserInput) -> ModelFacts | None:
+    from srv.models.locate import locate
+    from srv.models.read import read_facts
+
+    path = user.value("model_path")
+    try:
+        return read_facts(locate(path, user.value("revision")))
+    except ModelError:
+        if path is None:
+            return None  # no demo model: what depends on the model stays open
+        raise
+
+
+def _source(user: UserInput, argument: str) -> str:
+    said = [each for each in user.statements if each.argument == argument]
+    return max(said, key=lambda each: each.origin).source if said else "automatic choice"
+
+
+def to_text(planned: Planned) -> str:
+    """The whole plan for a reader."""
+    from srv.args.config import ARGUMENTS
+    from srv.args.statement import amount_text
+
+    device, resolved = planned.target.device, planned.resolved
+    name = f"{planned.target.manifest.name}:{device.variant}"
+    memory = amount_text(device.memory_bytes, "bytes")
+    lines = [f"device  {name}, {device.count} x {memory}{', ' + device.name if device.name else ''}"]
+    lines.append(f"model   {_model_line(planned.model)}")
+    group = None
+    for argument in ARGUMENTS.values():
+        if argument.group != group:
+            group = argument.group
+            lines += ["", f"[{group}]"]
+        lines.append(str(resolved.stories[argument.name]))
+    lines += ["", "[backends]", *(str(choice) for choice in resolved.backends.values())]
+    lines += ["", "[quantities]", *(str(quantity) for quantity in resolved.quantities.values())]
+    lines += ["", "[memory budget]"]
+    if planned.budget is None:
+        lines.append("open: it needs a model (--model-path)")
+    else:
+        lines += [f"{quantity}: {sentence}" for quantity, sentence in planned.budget.story]
+    return "\n".join(lines)
+
+
+def _model_line(model: ModelFacts | None) -> str:
+    if model is None:
+        return "none: what depends on the model stays open (name one with --model-path)"
+    quantized = f", {model.quantization}" if model.quantization else ""
+    return f"{model.name}, {model.architecture}, {model.parameters / 1e6:.0f} M parameters{quantized}"
+
+
+def to_dict(planned: Planned) -> dict[str, Any]:
+    """The whole plan as JSON can hold it."""
+    resolved, budget = planned.resolved, planned.budget
+    return {
+        "accepted": True,
+        "platform": planned.target.manifest.name,
+        "device": asdict(planned.target.device),
+        "model": planned.model.name if planned.model else None,
+        "arguments": resolved.describe(),
+        "backends": {
+            slot: {
+                "name": choice.spec.name,
+                "because": choice.why,
+                "against": {name: list(reasons) for name, reasons in choice.against},
+            }
+            for slot, choice in resolved.backends.items()
+        },
+        "quantities": {
+            quantity.name: {
+                "total": quantity.total,
+                "unit": quantity.unit,
+                "parts": [asdict(part) for part in quantity.parts],
+            }
+            for quantity in resolved.quantities.values()
+        },
+        "budget": None
+        if budget is None
+        else {
+            "pages": list(budget.pages),
+            "page_size": budget.page_size,
+            "max_request_tokens": budget.max_request_tokens,
+            "story": [list(line) for line in budget.story],
+        },
+        "notes": list(planned.notes),
+    }

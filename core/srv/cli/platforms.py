@@ -1,0 +1,125 @@
+"""`srv platforms`: every platform that is installed, and what it finds on this machine.
+
+Only shows; whatever a plugin does wrong is a row of the table. Exit status 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from srv.platform.facts import DeviceFacts
+from srv.platform.manifest import ProbeResult
+from srv.platform.probe import DEFAULT_TIMEOUT_S, probe_all
+from srv.platform.registry import Found, find_platforms
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand to the command line."""
+    parser = subparsers.add_parser(
+        "platforms",
+        help="list installed platforms and what they find here",
+        description="Every platform that is installed: where it comes from, and what it finds on this machine.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long a probe may take (default: %(default)g)",
+    )
+    parser.set_defaults(handler=run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Probe everything at once and print it."""
+    found = find_platforms()
+    results = probe_all(found, namespace.timeout)
+    console = Console()
+    if namespace.json:
+        rows = [record(found[name], results[name]) for name in found]
+        console.out(json.dumps(rows, indent=2), highlight=False)
+    else:
+        console.print(table(found, results))
+        console.print(remarks(results))
+    return 0
+
+
+def record(found: Found, result: ProbeResult) -> dict[str, Any]:
+    """One platform as JSON."""
+    return {
+        "platform": found.name,
+        "distribution": found.distribution,
+        "version": found.version,
+        "simulated": found.manifest is not None and found.manifest.simulated,
+        "priority": None if found.manifest is None else found.manifest.priority,
+        "available": result.available,
+        "code": result.code,
+        "reason": result.reason,
+        "remedy": result.remedy,
+        "device": None if result.device is None else _device(result.device),
+        "notes": list(result.notes),
+    }
+
+
+def table(found: Mapping[str, Found], results: Mapping[str, ProbeResult]) -> Table:
+    """One row a platform."""
+    grid = Table(title="Platforms", title_justify="left", header_style="bold")
+    for heading in ("platform", "from", "available", "variant", "devices"):
+        grid.add_column(heading, overflow="fold", no_wrap=heading == "platform")
+    for name, each in found.items():
+        grid.add_row(*_row(each, results[name]))
+    if not found:
+        grid.caption = "none is installed: `pip install srv` brings the built-in ones"
+    return grid
+
+
+def remarks(results: Mapping[str, ProbeResult]) -> Table:
+    """What keeps a platform from serving here and what to do about it, and what a probe noted."""
+    grid = Table.grid(padding=(0, 2))
+    for name, result in results.items():
+        lines = [Text(note, style="yellow") for note in result.notes]
+        if not result.available:
+            lines.insert(0, Text(result.reason).append(f"\n{result.remedy}", style="dim"))
+        for line in lines:
+            grid.add_row(Text(name, style="bold"), line)
+    return grid
+
+
+def _row(found: Found, result: ProbeResult) -> tuple[Text | str, ...]:
+    simulated = found.manifest is not None and found.manifest.simulated
+    name = Text(found.name, style="bold").append(" (simulated)" if simulated else "", style="magenta")
+    verdict = Text("yes", style="green") if result.available else Text(f"no: {result.code}", style="red")
+    device = result.device
+    if device is None:
+        return name, f"{found.distribution} {found.version}".strip(), verdict, "", ""
+    described = f"{device.count} x {device.name or device.variant}, {device.memory_bytes / 2**30:.1f} GiB"
+    return name, f"{found.distribution} {found.version}".strip(), verdict, device.variant, described
+
+
+def _device(device: DeviceFacts) -> dict[str, Any]:
+    return {
+        "variant": device.variant,
+        "name": device.name,
+        "count": device.count,
+        "memory_bytes": device.memory_bytes,
+        "versions": dict(device.versions),
+        "features": list(device.features),
+    }
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 600:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 600")
+    return seconds

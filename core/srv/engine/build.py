@@ -1,0 +1,191 @@
+"""From an `EngineSpec` to a working engine: platform, weights, measured budget, pool, scheduler, runner.
+
+Every failure leaves as a `SrvError` whose text an operator can act on. The order is the order in which
+things can fail cheaply: the platform first, the weights next, the pool last.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from srv.args.config import Config
+from srv.engine.executor import InProcessExecutor
+from srv.engine.progress import LoadProgress
+from srv.engine.spec import EngineSpec
+from srv.io.messages import Ready
+from srv.memory import budget
+from srv.memory.budget import Budget
+from srv.memory.layout import KVLayout
+from srv.models.base import CausalLM, torch_dtype
+from srv.models.build import build as build_model
+from srv.platform import registry
+from srv.platform.contract import create_platform
+from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers, Platform
+from srv.platform.manifest import EngineContext
+from srv.platform.ops import Ops
+from srv.runner.attention import SplitAttention
+from srv.runner.runner import Runner
+from srv.runner.slots import Slots
+from srv.sample.sampler import Sampler
+from srv.sample.state import SamplerState
+from srv.sched.limits import Limits
+from srv.sched.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+OVERLAP_DEPTH = 2  # one step computes while the next is planned and enqueued
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything the loop drives, and what it says when it is ready."""
+
+    scheduler: Scheduler
+    executor: InProcessExecutor
+    depth: int
+    ready: Ready
+
+
+def build(spec: EngineSpec) -> Engine:
+    started = time.monotonic()
+    config = Config.from_json(spec.config)
+    platform = _platform(spec)
+    device = platform.device(0)
+    ops = Ops(spec.platform, platform.ops)
+    model = _model(spec, config, platform, ops, device)
+    measured = _budget(spec, config, platform, device)
+    depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
+    limits = _limits(config, measured, depth)
+    kv = platform.kv_buffers(_layout(spec, config, measured), measured.pages[0])
+    runner = _runner(spec, config, platform, device, model, kv, measured)
+    end_tokens = frozenset(spec.model.end_tokens)
+    return Engine(
+        scheduler=Scheduler(limits, measured.pages, end_tokens),
+        executor=InProcessExecutor(runner),
+        depth=depth,
+        ready=_ready(spec, measured, device, time.monotonic() - started),
+    )
+
+
+def _platform(spec: EngineSpec) -> Platform:
+    found = registry.find_platforms()[spec.platform]
+    context = EngineContext(device=spec.device, rank=0, local_rank=0, options=spec.options)
+    platform = create_platform(found, context)
+    platform.init_worker(0)
+    return platform
+
+
+def _model(spec: EngineSpec, config: Config, platform: Platform, ops: Ops, device: torch.device) -> CausalLM:
+    with LoadProgress(spec.model.name) as progress:
+        model = build_model(
+            spec.model,
+            ops=ops,
+            device=device,
+            dtype=torch_dtype(config.model.dtype),
+            model_impl=config.model.model_impl,
+            load_format=config.model.load_format,
+            seed=config.model.random_seed,
+            progress=progress,
+        )
+    platform.post_load(model)
+    return model
+
+
+def _budget(spec: EngineSpec, config: Config, platform: Platform, device: torch.device) -> Budget:
+    memory = platform.memory(device)
+    return budget.compute(
+        config,
+        spec.model,
+        free_bytes=memory.free,
+        total_bytes=memory.total,
+        reserved_bytes=int(spec.reserved_bytes),
+    )
+
+
+def _layout(spec: EngineSpec, config: Config, measured: Budget) -> KVLayout:
+    """One cache group in this version; `srv.models.read` refuses models of several."""
+    (group,) = spec.model.cache_groups
+    return KVLayout(group, measured.page_size, budget.kv_dtype(config), spec.kv_order)
+
+
+def _limits(config: Config, measured: Budget, depth: int) -> Limits:
+    schedule = config.schedule
+    return Limits(
+        max_running_requests=schedule.max_running_requests,
+        max_queued_requests=schedule.max_queued_requests,
+        chunked_prefill_size=schedule.chunked_prefill_size,
+        max_prefill_tokens=schedule.max_prefill_tokens,
+        page_size=measured.page_size,
+        context_length=measured.max_request_tokens,
+        conservativeness=schedule.schedule_conservativeness,
+        policy=schedule.schedule_policy,
+        prefix_cache=not config.memory.disable_radix_cache,
+        depth=depth,
+    )
+
+
+def _runner(
+    spec: EngineSpec,
+    config: Config,
+    platform: Platform,
+    device: torch.device,
+    model: CausalLM,
+    kv: KVBuffers,
+    measured: Budget,
+) -> Runner:
+    slots = config.schedule.max_running_requests
+    context = BackendContext(
+        platform=platform,
+        device=device,
+        kv=kv,
+        max_rows=slots,
+        max_tokens=slots + max(config.schedule.chunked_prefill_size, config.schedule.max_prefill_tokens),
+    )
+    most_pages = -(-measured.max_request_tokens // measured.page_size)
+    state = SamplerState(slots, spec.model.vocab_size, device)
+    return Runner(
+        model=model,
+        attention=_attention(spec, context),
+        sampler=Sampler(_backend(spec, "sampling_backend", context), state),
+        slots=Slots(slots, [most_pages for _ in measured.pages], device),
+        platform=platform,
+        device=device,
+        end_tokens=frozenset(spec.model.end_tokens),
+    )
+
+
+def _attention(spec: EngineSpec, context: BackendContext) -> AttentionBackend:
+    prefill = spec.backends["prefill_attention_backend"]
+    decode = spec.backends["decode_attention_backend"]
+    backend: AttentionBackend = _backend(spec, "prefill_attention_backend", context)
+    if prefill == decode:
+        return backend
+    return SplitAttention(extend=backend, decode=_backend(spec, "decode_attention_backend", context))
+
+
+def _backend(spec: EngineSpec, slot: str, context: BackendContext) -> Any:
+    """The chosen backend of a slot, imported only now and built from the context."""
+    name, target = spec.backends[slot]
+    logger.info("%s is %s (%s)", slot, name, target)
+    return pkgutil.resolve_name(target)(context)
+
+
+def _ready(spec: EngineSpec, measured: Budget, device: torch.device, seconds: float) -> Ready:
+    for quantity, sentence in measured.story:
+        logger.info("%s: %s", quantity, sentence)
+    return Ready(
+        platform=spec.platform,
+        device=str(device),
+        model=spec.model.name,
+        pages=list(measured.pages),
+        page_size=measured.page_size,
+        max_request_tokens=measured.max_request_tokens,
+        budget=list(measured.story),
+        load_seconds=seconds,
+    )

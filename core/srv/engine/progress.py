@@ -1,0 +1,46 @@
+"""The progress bar of loading weights: on a terminal a bar, in a log file one line at the end."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+logger = logging.getLogger(__name__)
+
+
+class LoadProgress:
+    """A context; calling it with (total bytes, bytes done, name of the part) moves the bar."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._total = 0
+        self._bar = Progress(
+            TextColumn("loading {task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=False,
+            disable=not Console(stderr=True).is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> LoadProgress:
+        self._bar.start()
+        return self
+
+    def __call__(self, total_bytes: int, done_bytes: int, name: str) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task(self._model, total=total_bytes)
+        self._total = total_bytes
+        self._bar.update(self._task, total=total_bytes, completed=done_bytes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if error is None:
+            logger.info("loaded %s, %.1f MiB of weights", self._model, self._total / 2**20)

@@ -1,0 +1,167 @@
+"""Channels between the API process and the engine process: ZeroMQ over `ipc://`, and an in-process one.
+
+A channel carries `srv.io.messages`, encoded as MessagePack, in order, both ways. The directory of the two
+sockets is private to the user (mode 0700), so nobody else on the machine can speak to the engine.
+The module must not know what messages mean.
+
+    API process                               engine process
+    ApiChannel    PUSH ──► to_engine.sock ──► PULL    EngineChannel
+                  PULL ◄── from_engine.sock ◄─ PUSH
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from srv.io.messages import FromEngine, ToEngine
+
+_LINGER_MS = 2000
+
+
+class EngineSide(Protocol):
+    """What the engine loop needs of a channel."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        """Every message that is there; waits up to `timeout_s` for the first (0: does not wait)."""
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class SocketDirectory:
+    """A private directory for the sockets of one server; `close` removes it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="srv-"))
+
+    @property
+    def to_engine(self) -> str:
+        return f"ipc://{self.path}/to_engine.sock"
+
+    @property
+    def from_engine(self) -> str:
+        return f"ipc://{self.path}/from_engine.sock"
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class ApiChannel:
+    """The API process's end. Binds, so that it stands before the engine process is started."""
+
+    def __init__(self, directory: SocketDirectory) -> None:
+        self._context = zmq.asyncio.Context()
+        self._out = self._context.socket(zmq.PUSH)
+        self._in = self._context.socket(zmq.PULL)
+        for socket in (self._out, self._in):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._out.bind(directory.to_engine)
+        self._in.bind(directory.from_engine)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    async def send(self, message: ToEngine) -> None:
+        await self._out.send(self._encoder.encode(message))
+
+    async def receive(self) -> FromEngine:
+        message: FromEngine = self._decoder.decode(await self._in.recv())
+        return message
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class EngineChannel:
+    """The engine process's end."""
+
+    def __init__(self, to_engine: str, from_engine: str) -> None:
+        self._context = zmq.Context()
+        self._in = self._context.socket(zmq.PULL)
+        self._out = self._context.socket(zmq.PUSH)
+        for socket in (self._out, self._in):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._in.connect(to_engine)
+        self._out.connect(from_engine)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        if not self._in.poll(int(timeout_s * 1000)):
+            return []
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._in.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._out.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        self._out.close()
+        self._in.close()
+        self._context.term()
+
+
+class InProcessChannel:
+    """Both ends in one process, for tests: the engine in a thread, the API side in an event loop.
+
+    Messages still pass through the encoder, so that what cannot travel fails here too.
+    """
+
+    def __init__(self) -> None:
+        self._to_engine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._from_engine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._to_decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._from_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        try:
+            messages.append(self._to_decoder.decode(self._to_engine.get(timeout_s > 0, timeout_s or None)))
+            while True:
+                messages.append(self._to_decoder.decode(self._to_engine.get_nowait()))
+        except queue.Empty:
+            return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._from_engine.put(self._encoder.encode(message))
+
+    def put(self, message: ToEngine) -> None:
+        """The API side's send, from synchronous code."""
+        self._to_engine.put(self._encoder.encode(message))
+
+    def take(self, timeout_s: float) -> FromEngine:
+        """The API side's receive, from synchronous code; `queue.Empty` when nothing came in time."""
+        encoded = self._from_engine.get(timeout_s > 0, timeout_s or None)
+        message: FromEngine = self._from_decoder.decode(encoded)
+        return message
+
+
+class AsyncEnd:
+    """The API end of an `InProcessChannel`, for an event loop."""
+
+    def __init__(self, channel: InProcessChannel) -> None:
+        self._channel = channel
+
+    async def send(self, message: ToEngine) -> None:
+        self._channel.put(message)
+
+    async def receive(self) -> FromEngine:
+        while True:
+            try:
+                return self._channel.take(0)
+            except queue.Empty:
+                await asyncio.sleep(0.001)

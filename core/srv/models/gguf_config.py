@@ -1,0 +1,224 @@
+"""From GGUF metadata to the fields of a Hugging Face configuration, and to model facts. Torch-free.
+
+Owns the correspondence of names for the architectures that have native layers, and the refusal of what the
+metadata may ask for beyond them. Must not read weights, but for the tiny table of RoPE divisors.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from srv.errors import ModelError
+from srv.models.facts import CacheGroup, ModelFacts
+from srv.models.gguf_header import GGUFHeader, read_header
+from srv.models.limits import MAX_LAYERS, MAX_SIZE
+from srv.models.rope_config import usable_context
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+DIVISORS = "rope_freqs.weight"
+PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TOKENS = "tokenizer.ggml.tokens"
+# A chat model whose file declares only the end of text still ends its turns with one of these (llama.cpp
+# finds them by text as well).
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+# Metadata that changes the computation in a way the native layers do not know; zero or absent is fine.
+FOREIGN = (
+    "expert_count",
+    "attention.scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "attention.temperature_scale",
+)
+ANOTHER = "Use a GGUF file of a Llama, Qwen2 or Qwen3 model, or the Hugging Face folder of this one"
+
+
+def read_gguf(path: Path) -> ModelFacts:
+    """Facts of a GGUF file. Raises ModelError as `read_header` does, and unknown_architecture, unsupported_config."""
+    header = read_header(path, want_arrays=(TOKENS,))
+    meta = _Metadata(header)
+    try:
+        return _facts(meta, _config(meta))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise meta.refuse(f"its metadata holds a value that makes no sense ({error})") from error
+
+
+def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
+    header, path = meta.header, meta.header.path
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    quantization, dtype = _types(header)
+    return ModelFacts(
+        name=path.stem,
+        path=str(path.absolute()),
+        format="gguf",
+        architecture=config["architectures"][0],
+        config=config,
+        dtype=dtype,
+        quantization=quantization,
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=usable_context(config, config["max_position_embeddings"]),
+        parameters=sum(math.prod(t.shape) for t in header.tensors.values() if t.name != DIVISORS),
+        weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
+        cache_groups=(CacheGroup("full", tuple(range(layers)), kv_heads, head_dim, head_dim),),
+        end_tokens=_end_tokens(meta),
+        bos_token=meta.token("bos"),
+        files=(str(path.absolute()),),
+    )
+
+
+class _Metadata:
+    """Reads metadata with checks; keys of the architecture are given without its prefix."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self.header, self.path = header, str(header.path)
+        self.prefix = header.metadata.get("general.architecture")
+        if self.prefix not in ARCHITECTURES:
+            reason = f"its architecture is {self.prefix!r}; srv serves GGUF files of {', '.join(ARCHITECTURES)}"
+            raise ModelError("unknown_architecture", self.path, reason, ANOTHER)
+
+    def get(self, key: str) -> Any:
+        return self.header.metadata.get(f"{self.prefix}.{key}")
+
+    def count(self, key: str, otherwise: int | None = None, limit: int = MAX_SIZE) -> int:
+        """A positive integer of the architecture, no larger than any real model's."""
+        if f"{self.prefix}.{key}" in self.header.skipped:
+            raise self.refuse(f"metadata {self.prefix}.{key} differs between layers")
+        value = self.get(key)
+        value = otherwise if value is None else value
+        if not isinstance(value, int) or not 0 < value <= limit:
+            reason = f"metadata {self.prefix}.{key} is {value!r}, not an integer from 1 to {limit}"
+            raise ModelError("damaged", self.path, reason, ANOTHER)
+        return value
+
+    def token(self, kind: str) -> int | None:
+        value = self.header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        return value if isinstance(value, int) else None
+
+    def refuse(self, reason: str) -> ModelError:
+        return ModelError("unsupported_config", self.path, reason, ANOTHER)
+
+
+def _config(meta: _Metadata) -> dict[str, Any]:
+    """The configuration that transformers' class of this architecture would have."""
+    _refuse_foreign(meta)
+    heads, hidden = meta.count("attention.head_count"), meta.count("embedding_length")
+    head_dim = meta.count("attention.key_length", hidden // heads)
+    if meta.count("attention.value_length", head_dim) != head_dim:
+        raise meta.refuse("its keys and values have heads of different sizes")
+    epsilon = meta.get("attention.layer_norm_rms_epsilon")
+    tensors = meta.header.tensors
+    embedding = tensors.get("token_embd.weight")
+    if epsilon is None or embedding is None or embedding.shape[-1] != hidden:
+        reason = f"it lacks the norm's epsilon, or an embedding (token_embd.weight) of width {hidden}"
+        raise ModelError("damaged", meta.path, reason, ANOTHER)
+    architecture = ARCHITECTURES[str(meta.prefix)]
+    return {
+        "architectures": [architecture],
+        "model_type": meta.prefix,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": meta.count("feed_forward_length"),
+        "num_hidden_layers": meta.count("block_count", limit=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": meta.count("context_length"),
+        "rms_norm_eps": float(epsilon),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": architecture != "Qwen2ForCausalLM" and "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "use_sliding_window": False,
+        "rope_parameters": _rope(meta, head_dim),
+        "bos_token_id": meta.token("bos"),
+        "eos_token_id": meta.token("eos"),
+        "pad_token_id": meta.token("padding"),
+    }
+
+
+def _refuse_foreign(meta: _Metadata) -> None:
+    metadata = meta.header.metadata
+    if metadata.get("split.count", 1) > 1:
+        parts = metadata["split.count"]
+        remedy = "Join the parts with llama.cpp's `llama-gguf-split --merge`"
+        raise ModelError("unsupported_format", meta.path, f"it is one of {parts} parts", remedy)
+    if metadata.get("general.type", "model") != "model":
+        raise meta.refuse(f"it holds a {metadata['general.type']}, not a whole model")
+    for key in FOREIGN:
+        if meta.get(key):
+            raise meta.refuse(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
+
+
+def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
+    """`rope_parameters` as transformers names them. Attention factor of YaRN as llama.cpp computes it."""
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
+    dim = meta.count("rope.dimension_count", head_dim)
+    if dim != head_dim and meta.prefix == "llama":
+        # The file's row order pairs dimensions over whole heads; which of them turn is then not determined.
+        raise meta.refuse(f"only {dim} of {head_dim} dimensions of its heads are rotated")
+    if dim != head_dim:
+        parameters["partial_rotary_factor"] = dim / head_dim
+    kind, factor = meta.get("rope.scaling.type"), meta.get("rope.scaling.factor") or meta.get("rope.scale_linear")
+    kind = kind or ("linear" if factor else "none")
+    if DIVISORS in meta.header.tensors:
+        parameters |= {"rope_type": "divisors", "divisors": _floats(meta.header, DIVISORS)}
+    elif kind in ("linear", "yarn") and factor:
+        parameters |= {"rope_type": kind, "factor": float(factor)}
+        if kind == "yarn":
+            parameters["original_max_position_embeddings"] = meta.count("rope.scaling.original_context_length")
+            scale = float(meta.get("rope.scaling.attn_factor") or 1.0)
+            parameters["attention_factor"] = scale * (0.1 * math.log(float(factor)) + 1.0)
+    elif kind != "none":
+        raise meta.refuse(f"RoPE scaling {kind!r} with factor {factor!r} is not implemented for GGUF files")
+    return parameters
+
+
+def _floats(header: GGUFHeader, name: str) -> list[float]:
+    """A small F32 tensor, read from the file."""
+    tensor = header.tensors[name]
+    if tensor.type.name != "F32" or tensor.size > 65536:
+        reason = f"tensor {name} has {tensor.size} bytes of type {tensor.type.name}"
+        raise ModelError("unsupported_config", str(header.path), reason, ANOTHER)
+    with header.path.open("rb") as file:
+        file.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
+
+
+def _types(header: GGUFHeader) -> tuple[str | None, str]:
+    """(quantization, dtype): the stored type that most of the model's numbers have."""
+    numbers: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        numbers[tensor.type.name] += math.prod(tensor.shape)
+    quantized = {tensor.type.name for tensor in header.tensors.values() if tensor.type.quantized}
+    if quantized:
+        return f"gguf:{max(quantized, key=lambda name: numbers[name])}", "float16"
+    most = max(numbers, key=lambda name: numbers[name]) if numbers else "F32"
+    return None, PLAIN_DTYPES.get(most, "float32")
+
+
+def _end_tokens(meta: _Metadata) -> tuple[int, ...]:
+    """Declared ends of text, of turn and of message; without a declared end of turn, one known by its text."""
+    declared = [meta.token("eos"), meta.token("eot"), meta.token("eom")]
+    if meta.token("eot") is None:
+        declared += _positions(meta.header.metadata, TURN_ENDS)
+    return tuple(dict.fromkeys(token for token in declared if token is not None))
+
+
+def _positions(metadata: Mapping[str, Any], texts: Iterable[str]) -> list[int]:
+    tokens = metadata.get(TOKENS, ())
+    return [tokens.index(text) for text in texts if text in tokens]

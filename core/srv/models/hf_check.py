@@ -1,0 +1,81 @@
+"""Before a model from transformers is served: does it compute the same on our attention as on its own?
+
+Owns one small experiment. A model fits if its logits do not depend on how its tokens are cut into chunks or
+which other tokens share the pass; architectures that mix tokens outside attention, or ignore the positions
+they are given, are found out here and nowhere else.
+
+    own attention:    tokens 0..7 in one pass
+    our attention:    pass 1: A 0..4        pass 2: A 5..7, B 0..7      (A and B the same tokens)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from srv.platform.interface import AttentionLayer
+
+LENGTH, FIRST = 8, 5
+Row = tuple[str, int, int]  # (sequence, first position, number of tokens)
+
+
+class DenseCache:
+    """A plain stand-in for the KV pool: keys and values of whole sequences, attention in float32."""
+
+    def __init__(self) -> None:
+        self.rows: Sequence[Row] = ()
+        self._seen: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [T, heads, D], k and v [T, kv_heads, D] -> [T, heads, D]."""
+        parts: list[Tensor] = []
+        at = 0
+        for sequence, _, count in self.rows:
+            keys, values = k[at : at + count], v[at : at + count]
+            if (layer.index, sequence) in self._seen:
+                old_keys, old_values = self._seen[layer.index, sequence]
+                keys, values = torch.cat((old_keys, keys)), torch.cat((old_values, values))
+            self._seen[layer.index, sequence] = keys, values
+            parts.append(dense_attention(layer, q[at : at + count], keys, values))
+            at += count
+        return torch.cat(parts)
+
+
+def dense_attention(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The last len(q) tokens of one sequence attend causally to all of it. Shapes as `attend`, one sequence."""
+    k, v = (part.float().repeat_interleave(layer.heads // layer.kv_heads, dim=1) for part in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None, :]
+    hidden = distance < 0
+    if layer.window is not None:
+        hidden |= distance >= layer.window
+    scores = scores.masked_fill(hidden.to(scores.device), float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+
+
+def largest_difference(
+    vocab_size: int,
+    device: torch.device,
+    own: Callable[[Tensor], Tensor],
+    ours: Callable[[Tensor, Tensor, DenseCache], Tensor],
+) -> float:
+    """How far the logits are apart, as a share of their size: |ours - own| / |own| over the whole experiment.
+
+    `own(tokens)` computes a whole sequence on the model's own attention, `ours(tokens, positions, cache)` one
+    pass on ours; both give logits [T, vocab].
+    """
+    tokens = (torch.arange(LENGTH) * 37 + 11).remainder(vocab_size).to(device)
+    positions = torch.arange(LENGTH, device=device)
+    wanted = own(tokens).float()
+    cache = DenseCache()
+    cache.rows = (("A", 0, FIRST),)
+    first = ours(tokens[:FIRST], positions[:FIRST], cache)
+    cache.rows = (("A", FIRST, LENGTH - FIRST), ("B", 0, LENGTH))
+    second = ours(torch.cat((tokens[FIRST:], tokens)), torch.cat((positions[FIRST:], positions)), cache)
+    got = torch.cat((first, second)).float()
+    difference = (got - torch.cat((wanted, wanted))).norm() / wanted.norm().clamp_min(1e-6)
+    return float(difference)

@@ -1,0 +1,18 @@
+"""Model facts of whatever `locate` found: a GGUF file or a Hugging Face folder. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from srv.models.facts import ModelFacts
+from srv.models.gguf_config import read_gguf
+from srv.models.hf_config import read_folder
+
+
+def read_facts(path: Path) -> ModelFacts:
+    """Facts of the model at `path`, from headers alone: no weight is read and no torch imported.
+
+    Raises ModelError with a stable code: not_found, truncated, damaged, unknown_architecture,
+    unsupported_config, unsupported_format or unsupported_quantization.
+    """
+    return read_folder(path) if path.is_dir() else read_gguf(path)

@@ -1,0 +1,311 @@
+"""The static half of the contract checks: is this manifest one that `srv` can work with?
+
+Runs when a plugin is loaded, without a device and without torch. Every failure is a PluginError that names
+the distribution, the member, the reason and the remedy. The live half is in `srv.platform.contract`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+import srv
+from srv.errors import PluginError
+from srv.platform import API_VERSION
+from srv.platform.capabilities import CAPABILITIES
+from srv.platform.facts import (
+    FAMILIES,
+    BackendSpec,
+    Constraint,
+    Contribution,
+    Default,
+    DeviceFacts,
+    PlatformFacts,
+)
+from srv.platform.manifest import Manifest
+
+Version = tuple[int, int]
+
+OLDEST_API: Version = (1, 0)
+"""The oldest contract version that still works. A new major version keeps its predecessor's last one."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Plugin:
+    """The plugin under examination; turns a fault into the error that names it."""
+
+    distribution: str
+    version: str
+
+    def require(self, holds: bool, member: str, reason: str, remedy: str) -> None:
+        if not holds:
+            raise PluginError(self.distribution, member, reason, remedy)
+
+    def require_type(self, value: object, kind: type | tuple[type, ...], member: str) -> None:
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join(each.__name__ for each in kinds)
+        fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+        self.require(fits, member, f"is {_shown(value)}, not of type {wanted}", f"Give a value of type {wanted}")
+
+    def require_text(self, value: object, member: str) -> None:
+        self.require_type(value, str, member)
+        self.require(bool(str(value).strip()), member, "is empty", "Write it for an operator who reads it")
+
+    def require_signature(self, function: object, member: str, *parameters: str) -> None:
+        """Callable with just these positional arguments; a callable that shows no signature is believed."""
+        wanted = f"({', '.join(parameters)})"
+        if not callable(function):
+            raise PluginError(
+                self.distribution, member, f"is {_shown(function)}, not callable", f"Give {wanted} -> ..."
+            )
+        try:
+            signature = inspect.signature(function)
+        except ValueError:
+            return
+        try:
+            signature.bind(*parameters)
+        except TypeError as error:
+            reason = f"has the signature {signature}"
+            raise PluginError(
+                self.distribution, member, reason, f"It must take {wanted} and need nothing else"
+            ) from error
+
+
+def check_manifest(
+    manifest: object,
+    distribution: str,
+    version: str,
+    name: str | None = None,
+    *,
+    api: Version = API_VERSION,
+    oldest: Version = OLDEST_API,
+    core: str = srv.__version__,
+) -> Manifest:
+    """The manifest itself, if it keeps the contract; PluginError if not.
+
+    `name` is the entry point's name. `api`, `oldest` and `core` are what this `srv` offers, passed so that
+    tests can look at other versions.
+    """
+    plugin = _Plugin(distribution, version)
+    if not isinstance(manifest, Manifest):
+        raise PluginError(
+            distribution,
+            "entry point",
+            f"gives {_shown(manifest)}, not a srv.platform.manifest.Manifest",
+            "Point it at the Manifest, as in `name = your_package.manifest:MANIFEST`",
+        )
+    _check_versions(plugin, manifest, api, oldest, core)
+    _check_known(plugin, manifest, Manifest, "Manifest")
+    _check_members(plugin, manifest, name)
+    _check_facts(plugin, manifest)
+    return manifest
+
+
+def check_known_names(given: Iterable[str], known: Iterable[str], distribution: str, owner: str) -> None:
+    """No public name beyond those of the contract: core would never call it, and its maker should know."""
+    known = set(known)
+    for name in sorted(set(given) - known):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise PluginError(
+            distribution,
+            f"{owner}.{name}",
+            f"is not a member of contract version {_dotted(API_VERSION)}",
+            f"{hint}Remove it, or begin its name with an underscore",
+        )
+
+
+def _check_known(plugin: _Plugin, value: object, contract: type, owner: str) -> None:
+    public = (name for name in dir(value) if not name.startswith("_"))
+    check_known_names(public, {field.name for field in _fields(contract)}, plugin.distribution, owner)
+
+
+def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: Version, core: str) -> None:
+    asked = manifest.api
+    pair = isinstance(asked, tuple) and len(asked) == 2 and all(type(part) is int for part in asked)
+    plugin.require(pair, "Manifest.api", f"is {_shown(asked)}", "Give (major, minor), such as api=(1, 0)")
+    plugin.require(
+        oldest <= asked <= api,
+        "Manifest.api",
+        f"{plugin.distribution} {plugin.version} was written for contract version {_dotted(asked)}, "
+        f"but this srv {core} speaks {_dotted(oldest)} to {_dotted(api)}",
+        f"Install a newer srv, or an older {plugin.distribution}"
+        if asked > api
+        else f"Install a newer {plugin.distribution}, or an older srv",
+    )
+    plugin.require_text(manifest.core, "Manifest.core")
+    try:
+        specifiers = SpecifierSet(manifest.core)
+    except InvalidSpecifier:
+        plugin.require(False, "Manifest.core", f"{manifest.core!r} is no version specifier", 'Write it as ">=0.1,<0.2"')
+        return
+    plugin.require(
+        specifiers.contains(core, prereleases=True),
+        "Manifest.core",
+        f"{plugin.distribution} {plugin.version} works with srv {manifest.core}, but this is srv {core}",
+        f"Install a version of {plugin.distribution} made for srv {core}, or srv {manifest.core}",
+    )
+
+
+def _check_members(plugin: _Plugin, manifest: Manifest, name: str | None) -> None:
+    plugin.require_type(manifest.name, str, "Manifest.name")
+    plugin.require(
+        _NAME.fullmatch(manifest.name) is not None,
+        "Manifest.name",
+        f"{manifest.name!r} is no platform name",
+        "Use lower-case letters, digits and underscores, beginning with a letter",
+    )
+    plugin.require(
+        name is None or manifest.name == name,
+        "Manifest.name",
+        f"is {manifest.name!r}, but the entry point that gives it is called {name!r}",
+        "Give both the same name, the one that --device takes",
+    )
+    _check_names(plugin, manifest.variants, "Manifest.variants")
+    plugin.require(bool(manifest.variants), "Manifest.variants", "is empty", "Name at least one device generation")
+    plugin.require_type(manifest.priority, int, "Manifest.priority")
+    plugin.require(manifest.priority >= 0, "Manifest.priority", f"is {manifest.priority}", "Give 0 or more")
+    plugin.require_text(manifest.summary, "Manifest.summary")
+    plugin.require_type(manifest.facts, PlatformFacts, "Manifest.facts")
+    plugin.require_type(manifest.simulated, bool, "Manifest.simulated")
+    _check_names(plugin, manifest.options, "Manifest.options")
+    plugin.require_signature(manifest.probe, "Manifest.probe", "context: ProbeContext")
+    plugin.require_signature(manifest.create, "Manifest.create", "context: EngineContext")
+    plugin.require_signature(manifest.worker_env, "Manifest.worker_env", "device: DeviceFacts", "rank: int")
+
+
+def _check_names(plugin: _Plugin, names: object, member: str) -> None:
+    fits = isinstance(names, tuple) and all(isinstance(name, str) and name for name in names)
+    plugin.require(fits, member, f"is {_shown(names)}", 'Give a tuple of names, such as ("one", "two")')
+
+
+def _check_facts(plugin: _Plugin, manifest: Manifest) -> None:
+    facts = manifest.facts
+    _check_known(plugin, facts, PlatformFacts, "PlatformFacts")
+    plugin.require_signature(facts.capabilities, "PlatformFacts.capabilities", "device: DeviceFacts")
+    _check_profiles(plugin, manifest)
+    _check_statements(plugin, facts.defaults, Default, "compute", "PlatformFacts.defaults")
+    _check_statements(plugin, facts.contributions, Contribution, "compute", "PlatformFacts.contributions")
+    _check_statements(plugin, facts.constraints, Constraint, "check", "PlatformFacts.constraints")
+    plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
+    for family, specs in facts.backends.items():
+        check_backends(family, specs, plugin.distribution)
+
+
+def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
+    member = "PlatformFacts.profiles"
+    profiles = manifest.facts.profiles
+    plugin.require_type(profiles, Mapping, member)
+    for variant in manifest.variants:
+        plugin.require(
+            variant in profiles and profiles[variant].variant == variant,
+            member,
+            f"has no profile {variant!r} of that variant",
+            "Give each variant a profile of its own name, so that `srv plan` can answer for it",
+        )
+    for name, device in profiles.items():
+        where = f"{member}[{name!r}]"
+        plugin.require_type(device, DeviceFacts, where)
+        plugin.require(
+            device.variant in manifest.variants,
+            where,
+            f"has the variant {device.variant!r}, which Manifest.variants does not name",
+            f"Use one of {', '.join(manifest.variants)}",
+        )
+        sized = device.memory_bytes > 0 and device.count > 0
+        plugin.require(sized, where, "describes no device", "Give memory_bytes and count above zero")
+        _check_capabilities(plugin, manifest.facts, name, device)
+
+
+def _check_capabilities(plugin: _Plugin, facts: PlatformFacts, profile: str, device: DeviceFacts) -> None:
+    member = f"PlatformFacts.capabilities({profile!r})"
+    try:
+        capabilities = facts.capabilities(device)
+    except Exception as error:
+        raise PluginError(
+            plugin.distribution, member, f"raised {_raised(error)}", "It must answer for every profile"
+        ) from error
+    plugin.require_type(capabilities, frozenset, member)
+    for word in sorted(capabilities - set(CAPABILITIES)):
+        close = difflib.get_close_matches(word, CAPABILITIES, n=1) or sorted(CAPABILITIES)
+        plugin.require(False, member, f"names the unknown capability {word!r}", f"Known: {', '.join(close)}")
+
+
+def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], function: str, member: str) -> None:
+    plugin.require_type(statements, tuple, member)
+    assert isinstance(statements, tuple)
+    for index, statement in enumerate(statements):
+        where = f"{member}[{index}]"
+        plugin.require_type(statement, kind, where)
+        for field in _fields(kind):
+            if field.name not in (function, "reads"):
+                plugin.require_text(getattr(statement, field.name), f"{where}.{field.name}")
+        _check_names(plugin, statement.reads, f"{where}.reads")
+        plugin.require_signature(getattr(statement, function), f"{where}.{function}", "seen: Seen")
+
+
+def check_backends(family: str, specs: object, distribution: str) -> tuple[BackendSpec, ...]:
+    """The backend specs of one family, checked: of a platform, or of a third party for that platform."""
+    plugin = _Plugin(distribution, "")
+    member = f"backends[{family!r}]"
+    plugin.require(family in FAMILIES, member, "is no backend family", f"Known families: {', '.join(FAMILIES)}")
+    plugin.require_type(specs, tuple, member)
+    assert isinstance(specs, tuple)
+    for index, spec in enumerate(specs):
+        plugin.require_type(spec, BackendSpec, f"{member}[{index}]")
+        _check_backend(plugin, family, spec)
+    _check_unique(plugin, member, specs)
+    return specs
+
+
+def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
+    where = f"backend {family} {spec.name}"
+    plugin.require_text(spec.name, f"{where}: name")
+    plugin.require_type(spec.priority, int, f"{where}: priority")
+    plugin.require_signature(spec.check, f"{where}: check", "seen: Seen")
+    plugin.require_type(spec.target, str, f"{where}: target")
+    well_formed = _TARGET.fullmatch(spec.target) is not None
+    plugin.require(well_formed, f"{where}: target", f"is {spec.target!r}", 'Write it as "package.module:Class"')
+    if family == "attention":
+        plugin.require_text(spec.kv_order, f"{where}: kv_order")
+
+
+def _check_unique(plugin: _Plugin, member: str, specs: tuple[BackendSpec, ...]) -> None:
+    by_name: dict[str, BackendSpec] = {}
+    by_priority: dict[int, BackendSpec] = {}
+    for spec in specs:
+        plugin.require(spec.name not in by_name, member, f"names {spec.name} twice", "Give each backend its own name")
+        rival = by_priority.get(spec.priority)
+        plugin.require(
+            rival is None,
+            member,
+            f"{rival.name if rival else ''} and {spec.name} have the same priority {spec.priority}",
+            "Automatic choice takes the highest priority that fits, so no two may be equal",
+        )
+        by_name[spec.name] = by_priority[spec.priority] = spec
+
+
+def _fields(kind: Callable[..., Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)  # type: ignore[arg-type]
+
+
+def _dotted(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _raised(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

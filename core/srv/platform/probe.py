@@ -1,0 +1,164 @@
+"""Asking plugins what they find on this machine, each in a child process of its own.
+
+A probe may load drivers, crash, hang or print; none of that reaches this process. Whatever happens, the
+answer is a `ProbeResult`. The child is `srv.platform.probe_child`; it answers with one line of JSON on a
+pipe made for that purpose, so that its standard output may say anything.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from srv.platform.manifest import ProbeResult
+from srv.platform.probe_child import Request
+from srv.platform.registry import Found
+
+DEFAULT_TIMEOUT_S = 15.0
+ANSWER_LIMIT = 1 << 20  # bytes; an honest answer has a few hundred
+STDERR_KEPT = 4096  # bytes of the end of a child's standard error, for the reason of a crash
+EXIT_GRACE_S = 1.0  # how long a child that closed its pipe may take to end, so that its status is known
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What a child said before it ended, was done, or ran out of time."""
+
+    answer: bytes
+    stderr: bytes
+    timed_out: bool
+
+
+def probe_all(found: Mapping[str, Found], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, ProbeResult]:
+    """Probe several platforms at once; the whole takes as long as the slowest, at most about `timeout_s`."""
+    if not found:
+        return {}
+    with ThreadPoolExecutor(max_workers=len(found), thread_name_prefix="probe") as pool:
+        results = pool.map(lambda each: probe(each, timeout_s), found.values())
+        return dict(zip(found, results, strict=True))
+
+
+def probe(found: Found, timeout_s: float = DEFAULT_TIMEOUT_S) -> ProbeResult:
+    """What one plugin finds here. Never raises for what the plugin does."""
+    if found.manifest is None:
+        error = found.error
+        reason = (
+            "it brings no manifest" if error is None else f"refused when it was loaded: {error.member}: {error.reason}"
+        )
+        return ProbeResult(False, reason, "" if error is None else error.remedy, "plugin_refused")
+    read_end, write_end = os.pipe()
+    try:
+        process = _start(write_end)
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    try:
+        _send(process, found, timeout_s)
+        heard = _listen(process, read_end, time.monotonic() + timeout_s)
+        status = None if heard.timed_out or heard.answer else _exit_status(process)
+    finally:
+        os.close(read_end)
+        _end(process)
+    return _result(found, heard, status, timeout_s)
+
+
+def _start(write_end: int) -> subprocess.Popen[bytes]:
+    # -P: the folder that `srv` was started in is no place to import from.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "srv.platform.probe_child", str(write_end)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(write_end,),
+        start_new_session=True,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+
+
+def _send(process: subprocess.Popen[bytes], found: Found, timeout_s: float) -> None:
+    assert process.stdin is not None
+    path = tuple(os.path.abspath(entry) for entry in sys.path)
+    request = Request(found.name, found.distribution, found.target, timeout_s, path)
+    with suppress(BrokenPipeError), process.stdin as stdin:  # a child that died at once is judged by its status
+        stdin.write(msgspec.json.encode(request))
+
+
+def _listen(process: subprocess.Popen[bytes], read_end: int, deadline: float) -> _Heard:
+    """Read the answer (up to its newline) and the end of standard error until either side is done."""
+    assert process.stderr is not None
+    answer, stderr = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(read_end, selectors.EVENT_READ, answer)
+        selector.register(process.stderr, selectors.EVENT_READ, stderr)
+        while True:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return _Heard(bytes(answer), bytes(stderr), timed_out=True)
+            for key, _ in ready:
+                chunk = os.read(key.fd, 65536)
+                key.data.extend(chunk)
+                del stderr[:-STDERR_KEPT]
+                if not chunk:
+                    selector.unregister(key.fileobj)
+            open_ends = {key.fd for key in selector.get_map().values()}
+            if b"\n" in answer or len(answer) > ANSWER_LIMIT or read_end not in open_ends:
+                return _Heard(bytes(answer), bytes(stderr), timed_out=False)
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """The status of a child that closed its pipe without an answer; None if it lives on."""
+    try:
+        return process.wait(EXIT_GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever it started. Its group bears its id, which lives on while any member does."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+def _result(found: Found, heard: _Heard, status: int | None, timeout_s: float) -> ProbeResult:
+    blame = f"Report this to the maker of {found.distribution}, or uninstall it"
+    if heard.timed_out:
+        return ProbeResult(
+            False,
+            f"its probe did not answer within {timeout_s:g} s",
+            f"Allow it more time with `srv platforms --timeout {4 * timeout_s:g}`; if it still hangs: {blame}",
+            "probe_timeout",
+        )
+    if not heard.answer:
+        return ProbeResult(False, f"its probe {_ending(status)}{_last_line(heard.stderr)}", blame, "probe_crashed")
+    try:
+        return msgspec.json.decode(heard.answer, type=ProbeResult)
+    except msgspec.DecodeError as error:
+        return ProbeResult(False, f"its probe's answer cannot be read: {error}", blame, "probe_garbage")
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "closed its pipe without an answer"
+    if status < 0:
+        return f"crashed with {signal.Signals(-status).name}"
+    return f"ended with status {status} without an answer"
+
+
+def _last_line(stderr: bytes) -> str:
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return f" ({lines[-1].strip()})" if lines else ""

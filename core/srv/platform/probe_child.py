@@ -1,0 +1,82 @@
+"""The child process of a probe: loads one manifest, asks its probe, answers with one line of JSON.
+
+Started by `srv.platform.probe`, as `python -m srv.platform.probe_child FD`, with the request on standard
+input. Light on purpose: it starts for every platform. Here, where nothing was imported before, is the
+place to see whether a manifest imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+import traceback
+
+import msgspec
+
+from srv.platform.import_wall import ImportWall
+from srv.platform.manifest import Manifest, ProbeContext, ProbeResult
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the child is told, as JSON on its standard input. `path` is its parent's import path."""
+
+    name: str
+    distribution: str
+    target: str
+    timeout_s: float
+    path: tuple[str, ...]
+
+
+def main() -> int:
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    sys.path.extend(entry for entry in request.path if entry not in sys.path)
+    line = msgspec.json.encode(answer(request)) + b"\n"
+    with os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(line)
+    return 0
+
+
+def answer(request: Request) -> ProbeResult:
+    """The plugin's own result, or one that says what is wrong with the plugin."""
+    blame = f"Report this to the maker of {request.distribution}, or uninstall it"
+    try:
+        with ImportWall() as wall:
+            manifest = pkgutil.resolve_name(request.target)
+        if wall.asked:
+            return ProbeResult(False, f"its manifest imports {wall.asked[0]}", blame, "manifest_impure")
+        result = manifest.probe(ProbeContext(timeout_s=request.timeout_s))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the answer
+        if wall.asked:
+            return ProbeResult(False, f"its manifest imports {wall.asked[0]}", blame, "manifest_impure")
+        return ProbeResult(False, f"its probe raised {_raised(error)}", blame, "probe_raised")
+    fault = _fault(manifest, result)
+    return result if fault is None else ProbeResult(False, f"its probe {fault}", blame, "probe_garbage")
+
+
+def _fault(manifest: Manifest, result: object) -> str | None:
+    """What is wrong with a result: its type, the types within, or that it does not say what it must."""
+    if not isinstance(result, ProbeResult):
+        return f"gave a {type(result).__name__}, not a ProbeResult"
+    try:
+        msgspec.convert(msgspec.to_builtins(result), ProbeResult)
+    except (msgspec.ValidationError, TypeError, NotImplementedError) as error:
+        return f"gave a result with a wrong type: {error}"
+    if not result.available:
+        return None if result.reason and result.remedy and result.code else "refused without reason, remedy and code"
+    device = result.device
+    if device is None or not device.variant or device.memory_bytes <= 0 or device.count <= 0:
+        return f"says that {manifest.name} is available but describes no device"
+    return None
+
+
+def _raised(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Finding plugins: entry points in, checked manifests out. Torch-free; knows no plugin by name.
+
+    srv.platforms              <platform> = package.manifest:MANIFEST
+    srv.backends.<family>      <platform>.<backend> = package.module:SPEC     (one more backend for a platform)
+
+One bad plugin never harms the others: its fault becomes its own entry's `error`. Entry points are read
+through `importlib.metadata`, which tells the distribution of each (docs/adr/0001-platform-contract.md).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+from srv.errors import PluginError
+from srv.platform.checks import check_backends, check_manifest
+from srv.platform.facts import FAMILIES, BackendSpec, Unfit
+from srv.platform.import_wall import ImportWall
+from srv.platform.manifest import Manifest
+from srv.platform.patches import PatchGuard
+
+PLATFORM_GROUP = "srv.platforms"
+BACKEND_GROUP = "srv.backends"
+
+_UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One name in the group `srv.platforms`: its checked manifest, or the error that refused it.
+
+    `target` is the entry point's "module:attribute", which the probe's child process loads again.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    manifest: Manifest | None
+    error: PluginError | None
+    target: str = ""
+
+    @property
+    def loaded(self) -> Manifest:
+        """The manifest, or the error that refused it, raised."""
+        if self.manifest is not None:
+            return self.manifest
+        raise self.error or PluginError(self.distribution, self.name, "brings no manifest", "Reinstall it")
+
+
+def find_platforms() -> dict[str, Found]:
+    """Every platform installed, by name, sorted; refused ones carry their error."""
+    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    for entry_point in importlib.metadata.entry_points(group=PLATFORM_GROUP):
+        by_name[entry_point.name].append(entry_point)
+    return {name: _platform(name, by_name[name]) for name in sorted(by_name)}
+
+
+def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
+    """Backends that third parties add to a platform, best first.
+
+    A bad one harms nobody: it comes back as a backend that never fits, with its fault as the reason, so
+    that whoever asks for it is told.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"{family!r} is no backend family; known: {', '.join(FAMILIES)}")
+    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    for entry_point in importlib.metadata.entry_points(group=f"{BACKEND_GROUP}.{family}"):
+        owner, _, name = entry_point.name.partition(".")
+        if owner == platform:
+            by_name[name].append(entry_point)
+    specs = [_backend(name, family, by_name[name]) for name in sorted(by_name)]
+    return tuple(sorted(specs, key=lambda spec: -spec.priority))
+
+
+def _platform(name: str, entry_points: list[EntryPoint]) -> Found:
+    if len(entry_points) > 1:
+        return _contested(name, entry_points)
+    entry_point = entry_points[0]
+    distribution, version = _distribution(entry_point), _version(entry_point)
+    try:
+        manifest = check_manifest(load(entry_point), distribution, version, name)
+    except PluginError as error:
+        return Found(name, distribution, version, None, error, entry_point.value)
+    return Found(name, distribution, version, manifest, None, entry_point.value)
+
+
+def _contested(name: str, entry_points: list[EntryPoint]) -> Found:
+    """Two distributions claim one name: neither is taken, whichever was installed first."""
+    error = _both_claim(f"platform {name}", entry_points)
+    return Found(name, error.distribution, "", None, error)
+
+
+def _both_claim(what: str, entry_points: list[EntryPoint]) -> PluginError:
+    both = " and ".join(sorted(_distribution(entry_point) for entry_point in entry_points))
+    return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}")
+
+
+def _backend(name: str, family: str, entry_points: list[EntryPoint]) -> BackendSpec:
+    try:
+        if len(entry_points) > 1:
+            raise _both_claim(f"backend {entry_points[0].name}", entry_points)
+        return _checked_backend(name, family, entry_points[0])
+    except PluginError as error:
+        unfit = Unfit((f"it was refused when it was loaded: {error}",))
+        return BackendSpec(name, 0, lambda seen: unfit, entry_points[0].value, kv_order="none", summary="refused")
+
+
+def _checked_backend(name: str, family: str, entry_point: EntryPoint) -> BackendSpec:
+    distribution = _distribution(entry_point)
+    (spec,) = check_backends(family, (load(entry_point),), distribution)
+    if spec.name != name:
+        raise PluginError(
+            distribution,
+            f"entry point {entry_point.name}",
+            f"gives a backend called {spec.name!r}",
+            "Name the entry point <platform>.<backend>",
+        )
+    return spec
+
+
+def load(entry_point: EntryPoint) -> object:
+    """What an entry point names. PluginError if importing it fails, reaches for torch, or patches core."""
+    distribution = _distribution(entry_point)
+    guard = PatchGuard(origin=entry_point.module.partition(".")[0])
+    try:
+        with ImportWall() as wall:
+            loaded: object = entry_point.load()
+    except (Exception, SystemExit) as error:
+        guard.check(distribution)
+        if wall.asked:
+            raise impure(distribution, entry_point.value, wall.asked) from error
+        raise _broken(distribution, entry_point.value, error) from error
+    guard.check(distribution)
+    if wall.asked:
+        raise impure(distribution, entry_point.value, wall.asked)
+    return loaded
+
+
+def impure(distribution: str, target: str, asked: Iterable[str]) -> PluginError:
+    """The refusal of a manifest that imports torch or a vendor's SDK."""
+    return PluginError(
+        distribution,
+        target,
+        f"importing it imports {', '.join(dict.fromkeys(asked))}",
+        "A manifest is pure data: move that import into `create`, or into a function of the probe",
+    )
+
+
+def _broken(distribution: str, target: str, error: BaseException) -> PluginError:
+    unexpected = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+    if unexpected:
+        owner, member = unexpected.groups()
+        return PluginError(
+            distribution,
+            f"{owner}.{member}",
+            "is unknown to this version of the contract",
+            "Remove it, or install the srv that the plugin was written for",
+        )
+    return PluginError(
+        distribution,
+        target,
+        f"importing it raised {type(error).__name__}: {error}",
+        f"Reinstall or update {distribution}, or uninstall it",
+    )
+
+
+def _distribution(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist is not None else "(unknown distribution)"
+
+
+def _version(entry_point: EntryPoint) -> str:
+    return entry_point.dist.version if entry_point.dist is not None else ""

@@ -1,0 +1,75 @@
+"""Attention of one step: the chosen backend, or two of them when prefill and decode differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
+
+
+class StepAttention:
+    """What a model calls in each layer of a step: `attend(layer, q, k, v)`."""
+
+    __slots__ = ("_backend", "_metadata")
+
+    def __init__(self, backend: AttentionBackend, batch: AttentionBatch) -> None:
+        self._backend = backend
+        self._metadata = backend.plan(batch)
+
+    def __call__(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self._backend.forward(layer, q, k, v, self._metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitMetadata:
+    decode_tokens: torch.Tensor | None
+    extend_tokens: torch.Tensor | None
+    decode: Any
+    extend: Any
+
+
+class SplitAttention:
+    """Two backends over one pool: rows of one query token go to `decode`, longer ones to `extend`."""
+
+    def __init__(self, extend: AttentionBackend, decode: AttentionBackend) -> None:
+        self._extend = extend
+        self._decode = decode
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        short = [index for index, length in enumerate(batch.query_lens) if length == 1]
+        long = [index for index, length in enumerate(batch.query_lens) if length > 1]
+        decode, decode_tokens = self._part(self._decode, batch, short)
+        extend, extend_tokens = self._part(self._extend, batch, long)
+        return _SplitMetadata(decode_tokens, extend_tokens, decode, extend)
+
+    def _part(
+        self, backend: AttentionBackend, batch: AttentionBatch, rows: list[int]
+    ) -> tuple[Any, torch.Tensor | None]:
+        if not rows:
+            return None, None
+        device = batch.page_table.device
+        begins = [0]
+        for length in batch.query_lens:
+            begins.append(begins[-1] + length)
+        tokens = [token for row in rows for token in range(begins[row], begins[row + 1])]
+        part = AttentionBatch(
+            query_lens=[batch.query_lens[row] for row in rows],
+            kv_lens=[batch.kv_lens[row] for row in rows],
+            page_table=batch.page_table[torch.tensor(rows).to(device)],
+        )
+        return backend.plan(part), torch.tensor(tokens).to(device)
+
+    def forward(
+        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Any
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        for backend, tokens, part in (
+            (self._decode, metadata.decode_tokens, metadata.decode),
+            (self._extend, metadata.extend_tokens, metadata.extend),
+        ):
+            if tokens is not None:
+                out[tokens] = backend.forward(layer, q[tokens], k[tokens], v[tokens], part)
+        return out

@@ -1,0 +1,133 @@
+"""The runner: a plan in, sampled tokens out. One per rank.
+
+    plan ──► slots ──► inputs ──► attention.plan ──► model ──► logits of wanted rows ──► sampler ──► tokens
+               ▲                                                                           │
+               └─────────────── last token of each slot, kept on the device ◄──────────────┘
+
+It schedules nothing and decides nothing; it must not know where plans come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from srv.models.base import CausalLM
+from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Platform
+from srv.runner import batch
+from srv.runner.attention import StepAttention
+from srv.runner.batch import Inputs
+from srv.runner.slots import Slots
+from srv.sample.logprobs import Scores, score
+from srv.sample.processors import SampleRow
+from srv.sample.sampler import SampledBatch, Sampler
+from srv.sched.plan import Plan, Result, Row, RowResult
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on its way through the device. `collect` may be called from another thread, once."""
+
+    plan: Plan
+    inputs: Inputs
+    sampled: SampledBatch | None
+    scores: tuple[Scores, ...]
+    event: Event
+
+    def collect(self) -> Result:
+        self.event.synchronize()
+        rows = [RowResult(row.slot) for row in self.plan.rows]
+        for (index, _), scores in zip(self.inputs.scores, self.scores, strict=True):
+            rows[index] = RowResult(rows[index].slot, scores=scores.to_host())
+        if self.sampled is not None:
+            for index, drawn in zip(self.inputs.sampled, self.sampled.to_host(), strict=True):
+                rows[index] = RowResult(
+                    slot=rows[index].slot,
+                    tokens=() if drawn.error else (drawn.token,),
+                    logprobs=None if drawn.logprob is None else (drawn.logprob,),
+                    scores=rows[index].scores,
+                    error=drawn.error,
+                )
+        return Result(self.plan.step, tuple(rows))
+
+
+class Runner:
+    """Runs plans on one device, in order, on one thread."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        slots: Slots,
+        platform: Platform,
+        device: torch.device,
+        end_tokens: frozenset[int],
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._slots = slots
+        self._platform = platform
+        self._device = device
+        self._end_tokens = end_tokens
+
+    def launch(self, plan: Plan) -> LaunchedStep:
+        """Enqueue one step: everything up to the sampled tokens, without waiting for the device."""
+        with torch.inference_mode():
+            self._take(plan)
+            inputs = batch.build(plan.rows, self._slots, self._device)
+            logits = self._forward(plan.rows, inputs)
+            sampled = self._sample(plan.rows, inputs, logits)
+            scores = self._score(plan.rows, inputs, logits)
+        return LaunchedStep(plan, inputs, sampled, scores, self._platform.record_event(self._device))
+
+    def _take(self, plan: Plan) -> None:
+        """Bring the slots up to date with the plan's changes, before anything in the step can fail."""
+        for slot in plan.ends:
+            self._slots.end(slot)
+            self._sampler.state.end(slot)
+        for start in plan.starts:
+            self._slots.start(start)
+            self._sampler.state.start(start.slot, start.tokens, start.prompt_tokens, start.params, self._end_tokens)
+        for row in plan.rows:
+            self._slots.append_pages(row)
+
+    def _forward(self, rows: Sequence[Row], inputs: Inputs) -> torch.Tensor | None:
+        """Logits of the wanted positions, [wanted, vocab] in the model's dtype; None if none are wanted."""
+        table = torch.from_numpy(self._slots.page_table(0, [row.slot for row in rows]))
+        attend = StepAttention(
+            self._attention,
+            AttentionBatch(inputs.query_lens, inputs.kv_lens, table.to(self._device, non_blocking=True)),
+        )
+        hidden = self._model(inputs.tokens, inputs.positions, attend)
+        if inputs.outputs is None:
+            return self._model.logits(hidden)
+        if inputs.outputs.numel() == 0:
+            return None
+        return self._model.logits(hidden[inputs.outputs])
+
+    def _sample(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> SampledBatch | None:
+        if not inputs.sampled or logits is None:
+            return None
+        chosen = [rows[index] for index in inputs.sampled]
+        drawn = self._sampler.sample(
+            logits[: len(chosen)], [SampleRow(row.slot, row.computed + row.scheduled) for row in chosen]
+        )
+        slots = torch.tensor([row.slot for row in chosen], dtype=torch.int64).to(self._device)
+        self._slots.remember(slots, drawn.tokens)
+        return drawn
+
+    def _score(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> tuple[Scores, ...]:
+        """Log-probabilities of the prompt tokens that the plan wants scored, one Scores a scored row."""
+        begin = len(inputs.sampled)
+        found: list[Scores] = []
+        for index, targets in inputs.scores:
+            assert logits is not None
+            end = begin + len(targets)
+            wanted = torch.from_numpy(targets).to(self._device)
+            found.append(score(logits[begin:end], wanted, self._slots.prompt_logprobs(rows[index].slot)))
+            begin = end
+        return tuple(found)

@@ -1,0 +1,96 @@
+"""Counter-based noise: the uniform number of a token is a pure function of (seed, position).
+
+Owns the generator and a small per-slot cache of its output. Knows nothing of requests, batches or devices;
+all of it is NumPy on the host. Why the noise is made this way: docs/adr/0004-counter-based-noise.md.
+
+The generator is Philox4x32 with ten rounds: John K. Salmon, Mark A. Moraes, Ron O. Dror and David E. Shaw,
+"Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]  # 32-bit words, held in 64 bits so that products keep their upper half
+Floats = npt.NDArray[np.float64]
+
+_ROUNDS = 10
+_MULTIPLIER_0 = np.uint64(0xD2511F53)
+_MULTIPLIER_1 = np.uint64(0xCD9E8D57)
+_WEYL_0 = 0x9E3779B9
+_WEYL_1 = 0xBB67AE85
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def philox4x32(counter: Words, key: Words) -> Words:
+    """Philox4x32-10 of n independent counters.
+
+    counter: uint64 [4, n], key: uint64 [2, n], every entry below 2**32. Returns uint64 [4, n], likewise.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for turn in range(_ROUNDS):
+        turn_key_0 = (k0 + np.uint64(turn * _WEYL_0)) & _LOW
+        turn_key_1 = (k1 + np.uint64(turn * _WEYL_1)) & _LOW
+        product_0 = c0 * _MULTIPLIER_0
+        product_1 = c2 * _MULTIPLIER_1
+        c0, c1, c2, c3 = (
+            (product_1 >> _HALF) ^ c1 ^ turn_key_0,
+            product_1 & _LOW,
+            (product_0 >> _HALF) ^ c3 ^ turn_key_1,
+            product_0 & _LOW,
+        )
+    return np.stack((c0, c1, c2, c3))
+
+
+def uniform(seeds: Sequence[int] | npt.NDArray[np.int64], positions: Sequence[int] | npt.NDArray[np.int64]) -> Floats:
+    """float64 [n] in [0, 1), 53 random bits each; entry i depends on (seeds[i], positions[i]) alone.
+
+    seeds and positions: equally many integers in [0, 2**63). The seed is the key and the position the
+    lower half of the counter, so two positions of one seed never share a block of the generator.
+    """
+    seed = np.asarray(seeds, dtype=np.uint64)
+    position = np.asarray(positions, dtype=np.uint64)
+    zero = np.zeros_like(position)
+    words = philox4x32(
+        np.stack((position & _LOW, position >> _HALF, zero, zero)), np.stack((seed & _LOW, seed >> _HALF))
+    )
+    bits = ((words[1] << _HALF) | words[0]) >> np.uint64(11)
+    numbers: Floats = bits.astype(np.float64) * 2.0**-53
+    return numbers
+
+
+class SlotNoise:
+    """`uniform`, remembered per slot for the positions that come next.
+
+    The generator's cost is in its hundred NumPy calls, not in the numbers, so one call fetches the noise of
+    64 positions. The values are exactly those of `uniform`.
+    """
+
+    _POSITIONS = 64
+
+    def __init__(self, max_slots: int) -> None:
+        self._values = np.zeros((max_slots, self._POSITIONS), dtype=np.float64)
+        self._block = np.full(max_slots, -1, dtype=np.int64)
+        self._seed = np.full(max_slots, -1, dtype=np.int64)
+
+    def draw(
+        self, slots: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> Floats:
+        """float64 [n], equal to `uniform(seeds, positions)`. int64 [n] each; a slot appears once."""
+        blocks = positions // self._POSITIONS
+        stale = (self._block[slots] != blocks) | (self._seed[slots] != seeds)
+        if stale.any():
+            self._fill(slots[stale], seeds[stale], blocks[stale])
+        found: Floats = self._values[slots, positions % self._POSITIONS]
+        return found
+
+    def _fill(self, slots: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]) -> None:
+        positions = blocks[:, None] * self._POSITIONS + np.arange(self._POSITIONS)
+        values = uniform(np.repeat(seeds, self._POSITIONS), positions.ravel())
+        self._values[slots] = values.reshape(positions.shape)
+        self._block[slots], self._seed[slots] = blocks, seeds

@@ -1,0 +1,277 @@
+"""Logits processors: what a request asks to be done to its logits before a token is drawn from them.
+
+    prepare(rows)  host only: which rows are concerned now; None: none of them
+    apply(logits)  device only: changes those rows in place
+    observe(...)   device only: the tokens just drawn, which the host need not know yet
+
+State lives on the device and follows the stream, so a token drawn in one step counts in the next though the
+host has not read it. Nothing here waits for the device. A grammar mask is one more class of this kind, handed
+to `SamplerState` by whoever owns grammars. Knows nothing of how a token is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from srv.types import SamplingParams
+
+
+class SampleRow(NamedTuple):
+    """One row of logits: its slot, and the absolute position that the drawn token will take."""
+
+    slot: int
+    position: int
+
+
+class SlotStart(NamedTuple):
+    """A slot's request as it starts. `tokens`: prompt first, then what was generated before a retraction."""
+
+    slot: int
+    tokens: Sequence[int]
+    prompt_tokens: int
+    params: SamplingParams
+    end_tokens: frozenset[int]
+
+
+class LogitsProcessor(Protocol):
+    """One way to change logits. `start` and `end` frame a request's life in a slot."""
+
+    def start(self, start: SlotStart) -> None: ...
+    def end(self, slot: int) -> None: ...
+
+    def prepare(self, rows: Sequence[SampleRow]) -> Any | None:
+        """What `apply` needs for these rows, or None if it has nothing to do."""
+
+    def apply(self, logits: torch.Tensor, prepared: Any) -> None:
+        """Change logits, float32 [rows, vocab] on the device, in place."""
+
+    def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """tokens[i], int64 on the device, was drawn for slots[i]."""
+
+
+class _Latest:
+    """The value made for the latest key. Rows seldom change from step to step, so one is enough."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._value: Any = None
+
+    def get(self, key: object, make: Callable[[], Any]) -> Any:
+        if self._value is None or self._key != key:
+            self._key, self._value = key, make()
+        return self._value
+
+    def forget(self) -> None:
+        self._key = self._value = None
+
+
+class _PenalisedRows(NamedTuple):
+    rows: torch.Tensor | None  # None: all of them, in order
+    storage: torch.Tensor
+    repetition: torch.Tensor  # these three: float32 [rows, 1]
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+
+class Penalties:
+    """Repetition penalty (Keskar et al. 2019, "CTRL"; tokens of prompt or output), and OpenAI's frequency and
+    presence penalties (output only).
+
+    Slots that ask for one get a storage row: how often each token was put out, int32 [vocab], and whether
+    it stands in the prompt, bool [vocab]. The storage grows with the number of such slots.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self._prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self._factors: npt.NDArray[np.float32] = np.zeros((0, 3), dtype=np.float32)
+        self._storage: dict[int, int] = {}  # slot -> storage row
+        self._free: list[int] = []
+        self._prepared, self._observed = _Latest(), _Latest()
+
+    def start(self, start: SlotStart) -> None:
+        if not start.params.has_penalties:
+            return
+        if not self._free:
+            self._grow()
+        row = self._storage[start.slot] = self._free.pop()
+        tokens = np.asarray(start.tokens, dtype=np.int64)
+        prompt, output = tokens[: start.prompt_tokens], tokens[start.prompt_tokens :]
+        counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
+        self._counts[row].copy_(torch.from_numpy(counts))
+        self._prompt[row].copy_(torch.from_numpy(np.bincount(prompt, minlength=self._vocab_size) > 0))
+        params = start.params
+        self._factors[row] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        self._forget()
+
+    def end(self, slot: int) -> None:
+        row = self._storage.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._prepared.forget()
+        self._observed.forget()
+
+    def _grow(self) -> None:
+        old, new = len(self._counts), max(4, 2 * len(self._counts))
+        counts = torch.zeros((new, self._vocab_size), dtype=torch.int32, device=self._device)
+        prompt = torch.zeros((new, self._vocab_size), dtype=torch.bool, device=self._device)
+        counts[:old].copy_(self._counts)
+        prompt[:old].copy_(self._prompt)
+        self._counts, self._prompt = counts, prompt
+        self._factors = np.concatenate((self._factors, np.zeros((new - old, 3), dtype=np.float32)))
+        self._free.extend(range(old, new))
+
+    def prepare(self, rows: Sequence[SampleRow]) -> _PenalisedRows | None:
+        if not self._storage:
+            return None
+        concerned = tuple((index, row.slot) for index, row in enumerate(rows) if row.slot in self._storage)
+        if not concerned:
+            return None
+        found: _PenalisedRows = self._prepared.get((len(rows), concerned), lambda: self._bundle(len(rows), concerned))
+        return found
+
+    def _bundle(self, count: int, concerned: tuple[tuple[int, int], ...]) -> _PenalisedRows:
+        indices = torch.tensor([index for index, _ in concerned], dtype=torch.int64).to(self._device)
+        storage = [self._storage[slot] for _, slot in concerned]
+        factors = torch.from_numpy(self._factors[storage]).to(self._device)
+        return _PenalisedRows(
+            None if len(concerned) == count else indices,
+            torch.tensor(storage, dtype=torch.int64).to(self._device),
+            factors[:, 0:1],
+            factors[:, 1:2],
+            factors[:, 2:3],
+        )
+
+    def apply(self, logits: torch.Tensor, prepared: _PenalisedRows) -> None:
+        chosen = logits if prepared.rows is None else logits.index_select(0, prepared.rows)
+        counts = self._counts.index_select(0, prepared.storage)
+        output = counts > 0
+        seen = self._prompt.index_select(0, prepared.storage) | output
+        pushed = torch.where(chosen > 0, chosen / prepared.repetition, chosen * prepared.repetition)
+        changed = torch.where(seen, pushed, chosen) - prepared.frequency * counts - prepared.presence * output
+        if prepared.rows is None:
+            logits.copy_(changed)
+        else:
+            logits.index_copy_(0, prepared.rows, changed)
+
+    def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        if not self._storage:
+            return
+        concerned = tuple((index, slot) for index, slot in enumerate(slots) if slot in self._storage)
+        if not concerned:
+            return
+        indices, storage, ones = self._observed.get(concerned, lambda: self._observers(concerned))
+        self._counts.index_put_((storage, tokens.index_select(0, indices)), ones, accumulate=True)
+
+    def _observers(self, concerned: tuple[tuple[int, int], ...]) -> tuple[torch.Tensor, ...]:
+        indices = torch.tensor([index for index, _ in concerned], dtype=torch.int64)
+        storage = torch.tensor([self._storage[slot] for _, slot in concerned], dtype=torch.int64)
+        ones = torch.ones(len(concerned), dtype=torch.int32)
+        return tuple(tensor.to(self._device) for tensor in (indices, storage, ones))
+
+
+class _Entries(NamedTuple):
+    """Single entries of the logits: row and token indices, int64, and a value for each, float32."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    values: torch.Tensor
+
+
+def _entries(cells: Sequence[tuple[int, int, float]], device: torch.device) -> _Entries:
+    rows, tokens, values = zip(*cells, strict=True)
+    return _Entries(
+        torch.tensor(rows, dtype=torch.int64).to(device),
+        torch.tensor(tokens, dtype=torch.int64).to(device),
+        torch.tensor(values, dtype=torch.float32).to(device),
+    )
+
+
+class LogitBias:
+    """Adds the request's biases to single tokens; a token named twice gets both."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._bias: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._prepared = _Latest()
+
+    def start(self, start: SlotStart) -> None:
+        if start.params.logit_bias:
+            self._bias[start.slot] = start.params.logit_bias
+            self._prepared.forget()
+
+    def end(self, slot: int) -> None:
+        self._bias.pop(slot, None)
+
+    def prepare(self, rows: Sequence[SampleRow]) -> _Entries | None:
+        if not self._bias:
+            return None
+        concerned = tuple((index, row.slot) for index, row in enumerate(rows) if row.slot in self._bias)
+        if not concerned:
+            return None
+        found: _Entries = self._prepared.get(concerned, lambda: self._bundle(concerned))
+        return found
+
+    def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
+        cells = [(index, token, bias) for index, slot in concerned for token, bias in self._bias[slot]]
+        return _entries(cells, self._device)
+
+    def apply(self, logits: torch.Tensor, prepared: _Entries) -> None:
+        logits.index_put_((prepared.rows, prepared.tokens), prepared.values, accumulate=True)
+
+    def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """A bias does not depend on what was drawn."""
+
+
+class MinTokens:
+    """Masks end tokens and stop token ids until `min_tokens` tokens are out.
+
+    How many are out follows from the row's position, which the host knows, so there is no device state.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._masked: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> first free position, token ids
+        self._prepared = _Latest()
+
+    def start(self, start: SlotStart) -> None:
+        if start.params.min_tokens > 0:
+            ids = start.end_tokens.union(start.params.stop_token_ids)
+            within = tuple(sorted(token for token in ids if 0 <= token < self._vocab_size))
+            self._masked[start.slot] = start.prompt_tokens + start.params.min_tokens, within
+            self._prepared.forget()
+
+    def end(self, slot: int) -> None:
+        self._masked.pop(slot, None)
+
+    def prepare(self, rows: Sequence[SampleRow]) -> _Entries | None:
+        if not self._masked:
+            return None
+        concerned = tuple((index, row.slot) for index, row in enumerate(rows) if self._holds(row))
+        if not concerned:
+            return None
+        found: _Entries = self._prepared.get(concerned, lambda: self._bundle(concerned))
+        return found
+
+    def _holds(self, row: SampleRow) -> bool:
+        free, tokens = self._masked.get(row.slot, (0, ()))
+        return row.position < free and bool(tokens)
+
+    def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
+        cells = [(index, token, float("-inf")) for index, slot in concerned for token in self._masked[slot][1]]
+        return _entries(cells, self._device)
+
+    def apply(self, logits: torch.Tensor, prepared: _Entries) -> None:
+        logits.index_put_((prepared.rows, prepared.tokens), prepared.values)
+
+    def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """A mask does not depend on what was drawn."""

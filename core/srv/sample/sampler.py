@@ -1,0 +1,204 @@
+"""From logits to tokens: processors, then the sampling backend, then log-probabilities.
+
+Owns the order of these and what each row gets back. Knows no device; draws nothing itself (the backend
+does) and waits for nothing: results start their way to the host here and are read later.
+
+    logits ──► processors ──► backend.sample ──► tokens ──► processors observe them
+       └────────────── log-probabilities of those tokens, before processors ──► host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from srv.errors import InternalError
+from srv.platform.interface import SamplingBackend, SamplingBatch
+from srv.sample.logprobs import Scores, score
+from srv.sample.noise import SlotNoise
+from srv.sample.processors import SampleRow
+from srv.sample.state import SamplerState
+from srv.types import SamplingParams, TokenLogprob
+
+__all__ = ["DrawnToken", "SampleRow", "SampledBatch", "Sampler", "SamplerState"]
+
+NON_FINITE = (
+    "non_finite_logits",
+    "The model gave no finite logits for this request, so no token can be drawn. "
+    "Other requests are unharmed; try a wider dtype if it happens again.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """One row's result on the host. With `error` (code, message), `token` means nothing."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """What `Sampler.sample` drew.
+
+    `tokens`: int64 [rows] on the device, for the next step; 0 for a row in error. The rest is on its way to
+    the host: call `to_host` once an event recorded after `sample` has passed.
+    """
+
+    tokens: torch.Tensor
+    _host_tokens: torch.Tensor
+    _host_finite: torch.Tensor
+    _scores: Scores | None
+    _scored: tuple[int, ...]
+
+    def to_host(self) -> list[DrawnToken]:
+        """One DrawnToken a row, in order. Enqueues nothing on the device."""
+        logprobs: dict[int, TokenLogprob] = {}
+        if self._scores is not None:
+            logprobs = dict(zip(self._scored, self._scores.to_host(), strict=True))
+        return [
+            DrawnToken(token, logprobs.get(row)) if finite else DrawnToken(token, error=NON_FINITE)
+            for row, (token, finite) in enumerate(
+                zip(self._host_tokens.tolist(), self._host_finite.tolist(), strict=True)
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Everything about a set of rows that stays the same from step to step."""
+
+    slots: tuple[int, ...]
+    version: int
+    slot_array: npt.NDArray[np.int64]
+    seeds: npt.NDArray[np.int64]
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    zeros: torch.Tensor
+    all_greedy: bool
+    any_top_k: bool
+    any_top_p: bool
+    any_min_p: bool
+    largest_top_k: int
+    scored: tuple[int, ...]
+    scored_index: torch.Tensor
+    tops: tuple[int, ...]
+
+
+class Sampler:
+    """Draws one token a row. Used from one thread."""
+
+    def __init__(self, backend: SamplingBackend, state: SamplerState) -> None:
+        self.state = state
+        self._backend = backend
+        self._noise = SlotNoise(state.max_slots)
+        self._latest: _Layout | None = None
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
+        """Draw for each row the token at its position, and let the state observe it.
+
+        logits: [rows, vocab] of the model's dtype, unchanged. A row whose logits hold NaN or +inf, or
+        nothing above -inf, comes back in error; it cannot change another row's token.
+        """
+        if logits.shape[0] != len(rows):
+            raise InternalError(f"{logits.shape[0]} rows of logits came for {len(rows)} rows to sample")
+        layout = self._layout(tuple(row.slot for row in rows))
+        processed = self._process(logits, rows)
+        finite = processed.amax(-1).isfinite()
+        tokens = self._backend.sample(self._batch(processed, rows, layout))
+        tokens = tokens.masked_fill(~finite, 0)
+        self.state.observe(layout.slots, tokens)
+        scores = self._score(logits, tokens, layout)
+        return SampledBatch(
+            tokens,
+            tokens.to("cpu", non_blocking=True),
+            finite.to("cpu", non_blocking=True),
+            scores,
+            layout.scored,
+        )
+
+    def _process(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        """float32 logits after all processors; the argument itself if it is float32 and nothing changes it."""
+        work = [(processor, processor.prepare(rows)) for processor in self.state.processors]
+        work = [(processor, prepared) for processor, prepared in work if prepared is not None]
+        if not work:
+            return logits.float()
+        processed = logits.to(torch.float32, copy=True)
+        for processor, prepared in work:
+            processor.apply(processed, prepared)
+        return processed
+
+    def _batch(self, logits: torch.Tensor, rows: Sequence[SampleRow], layout: _Layout) -> SamplingBatch:
+        uniform = layout.zeros
+        if not layout.all_greedy:
+            positions = np.fromiter((row.position for row in rows), dtype=np.int64, count=len(rows))
+            noise = self._noise.draw(layout.slot_array, layout.seeds, positions)
+            uniform = torch.from_numpy(noise).to(self.state.device, non_blocking=True)
+        return SamplingBatch(
+            logits=logits,
+            temperature=layout.temperature,
+            top_k=layout.top_k,
+            top_p=layout.top_p,
+            min_p=layout.min_p,
+            uniform=uniform,
+            all_greedy=layout.all_greedy,
+            any_top_k=layout.any_top_k,
+            any_top_p=layout.any_top_p,
+            any_min_p=layout.any_min_p,
+            largest_top_k=layout.largest_top_k,
+        )
+
+    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, layout: _Layout) -> Scores | None:
+        if not layout.scored:
+            return None
+        if len(layout.scored) == len(layout.slots):
+            return score(logits, tokens, layout.tops)
+        index = layout.scored_index
+        return score(logits.index_select(0, index), tokens.index_select(0, index), layout.tops)
+
+    def _layout(self, slots: tuple[int, ...]) -> _Layout:
+        latest = self._latest
+        if latest is None or latest.version != self.state.version or latest.slots != slots:
+            latest = self._latest = self._build(slots)
+        return latest
+
+    def _build(self, slots: tuple[int, ...]) -> _Layout:
+        state, device = self.state, self.state.device
+        at = np.asarray(slots, dtype=np.int64)
+        temperature, top_k, top_p, min_p = state.temperature[at], state.top_k[at], state.top_p[at], state.min_p[at]
+        drawn = temperature > 0.0
+        limits = top_k[drawn & (top_k < state.vocab_size)]
+        params = [self._params(slot) for slot in slots]
+        tops = {row: one.logprobs for row, one in enumerate(params) if one.logprobs is not None}
+        return _Layout(
+            slots=slots,
+            version=state.version,
+            slot_array=at,
+            seeds=state.seed[at],
+            temperature=torch.from_numpy(temperature).to(device),
+            top_k=torch.from_numpy(top_k).to(device),
+            top_p=torch.from_numpy(top_p).to(device),
+            min_p=torch.from_numpy(min_p).to(device),
+            zeros=torch.zeros(len(slots), dtype=torch.float64).to(device),
+            all_greedy=not drawn.any(),
+            any_top_k=limits.size > 0,
+            any_top_p=bool((top_p[drawn] < 1.0).any()),
+            any_min_p=bool((min_p[drawn] > 0.0).any()),
+            largest_top_k=int(limits.max(initial=0)),
+            scored=tuple(tops),
+            scored_index=torch.tensor(list(tops), dtype=torch.int64).to(device),
+            tops=tuple(tops.values()),
+        )
+
+    def _params(self, slot: int) -> SamplingParams:
+        params = self.state.params[slot]
+        if params is None:
+            raise InternalError(f"a token is to be drawn for sampler slot {slot}, but no request holds it")
+        return params

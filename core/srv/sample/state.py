@@ -1,0 +1,80 @@
+"""What the sampler keeps for each slot: its parameters on the host, its processors' state on the device.
+
+Knows nothing of scheduling: slots are started and ended by whoever runs plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from srv.errors import InternalError
+from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties, SlotStart
+from srv.types import SamplingParams
+
+
+class SamplerState:
+    """Per-slot state. `extra` processors run after the built-in ones (a grammar mask, say).
+
+    `params[slot]` is None for a slot that is not started. `version` changes with every start and end, so
+    that a caller may keep what it derived from the state. The arrays hold, for each slot, what
+    `SamplingBatch` wants: temperature, top_p, min_p float32, top_k int32 (all: the vocabulary's size), and
+    the seed, int64.
+    """
+
+    def __init__(
+        self, max_slots: int, vocab_size: int, device: torch.device, extra: Sequence[LogitsProcessor] = ()
+    ) -> None:
+        self.max_slots, self.vocab_size, self.device = max_slots, vocab_size, device
+        self.params: list[SamplingParams | None] = [None] * max_slots
+        self.version = 0
+        self.temperature = np.zeros(max_slots, dtype=np.float32)
+        self.top_k = np.full(max_slots, vocab_size, dtype=np.int32)
+        self.top_p = np.ones(max_slots, dtype=np.float32)
+        self.min_p = np.zeros(max_slots, dtype=np.float32)
+        self.seed = np.zeros(max_slots, dtype=np.int64)
+        self.processors: tuple[LogitsProcessor, ...] = (
+            Penalties(vocab_size, device),
+            LogitBias(device),
+            MinTokens(vocab_size, device),
+            *extra,
+        )
+
+    def start(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        prompt_tokens: int,
+        params: SamplingParams,
+        end_tokens: frozenset[int],
+    ) -> None:
+        """A request takes the slot; `tokens` are those known so far, the first `prompt_tokens` its prompt.
+
+        InternalError: the slot is taken.
+        """
+        if self.params[slot] is not None:
+            raise InternalError(f"sampler slot {slot} was started twice; end it before it is started again")
+        self.params[slot] = params
+        self.version += 1
+        self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
+        self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        self.seed[slot] = params.seed
+        start = SlotStart(slot, tokens, prompt_tokens, params, end_tokens)
+        for processor in self.processors:
+            processor.start(start)
+
+    def end(self, slot: int) -> None:
+        """The request leaves the slot. InternalError: there is none."""
+        if self.params[slot] is None:
+            raise InternalError(f"sampler slot {slot} was ended, but no request holds it")
+        self.params[slot] = None
+        self.version += 1
+        for processor in self.processors:
+            processor.end(slot)
+
+    def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """Count tokens[i], int64 on the device, as output of slots[i]. `Sampler.sample` does so by itself."""
+        for processor in self.processors:
+            processor.observe(slots, tokens)

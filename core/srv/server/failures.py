@@ -1,0 +1,93 @@
+"""Errors as HTTP: every answer that is not a success has OpenAI's error shape and never a traceback.
+
+Owns the shape, the mapping from our exceptions to a status, and the handlers. Must not know any endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from srv.errors import EngineDead, RequestError
+
+RETRY_AFTER_SECONDS = 5
+log = logging.getLogger(__name__)
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+
+def error_type(status: int) -> str:
+    if status >= 500:
+        return "service_unavailable_error" if status == 503 else "server_error"
+    return _TYPES.get(status, "invalid_request_error")
+
+
+def error_body(message: str, status: int, code: str | None, param: str | None = None) -> dict[str, object]:
+    """OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+    return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+
+
+def describe(error: Exception) -> tuple[int, dict[str, object]]:
+    """(HTTP status, error body) of anything that went wrong while a request was served."""
+    if isinstance(error, RequestError):
+        return error.status, error_body(error.message, error.status, error.code, error.param)
+    if isinstance(error, EngineDead):
+        return 503, error_body(f"the engine is not running: {error}", 503, "engine_dead")
+    return 500, error_body("the server failed on this request; its log says why", 500, "internal_error")
+
+
+def error_response(status: int, body: dict[str, object], headers: dict[str, str] | None = None) -> Response:
+    extra = dict(headers or {})
+    if status == 503:
+        extra.setdefault("retry-after", str(RETRY_AFTER_SECONDS))
+    if status == 401:
+        extra.setdefault("www-authenticate", "Bearer")
+    if status in (408, 413):
+        extra.setdefault("connection", "close")  # the rest of the body is not wanted
+    return Response(msgspec.json.encode(body), status, extra, "application/json")
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    status, body = describe(error)
+    return error_response(status, body)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return await _ours(request, error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    method, path = request.method, request.url.path
+    if error.status_code == 404:
+        message, code = f"there is no {method} {path} here; /openapi.json lists what there is", "unknown_path"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message, code = f"{path} does not take {method}; use {allowed}", "method_not_allowed"
+    else:
+        message, code = str(error.detail), "http_error"
+    return error_response(error.status_code, error_body(message, error.status_code, code), dict(error.headers or {}))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it: the client left while it was sending the body
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers. What no handler expects is logged with its traceback and answered with a 500."""
+    app.add_exception_handler(RequestError, _ours)
+    app.add_exception_handler(EngineDead, _ours)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unexpected)

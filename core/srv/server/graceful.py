@@ -1,0 +1,48 @@
+"""Shutdown on a signal: new requests are refused at once, running ones finish or are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import FrameType
+
+import uvicorn
+
+from srv.server.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn, save that the first signal drains before the listener closes; a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+        self._grace_seconds = grace_seconds
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)  # type: ignore[arg-type]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by the signal handler that uvicorn installs, on the main thread."""
+        if self._lifecycle.draining or self._loop is None:
+            super().handle_exit(sig, frame)
+            return
+        self._lifecycle.begin_drain()
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        logger.info(
+            "stopping: %d requests are running and have %g s to finish", self._lifecycle.active, self._grace_seconds
+        )
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self._lifecycle.drain(self._grace_seconds)
+        finally:
+            self.should_exit = True

@@ -1,0 +1,112 @@
+"""Prometheus metrics of the API process, and of the engine's last report.
+
+Owns names, help texts and buckets. Must not know protocols; the engine's numbers come as `Stats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from srv.io.messages import Stats
+from srv.types import FinishReason
+
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+_GAUGES = (
+    ("srv_requests_running", "Sequences in the running batch.", "running"),
+    ("srv_requests_queued", "Sequences that wait for a place in the batch.", "waiting"),
+    ("srv_kv_pages_total", "Pages of the KV pool.", "pages_total"),
+    ("srv_kv_pages_free", "Pages that hold nothing.", "pages_free"),
+    ("srv_kv_pages_cached", "Pages of the prefix cache that no request uses.", "pages_cached"),
+    ("srv_kv_pages_held", "Pages that running requests use.", "pages_held"),
+)
+_COUNTERS = (
+    ("srv_prompt_tokens", "Prompt tokens taken in.", "prompt_tokens"),
+    ("srv_cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
+    ("srv_generated_tokens", "Tokens generated.", "generated_tokens"),
+    ("srv_engine_steps", "Steps of the engine.", "steps"),
+    ("srv_retractions", "Sequences put back into the queue because pages ran out.", "retractions"),
+    ("srv_sequences_finished", "Sequences the engine has finished.", "finished"),
+    ("srv_sequences_aborted", "Sequences the engine has aborted.", "aborted"),
+)
+
+
+class _EngineStats(Collector):
+    """Shows the last `Stats` at each scrape."""
+
+    def __init__(self) -> None:
+        self.stats: Stats | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        if stats is None:
+            return
+        for name, text, attribute in _GAUGES:
+            yield GaugeMetricFamily(name, text, value=getattr(stats, attribute))
+        for name, text, attribute in _COUNTERS:
+            yield CounterMetricFamily(name, text, value=getattr(stats, attribute))
+        ratio = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+        yield GaugeMetricFamily("srv_cache_hit_ratio", "Share of prompt tokens found in the prefix cache.", value=ratio)
+
+
+class Metrics:
+    """One registry of its own for one server, so that several servers fit one process."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineStats()
+        self.registry.register(self._engine)
+        info = Gauge("srv_model_info", "The served model.", ["model"], registry=self.registry)
+        info.labels(model_name).set(1)
+        self._up = Gauge("srv_engine_up", "1 while the engine process runs.", registry=self.registry)
+        self._ttft = Histogram(
+            "srv_time_to_first_token_seconds",
+            "From the arrival of a request to the first token of a sequence.",
+            buckets=TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self._inter_token = Histogram(
+            "srv_inter_token_seconds",
+            "Time between tokens of one sequence.",
+            buckets=INTER_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self._request = Histogram(
+            "srv_request_seconds",
+            "From the arrival of a request to the end of a sequence.",
+            buckets=REQUEST_BUCKETS,
+            registry=self.registry,
+        )
+        self._finished = Counter(
+            "srv_sequences", "Sequences that ended, by reason.", ["finish_reason"], registry=self.registry
+        )
+        for reason in FinishReason:
+            self._finished.labels(reason.value)
+        self._http = Counter("srv_http_responses", "HTTP responses, by status.", ["status"], registry=self.registry)
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def next_tokens(self, seconds: float, tokens: int) -> None:
+        """`tokens` came together, `seconds` after the ones before."""
+        for _ in range(tokens):
+            self._inter_token.observe(seconds / tokens)
+
+    def sequence_ended(self, reason: FinishReason, seconds: float) -> None:
+        self._finished.labels(reason.value).inc()
+        self._request.observe(seconds)
+
+    def responded(self, status: int) -> None:
+        self._http.labels(str(status)).inc()
+
+    def expose(self, stats: Stats | None, alive: bool) -> bytes:
+        """The text exposition format, version 0.0.4."""
+        self._engine.stats = stats
+        self._up.set(1 if alive else 0)
+        return generate_latest(self.registry)

@@ -1,0 +1,235 @@
+"""`/generate`, the native endpoint: text or token ids, one or many; request and response as SGLang's.
+
+Must not know how sequences are made.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srv.errors import RequestError
+from srv.server.events import DONE, EventStream, event, while_connected
+from srv.server.failures import error_body
+from srv.server.fields import json_type, shorten
+from srv.server.generation import Gathered, Group
+from srv.server.intake import Prompt, Work, read_prompts
+from srv.server.logprobs import NativeEntry, native_entry, native_logprobs, native_top
+from srv.server.native_fields import DEFAULT_NEW_TOKENS, GenerateBody, NativeSampling
+from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOP_LOGPROBS, Sampling
+from srv.server.service import Service
+from srv.types import FinishReason
+
+T = TypeVar("T")
+
+
+def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool, str]:
+    """Prompts, whether they are a batch, and the field they came in."""
+    given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
+    if len(given) != 1:
+        what = "neither text nor input_ids is given" if not given else "text and input_ids are both given"
+        raise RequestError(f"{what}; send one of them", code="invalid_value", param="text")
+    param = given[0]
+    prompts, batch = read_prompts(getattr(body, param), param)
+    wanted = str if param == "text" else list
+    if any(not isinstance(prompt, wanted) for prompt in prompts):
+        kind = "texts" if param == "text" else "token ids"
+        raise RequestError(f"{param} must hold {kind}", code="invalid_type", param=param)
+    return prompts, batch, param
+
+
+def _each(value: object, count: int, batch: bool, param: str, check: Callable[[object, str], T]) -> list[T]:
+    """One checked value a prompt, from a single one or a list."""
+    if not isinstance(value, list):
+        return [check(value, param)] * count
+    if not batch:
+        raise RequestError(f"{param} is an array, but there is one prompt", code="invalid_type", param=param)
+    if len(value) != count:
+        raise RequestError(
+            f"{param} has {len(value)} entries for {count} prompts; send one each", code="invalid_value", param=param
+        )
+    return [check(one, f"{param}[{index}]") for index, one in enumerate(value)]
+
+
+def _flag(value: object, param: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise RequestError(f"{param} must be true or false, not {json_type(value)}", code="invalid_type", param=param)
+
+
+def _number(default: int, low: int, high: int) -> Callable[[object, str], int]:
+    def check(value: object, param: str) -> int:
+        if value is None:
+            return default
+        if type(value) is not int or not low <= value <= high:
+            raise RequestError(
+                f"{param} = {shorten(value)} is refused: it must be an integer from {low} to {high}",
+                code="invalid_value",
+                param=param,
+            )
+        return value
+
+    return check
+
+
+def _sampling_params(value: object, param: str) -> NativeSampling:
+    return NativeSampling.parse({} if value is None else value, param)
+
+
+def _rid(value: object, param: str) -> str | None:
+    if value is None or (isinstance(value, str) and 0 < len(value) <= MAX_RID_LENGTH):
+        return value
+    raise RequestError(
+        f"{param} = {shorten(value)} is refused: it must be a string of 1 to {MAX_RID_LENGTH} characters",
+        code="invalid_value",
+        param=param,
+    )
+
+
+class NativeShape:
+    """One prompt's outputs as SGLang shows them."""
+
+    def __init__(self, service: Service, body: GenerateBody, arrival: float) -> None:
+        self._service = service
+        self._names = service.text if body.return_text_in_logprobs else None
+        self._arrival = arrival
+
+    def show(self, result: Gathered, rid: str) -> dict[str, object]:
+        """What a sequence has so far; complete once `finish_reason` is set."""
+        sequence = result.sequence
+        meta: dict[str, object] = {
+            "id": rid,
+            "finish_reason": self._reason(result),
+            "prompt_tokens": len(sequence.work.tokens),
+            "completion_tokens": sequence.completion_tokens,
+            "cached_tokens": sequence.cached_tokens,
+            "e2e_latency": time.perf_counter() - self._arrival,
+        }
+        if sequence.work.params.logprobs is not None:
+            meta |= self._logprobs(result)
+        return {"text": result.text, "output_ids": list(result.tokens), "meta_info": meta}
+
+    def _reason(self, result: Gathered) -> dict[str, object] | None:
+        sequence = result.sequence
+        if sequence.finish is None:
+            return None
+        if sequence.finish is FinishReason.STOP:
+            return {"type": "stop", "matched": sequence.matched}
+        if sequence.finish is FinishReason.LENGTH:
+            return {"type": "length", "length": sequence.completion_tokens}
+        draining = self._service.lifecycle.draining
+        return {"type": "abort", "message": "the server is shutting down" if draining else "the request was aborted"}
+
+    def _logprobs(self, result: Gathered) -> dict[str, object]:
+        params, names = result.sequence.work.params, self._names
+        shown: dict[str, object] = {"output_token_logprobs": native_logprobs(names, result.logprobs)}
+        if params.logprobs:
+            shown["output_top_logprobs"] = native_top(names, result.logprobs)
+        if params.prompt_logprobs is not None:
+            scored = result.prompt_logprobs or []
+            first: list[NativeEntry] = []
+            if params.prompt_logprobs_start == 0:  # the first token of all has no predecessor to be likely after
+                first = [native_entry(names, result.sequence.work.tokens[0], None)]
+            shown["input_token_logprobs"] = [*first, *native_logprobs(names, scored)]
+            if params.prompt_logprobs:
+                shown["input_top_logprobs"] = [*([None] * len(first)), *native_top(names, scored)]
+        return shown
+
+
+class NativeGenerate:
+    """Serves `/generate`. A batch is one client request: it is aborted, and fails, as a whole."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, request: Request) -> Response:
+        arrival = time.perf_counter()
+        self.service.lifecycle.check_accepting()
+        body = GenerateBody.parse(await self.service.body(request))
+        prompts, batch, param = _prompts(body)
+        rids = self._rids(body, len(prompts), batch)
+        works = await self._works(body, prompts, batch, param)
+        several = batch or any(len(work.seeds) > 1 for work in works)
+        ticket, group = self.service.start(works, rids, arrival)
+        shape = NativeShape(self.service, body, arrival)
+        if body.stream:
+            return EventStream(self._events(shape, group, rids, several), ticket.close)
+        try:
+            results = await while_connected(request.receive, group.gather())
+        finally:
+            ticket.close()
+        shown = [shape.show(result, rids[result.sequence.prompt_index]) for result in results]
+        return Response(msgspec.json.encode(shown if several else shown[0]), media_type="application/json")
+
+    def _rids(self, body: GenerateBody, count: int, batch: bool) -> list[str]:
+        given = _each(body.rid, count, batch, "rid", _rid)
+        if batch and isinstance(body.rid, str):
+            given = [f"{body.rid}-{index}" for index in range(count)]
+        return [rid or uuid.uuid4().hex for rid in given]
+
+    async def _works(self, body: GenerateBody, prompts: list[Prompt], batch: bool, param: str) -> list[Work]:
+        count = len(prompts)
+        params = _each(body.sampling_params, count, batch, "sampling_params", _sampling_params)
+        wanted = _each(body.return_logprob, count, batch, "return_logprob", _flag)
+        starts = _each(
+            body.logprob_start_len, count, batch, "logprob_start_len", _number(-1, -1, self.service.settings.room)
+        )
+        tops = _each(body.top_logprobs_num, count, batch, "top_logprobs_num", _number(0, 0, MAX_TOP_LOGPROBS))
+        self.service.intake.check_count(1, sum(one.n or 1 for one in params), param)
+        works = []
+        for index, prompt in enumerate(prompts):
+            sampling = _with_logprobs(params[index], wanted[index], starts[index], tops[index])
+            name = f"{param}[{index}]" if batch else param
+            works.append(
+                await self.service.intake.prepare(prompt, sampling, param=name, default_max_tokens=DEFAULT_NEW_TOKENS)
+            )
+            _check_start(starts[index], len(works[-1].tokens))
+        return works
+
+    async def _events(
+        self, shape: NativeShape, group: Group, rids: list[str], several: bool
+    ) -> AsyncGenerator[bytes, None]:
+        results = [Gathered(sequence) for sequence in group.sequences]
+        aborted = False
+        async with aclosing(group.steps()) as steps:
+            async for step in steps:
+                result = results[step.sequence.index]
+                result.add(step)
+                aborted |= step.finish is FinishReason.ABORT
+                shown = shape.show(result, rids[step.sequence.prompt_index])
+                yield event({**shown, "index": step.sequence.index} if several else shown)
+        if aborted and self.service.lifecycle.draining:
+            yield event(error_body("the server is shutting down; the output is cut", 503, "shutting_down"))
+            return
+        yield DONE
+
+
+def _with_logprobs(params: NativeSampling, wanted: bool, start: int, top: int) -> Sampling:
+    if not wanted:
+        for value, param in ((start != -1, "logprob_start_len"), (top != 0, "top_logprobs_num")):
+            if value:
+                raise RequestError(
+                    f"{param} is refused: it needs return_logprob = true; send both or neither",
+                    code="invalid_value",
+                    param=param,
+                )
+        return params.sampling(logprobs=None, prompt_logprobs=None, prompt_logprobs_start=0)
+    return params.sampling(
+        logprobs=top, prompt_logprobs=None if start < 0 else top, prompt_logprobs_start=max(0, start)
+    )
+
+
+def _check_start(start: int, prompt_tokens: int) -> None:
+    if start >= prompt_tokens:
+        raise RequestError(
+            f"logprob_start_len = {start} is refused: the prompt has {prompt_tokens} tokens; choose one of them",
+            code="invalid_value",
+            param="logprob_start_len",
+        )

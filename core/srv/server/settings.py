@@ -1,0 +1,51 @@
+"""What the API process is told when it starts; frozen afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from srv.server.body import BodyLimits
+
+DEFAULT_BODY_LIMITS = BodyLimits()
+VALUES_PER_CONTEXT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Limits and names. `context_length` and `max_request_tokens` count prompt and output together.
+
+    `context_length` is the model's; `max_request_tokens` is what can ever fit the pages (from `Ready`).
+    `vocab_size` bounds token ids in requests. `max_prompt_bytes`: longer texts are refused unread (None:
+    derived from the context and the longest token). `max_request_values` bounds the JSON values of one body
+    (None: what a few prompts of token ids need). `model_info` and `server_info` are shown as they are.
+    """
+
+    model_name: str
+    context_length: int
+    max_request_tokens: int
+    vocab_size: int
+    api_key: str | None = None
+    max_request_bytes: int = DEFAULT_BODY_LIMITS.bytes
+    max_request_values: int | None = None
+    body_seconds: float = DEFAULT_BODY_LIMITS.seconds
+    max_stop_strings: int = 16
+    max_sequences: int = 1024  # prompts times n of one HTTP request
+    max_prompt_bytes: int | None = None
+    health_generate_seconds: float = 20.0
+    created: int = 0  # Unix time shown for the model
+    model_info: Mapping[str, Any] = field(default_factory=dict)
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        values = self.max_request_values
+        if values is None:
+            values = max(DEFAULT_BODY_LIMITS.values, VALUES_PER_CONTEXT * self.context_length)
+        return BodyLimits(self.max_request_bytes, values, self.body_seconds)
+
+    @property
+    def room(self) -> int:
+        """Most tokens of one request, prompt and output."""
+        return min(self.context_length, self.max_request_tokens)

@@ -1,0 +1,107 @@
+"""How text is cut into words before byte-pair merging, by the name that GGUF files give (`tokenizer.ggml.pre`).
+
+Owns the table of names. Must not know files or vocabularies. Each entry states what the original model's
+tokenizer.json does (the names are llama.cpp's); a name that is not here is refused, for a wrong cut gives
+wrong ids without any error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
+QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
+QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + SPACES
+SEED_CODER = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + SPACES
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+)
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+)
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
+DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
+)
+# The letters with case that deepseek-llm's tokenizer.json lists (Latin, Greek, Cyrillic, Cherokee, ...).
+DEEPSEEK_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
+PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
+FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """`splits`: regular expressions, each cutting the pieces of the one before; matches and gaps are words.
+
+    `nfc`: text is first composed to Unicode's form C. `whole_words`: a word that is a token is not merged
+    from its bytes. `begin_token`: whether a text begins with the model's first token if the file is silent.
+    """
+
+    splits: tuple[str, ...]
+    nfc: bool = False
+    whole_words: bool = False
+    begin_token: bool = False
+
+    def build(self) -> pre_tokenizers.PreTokenizer:
+        steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in self.splits]
+        return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        return normalizers.NFC() if self.nfc else None
+
+
+def _table() -> dict[str, PreTokenizer]:
+    digits = (r"\p{N}", GPT2)
+    families = [
+        (PreTokenizer((GPT2,)), "gpt-2 phi-2 jais trillion gigachat a.x-4.0 mellum granite-docling exaone4"),
+        (PreTokenizer((GPT2,), nfc=True), "mpt olmo"),
+        (PreTokenizer(digits), "smollm starcoder refact codeshell minerva-7b"),
+        (PreTokenizer(digits, nfc=True), "command-r"),
+        (PreTokenizer((LLAMA3,), whole_words=True, begin_token=True), "llama3 llama-v3 llama-bpe falcon3 lfm2"),
+        (PreTokenizer((LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
+        (PreTokenizer((QWEN2,), nfc=True), "qwen2"),
+        (PreTokenizer((QWEN2,)), "deepseek-r1-qwen stablelm2 hunyuan grok-2"),
+        (PreTokenizer((QWEN35,), nfc=True), "qwen35"),
+        (PreTokenizer((SEED_CODER,)), "seed-coder"),
+        (PreTokenizer((TEKKEN,), whole_words=True, begin_token=True), "tekken"),
+        (PreTokenizer((GPT4O,)), "gpt-4o llama4"),
+        (PreTokenizer(DEEPSEEK_LLM), "deepseek-llm"),
+        (PreTokenizer(DEEPSEEK_CODER), "deepseek-coder"),
+        (PreTokenizer(DEEPSEEK_V3), "deepseek-v3 hunyuan-dense"),
+        (PreTokenizer(FALCON), "falcon"),
+        (PreTokenizer((PUNCTUATION, GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
+    ]
+    return {name: family for family, names in families for name in names.split()}
+
+
+PRE_TOKENIZERS = _table()

@@ -1,0 +1,129 @@
+"""An engine without processes or HTTP: the real scheduler, runner and platform, driven from a test.
+
+    with LocalEngine.launch(["--device", "NAME", "--model-path", path, "--dtype", "float32"]) as engine:
+        outputs = engine.generate([Generate(...), ...])
+
+Everything is what `srv launch` would build from the same arguments; only the sockets are replaced by queues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from srv.args.cli import add_arguments
+from srv.cli.launch import engine_spec
+from srv.cli.survey import Situation, survey
+from srv.engine.build import Engine, build
+from srv.engine.loop import EngineLoop
+from srv.errors import EngineDead
+from srv.io.channel import InProcessChannel
+from srv.io.messages import FromEngine, Generate, GetStats, Outputs, Stats, ToEngine
+from srv.types import FinishReason, TokenLogprob
+
+TIMEOUT_S = 300.0
+
+
+@dataclass
+class Generated:
+    """Everything the engine said of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    error: tuple[str, str] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class LocalEngine:
+    """One engine in this process, stepped by the caller's thread."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self._channel = InProcessChannel()
+        self._engine: Engine = build(engine_spec(situation, "", ""))
+        self.ready = self._engine.ready
+        self.loop = EngineLoop(self._engine.scheduler, self._engine.executor, self._channel, self._engine.depth)
+        self.results: dict[str, Generated] = {}
+        self.stats_seen: Stats | None = None
+
+    @staticmethod
+    def launch(arguments: Sequence[str]) -> LocalEngine:
+        """What `srv launch` with these arguments would start. Raises what it would refuse with."""
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        namespace, unknown = parser.parse_known_args(list(arguments))
+        namespace.unknown = unknown
+        return LocalEngine(survey(namespace, {}))
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.executor.close()
+
+    def send(self, message: ToEngine) -> None:
+        if isinstance(message, Generate):
+            self.results[message.request] = Generated()
+        self._channel.put(message)
+
+    def step(self) -> None:
+        """One turn of the loop; what it said is gathered in `results`."""
+        self.loop.step(0)
+        while True:
+            try:
+                self._take(self._channel.take(0))
+            except queue.Empty:
+                return
+
+    def generate(self, messages: Iterable[Generate]) -> list[Generated]:
+        """Send these requests at once and step until each has ended; in the order given."""
+        sent = list(messages)
+        for message in sent:
+            self.send(message)
+        self.run([message.request for message in sent])
+        return [self.results[message.request] for message in sent]
+
+    def run(self, requests: Sequence[str]) -> None:
+        """Step until these requests have ended. EngineDead after TIMEOUT_S."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(self.results[request].finish is None for request in requests):
+            if time.monotonic() > deadline:
+                raise EngineDead(f"requests {list(requests)} did not end within {TIMEOUT_S:g} s")
+            self.step()
+
+    def stats(self) -> Stats:
+        """Fresh statistics, when nothing is in flight."""
+        self.stats_seen = None
+        self.send(GetStats(1))
+        while self.stats_seen is None or self.stats_seen.call != 1:
+            self.step()
+        return self.stats_seen
+
+    def check_integrity(self) -> None:
+        """free + cached + held == total, or IntegrityError."""
+        self._engine.scheduler.check_integrity()
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Stats):
+            self.stats_seen = message
+        elif isinstance(message, Outputs):
+            for output in message.outputs:
+                result = self.results[output.request]
+                result.tokens += output.tokens
+                result.logprobs += output.logprobs or []
+                result.prompt_logprobs += output.prompt_logprobs or []
+                result.finish = output.finish or result.finish
+                result.stop_token = output.stop_token if output.stop_token is not None else result.stop_token
+                result.error = output.error or result.error
+                result.prompt_tokens = output.prompt_tokens or result.prompt_tokens
+                result.cached_tokens = output.cached_tokens or result.cached_tokens

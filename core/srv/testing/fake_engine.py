@@ -1,0 +1,257 @@
+"""A fake engine and a fake tokenizer: everything behind the HTTP protocols, in one event loop, no model.
+
+`FakeEngine` is a `Channel` whose far end is itself. It keeps to the message protocol (an ABORT output for
+each aborted request, nothing after Finish, Flushed refused while requests run) and says what a script says.
+`ByteText` is a tokenizer with one token a byte and a few special ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from srv.errors import EngineDead, RequestError
+from srv.io.messages import (
+    Abort,
+    Drain,
+    Drained,
+    Finish,
+    FlushCache,
+    Flushed,
+    FromEngine,
+    Generate,
+    GetStats,
+    Output,
+    Outputs,
+    Stats,
+    ToEngine,
+)
+from srv.server.text import Piece
+from srv.types import FinishReason, TokenLogprob
+
+BOS, EOS, SPECIAL_TOKENS = 256, 257, 4
+PAGE_SIZE, PAGES = 16, 1000
+DEFAULT_OUTPUT = b"The quick brown fox jumps over the lazy dog. "
+
+Script = Callable[[Generate], Sequence[int]]
+
+
+def echo_forever(message: Generate) -> Sequence[int]:
+    """The default script: a sentence over and over, as long as is asked for."""
+    return (DEFAULT_OUTPUT * (message.params.max_tokens // len(DEFAULT_OUTPUT) + 1))[: message.params.max_tokens]
+
+
+@dataclass(slots=True)
+class _Running:
+    message: Generate
+    script: Sequence[int]
+    made: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Set `script` to choose the tokens of a request, `hold` to keep requests waiting without output.
+
+    `step_seconds`: pause between steps. `tokens_per_step`: tokens of one Output. `refuses`: (code, message)
+    with which every request fails. `received` lists every message that came.
+    """
+
+    script: Script = echo_forever
+    step_seconds: float = 0.0
+    tokens_per_step: int = 1
+    hold: bool = False
+    refuses: tuple[str, str] | None = None
+    cached_tokens: int = 0
+    received: list[ToEngine] = field(default_factory=list)
+    running: dict[str, _Running] = field(default_factory=dict)
+    _outbox: asyncio.Queue[FromEngine | EngineDead] = field(default_factory=asyncio.Queue)
+    _task: asyncio.Task[None] | None = None
+    _counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("prompt", "generated", "done", "aborted"), 0)
+    )
+
+    # ---- the channel ------------------------------------------------------------------------------------
+
+    async def send(self, message: ToEngine) -> None:
+        self.received.append(message)
+        match message:
+            case Generate():
+                self.running[message.request] = _Running(message, self.script(message))
+                self._counts["prompt"] += len(message.tokens)
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._work())
+            case Abort(requests):
+                self._abort(list(self.running) if requests is None else requests)
+            case Finish(request):
+                self.running.pop(request, None)
+                self._counts["done"] += 1
+            case FlushCache(call):
+                self._outbox.put_nowait(Flushed(call, not self.running, "requests are running" if self.running else ""))
+            case GetStats(call):
+                self._outbox.put_nowait(self.stats(call))
+            case Drain(seconds):
+                asyncio.get_running_loop().call_later(seconds, self._drained)
+
+    async def receive(self) -> FromEngine:
+        message = await self._outbox.get()
+        if isinstance(message, EngineDead):
+            raise message
+        return message
+
+    def die(self, reason: str = "killed by signal 9") -> None:
+        """What a process that was killed looks like from here."""
+        self.running.clear()
+        self._outbox.put_nowait(EngineDead(reason))
+
+    # ---- the work ---------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while self.running:
+            await asyncio.sleep(self.step_seconds)
+            if not self.hold and (outputs := [self._step(one) for one in list(self.running.values())]):
+                self._outbox.put_nowait(Outputs(outputs))
+
+    def _step(self, running: _Running) -> Output:
+        request, params = running.message.request, running.message.params
+        if self.refuses is not None:
+            del self.running[request]
+            return Output(request, [], FinishReason.ERROR, error=self.refuses)
+        first = running.made == 0
+        tokens = list(running.script[running.made : running.made + self.tokens_per_step])
+        tokens = tokens[: params.max_tokens - running.made]
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+        end = next((place for place, token in enumerate(tokens) if token in ends), None)
+        finish, stop_token = None, None
+        if end is not None:
+            tokens, finish, stop_token = tokens[: end + 1], FinishReason.STOP, tokens[end]
+        running.made += len(tokens)
+        self._counts["generated"] += len(tokens)
+        if finish is None and (running.made >= params.max_tokens or running.made >= len(running.script)):
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            del self.running[request]
+            self._counts["done"] += 1
+        prompt = running.message.tokens
+        scored = prompt[max(1, params.prompt_logprobs_start) :]
+        wants_prompt = first and params.prompt_logprobs is not None
+        return Output(
+            request,
+            tokens,
+            finish,
+            stop_token,
+            [fake_logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None,
+            [fake_logprob(token, params.prompt_logprobs or 0) for token in scored] if wants_prompt else None,
+            len(prompt),
+            self.cached_tokens,
+        )
+
+    def _abort(self, requests: Sequence[str]) -> None:
+        ended = [request for request in requests if self.running.pop(request, None) is not None]
+        self._counts["aborted"] += len(ended)
+        if ended:
+            self._outbox.put_nowait(Outputs([Output(request, [], FinishReason.ABORT) for request in ended]))
+
+    def _drained(self) -> None:
+        left = list(self.running)
+        self._abort(left)
+        self._outbox.put_nowait(Drained(len(left)))
+
+    def stats(self, call: int) -> Stats:
+        held = sum(1 + len(one.message.tokens) // PAGE_SIZE for one in self.running.values())
+        return Stats(
+            call=call,
+            running=0 if self.hold else len(self.running),
+            waiting=len(self.running) if self.hold else 0,
+            pages_total=PAGES,
+            pages_free=PAGES - held,
+            pages_cached=0,
+            pages_held=held,
+            prompt_tokens=self._counts["prompt"],
+            cached_tokens=0,
+            generated_tokens=self._counts["generated"],
+            steps=self._counts["generated"],
+            retractions=0,
+            finished=self._counts["done"],
+            aborted=self._counts["aborted"],
+        )
+
+
+def fake_logprob(token: int, top: int) -> TokenLogprob:
+    """A log-probability that tests can foresee: -token / 1000; the alternatives follow it, each 0.5 lower."""
+    best = -token / 1000
+    others = tuple(((token + place) % 256, best - place / 2) for place in range(top))
+    return TokenLogprob(token, best if token != EOS else -math.inf, 1, others)
+
+
+class ByteText:
+    """A tokenizer with one token a byte, then BOS, EOS and two more special tokens."""
+
+    vocab_size = 256 + SPECIAL_TOKENS
+    has_chat_template = True
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        shown = [self.token_bytes(token) for token in ids if token < 256 or not skip_special_tokens]
+        return b"".join(shown).decode(errors="replace")
+
+    def apply_chat_template(
+        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True, **extra: object
+    ) -> str:
+        if "fail" in extra:
+            raise RequestError("the chat template refuses this conversation", code="chat_template_error")
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return "".join(lines) + str(extra.get("preamble", "")) + ("assistant: " if add_generation_prompt else "")
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], stop: Sequence[str], skip_special_tokens: bool, include_stop: bool
+    ) -> ByteDetokenizer:
+        return ByteDetokenizer(self, stop, skip_special_tokens, include_stop)
+
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b"<%d>" % token
+
+
+class ByteDetokenizer:
+    """Keeps the whole output and looks at it anew each time: slow and plainly right."""
+
+    def __init__(self, text: ByteText, stop: Sequence[str], skip_special_tokens: bool, include_stop: bool) -> None:
+        self._text, self._stop, self._skip, self._include = text, stop, skip_special_tokens, include_stop
+        self._tokens: list[int] = []
+        self._sent = 0
+
+    def push(self, tokens: Sequence[int], final: bool) -> Piece:
+        self._tokens.extend(tokens)
+        whole = self._decode(len(self._tokens), final)
+        found = min(((place, stop) for stop in self._stop if (place := whole.find(stop)) >= 0), default=None)
+        if found is not None:
+            place, stop = found
+            text = whole[: place + len(stop) if self._include else place]
+            used = next(count for count in range(len(self._tokens) + 1) if self._decode(count, True).startswith(text))
+            return Piece(self._news(text), stop, used)
+        held = 0 if final else self._held(whole)
+        text = whole[: len(whole) - held]
+        if final:
+            return Piece(self._news(text), None, len(self._tokens))
+        fitting = (count for count in range(len(self._tokens), -1, -1) if len(self._decode(count, False)) <= len(text))
+        return Piece(self._news(text), None, next(fitting))
+
+    def _decode(self, count: int, final: bool) -> str:
+        shown = (self._text.token_bytes(token) for token in self._tokens[:count] if token < 256 or not self._skip)
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(shown), final)
+
+    def _held(self, text: str) -> int:
+        return max(
+            (size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0
+        )
+
+    def _news(self, text: str) -> str:
+        news, self._sent = text[self._sent :], max(self._sent, len(text))
+        return news

@@ -1,0 +1,158 @@
+"""An executor without a model, for tests of whatever plans steps.
+
+Owns a pretended KV pool, in which the cell of a position holds a checksum of all tokens up to it. The next
+token is read from that cell, so a page that was shared, freed or overwritten wrongly changes what is
+generated; besides, each broken rule of a plan raises AssertionError at once. Steps run when submitted.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from srv.sched.plan import Plan, Result, Row, RowResult, Start
+from srv.types import TokenLogprob
+
+
+def checksum(token: int, before: int) -> int:
+    """What the KV cell of a position holds: its token, mixed with the cell before it (0 at the first)."""
+    return zlib.crc32(token.to_bytes(8, "little"), before)
+
+
+@dataclass(slots=True)
+class _Slot:
+    start: Start
+    tokens: list[int]
+    cells: list[int]  # what the KV of each token must be
+    tables: tuple[list[int], ...]
+    computed: int = 0
+    damaged: bool = field(default=False)
+
+
+class FakeExecutor:
+    """`pages[group]` of `page_size` tokens; tokens are below `vocab_size`.
+
+    `row_error(step, slot)` and `step_error(step)` say what shall fail; a failed step has only read its `ends`.
+    """
+
+    def __init__(
+        self,
+        pages: Sequence[int],
+        page_size: int,
+        vocab_size: int = 50,
+        row_error: Callable[[int, int], bool] = lambda step, slot: False,
+        step_error: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self.page_size = page_size
+        self.vocab_size = vocab_size
+        self.row_error = row_error
+        self.step_error = step_error
+        self._kv = [[[0] * page_size for _ in range(count + 1)] for count in pages]
+        self._slots: dict[int, _Slot] = {}
+        self._next_step = 0
+
+    def submit(self, plan: Plan) -> Future[Result]:
+        future: Future[Result] = Future()
+        assert plan.step == self._next_step, f"step {plan.step} came in place of {self._next_step}"
+        self._next_step += 1
+        for slot in plan.ends:
+            self._slots.pop(slot, None)
+        if self.step_error(plan.step):
+            for row in plan.rows:
+                if row.slot in self._slots:
+                    self._slots[row.slot].damaged = True
+            future.set_exception(RuntimeError("the step failed"))
+            return future
+        for start in plan.starts:
+            tables: tuple[list[int], ...] = tuple([] for _ in self._kv)
+            self._slots[start.slot] = _Slot(start, list(start.tokens), self._cells(start.tokens), tables)
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
+        future.set_result(Result(plan.step, tuple(self._run(plan.step, row) for row in plan.rows)))
+        return future
+
+    def _cells(self, tokens: Sequence[int]) -> list[int]:
+        cells: list[int] = []
+        for token in tokens:
+            cells.append(checksum(token, cells[-1] if cells else 0))
+        return cells
+
+    def _run(self, step: int, row: Row) -> RowResult:
+        slot = self._slots.get(row.slot)
+        if slot is None or slot.damaged:  # it should have begun, or gone on, in a step that failed
+            return RowResult(row.slot, error=("lost", "the slot's state was lost"))
+        if self.row_error(step, row.slot):
+            slot.damaged = True
+            return RowResult(row.slot, error=("row_failed", "the row failed"))
+        self._append_pages(slot, row)
+        end = row.computed + row.scheduled
+        assert slot.computed in (0, row.computed), f"positions {slot.computed}..{row.computed} were left out"
+        assert row.scheduled > 0, "an empty row"
+        assert end <= len(slot.tokens), "a position was planned whose token nobody has"
+        self._write(slot, row.computed, end)
+        tokens = self._sample(slot, row) if row.sample else ()
+        slot.computed = end + max(0, len(tokens) - 1)
+        params = slot.start.params
+        logprobs = None if params.logprobs is None else tuple(TokenLogprob(token, -1.0, 1) for token in tokens)
+        return RowResult(row.slot, tokens, logprobs, self._scores(slot, row))
+
+    def _append_pages(self, slot: _Slot, row: Row) -> None:
+        for table, new, pool in zip(slot.tables, row.new_pages, self._kv, strict=True):
+            table.extend(new)
+            assert all(0 < page < len(pool) for page in new), f"pages {new} are not all in 1..{len(pool) - 1}"
+            assert len(set(table)) == len(table), "a page is in the table twice"
+            reach = row.computed + row.scheduled + row.lookahead
+            assert len(table) * self.page_size >= reach, f"{len(table)} pages do not reach position {reach}"
+
+    def _write(self, slot: _Slot, begin: int, end: int) -> None:
+        """Compute [begin, end): write its cells, and check what attention would read."""
+        size = self.page_size
+        for group, table in enumerate(slot.tables):
+            others = [other.tables[group] for other in self._slots.values() if other is not slot and not other.damaged]
+            for page in table[begin // size : -(-end // size)]:
+                assert not any(page in other for other in others), f"page {page} is written while another slot has it"
+            pool = self._kv[group]
+            for position in range(begin, end):
+                pool[table[position // size]][position % size] = slot.cells[position]
+            read = [cell for page in table[: -(-end // size)] for cell in pool[page]][:end]
+            assert read == slot.cells[:end], "attention would read another text's KV"
+
+    def _sample(self, slot: _Slot, row: Row) -> tuple[int, ...]:
+        """One token, or up to `lookahead` more, each of which is computed at once as an accepted draft."""
+        end = row.computed + row.scheduled
+        assert end == len(slot.tokens), "sampling before the last known token"
+        brought: list[int] = []
+        wanted = 1 + slot.cells[-1] // 7 % (row.lookahead + 1)
+        while True:
+            token = self._read(slot, end - 1) % self.vocab_size
+            brought.append(token)
+            slot.tokens.append(token)
+            slot.cells.append(checksum(token, slot.cells[-1]))
+            if len(brought) == wanted:
+                return tuple(brought)
+            self._write(slot, end, end + 1)
+            end += 1
+
+    def _read(self, slot: _Slot, position: int) -> int:
+        return self._kv[0][slot.tables[0][position // self.page_size]][position % self.page_size]
+
+    def _scores(self, slot: _Slot, row: Row) -> tuple[TokenLogprob, ...] | None:
+        """Log-probabilities that name the position they are of, negated."""
+        if not row.score:
+            return None
+        end = row.computed + row.scheduled
+        last = min(end, slot.start.prompt_tokens - 1)
+        return tuple(TokenLogprob(slot.tokens[p + 1], -float(p + 1), 1) for p in range(end - row.score, last))
+
+
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 50) -> list[int]:
+    """What the fake generates after a prompt, whatever else runs and however it is scheduled."""
+    state = 0
+    for token in prompt:
+        state = checksum(token, state)
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(state % vocab_size)
+        state = checksum(tokens[-1], state)
+    return tokens

@@ -1,0 +1,1 @@
+"""Op variants for host processors."""

@@ -1,0 +1,85 @@
+"""The mathematics of each op in float64: slow, plain, and what every implementation is compared with.
+
+Results are float64 on the host, whatever the arguments were. Nothing here is meant to be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.detach().to("cpu").double()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    wide = _wide(x)
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * _wide(weight)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(s), s) with s = residual + x, rounded to x's dtype as the residual stream is."""
+    total = (_wide(residual) + _wide(x)).to(x.dtype)
+    return rms_norm(total, weight, eps), total.double()
+
+
+def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate pairs (i, i + R/2) of the first R entries of each head by the angle of its position.
+
+    Rotary embeddings: Su et al. 2021, arXiv:2104.09864, with pairs half a vector apart (GPT-NeoX).
+    """
+    half = cos_sin.shape[1] // 2
+    table = _wide(cos_sin)[positions.to("cpu")].unsqueeze(1)
+    cos, sin = table[..., :half], table[..., half:]
+
+    def turn(x: Tensor) -> Tensor:
+        wide = _wide(x)
+        first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+
+    return turn(q), turn(k)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu(first half) · second half of the last axis (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
+    gate, up = _wide(x).chunk(2, -1)
+    return gate / (1 + (-gate).exp()) * up
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of ragged rows over a paged pool that holds their keys and values already.
+
+    q: [tokens, heads, key_dim]; keys: [pages, page_size, kv_heads, key_dim], values likewise; page_table:
+    [rows, columns]. Row i's queries are its last query_lens[i] of kv_lens[i] tokens. `window`: a token sees
+    itself and the window - 1 before it. `soft_cap`: scores become soft_cap · tanh(scores / soft_cap).
+    Returns [tokens, heads, value_dim].
+    """
+    group = q.shape[1] // keys.shape[2]
+    page_size, begin, out = keys.shape[1], 0, []
+    for row, (queries, length) in enumerate(zip(query_lens, kv_lens, strict=True)):
+        pages = page_table[row, : -(-length // page_size)].long().to(keys.device)
+        key = _wide(keys[pages]).flatten(0, 1)[:length].repeat_interleave(group, 1)
+        value = _wide(values[pages]).flatten(0, 1)[:length].repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", _wide(q[begin : begin + queries]), key) * scale
+        if soft_cap is not None:
+            scores = soft_cap * (scores / soft_cap).tanh()
+        distance = torch.arange(length - queries, length)[:, None] - torch.arange(length)
+        hidden = (distance < 0) | (distance >= (length if window is None else window))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", weights, value))
+        begin += queries
+    return torch.cat(out)

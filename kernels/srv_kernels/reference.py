@@ -1,0 +1,46 @@
+"""Plain-torch implementations of the ops, for any device that torch knows.
+
+They round where the published models round (a norm is computed in float32, cast to the model's dtype, then
+multiplied by its weight), so that greedy decoding in bfloat16 agrees with other implementations.
+Signatures are those of `srv_kernels.contracts`. Arguments are never changed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., D], weight [D] -> [..., D]."""
+    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x, residual [..., D], weight [D] -> (rms_norm(residual + x), residual + x)."""
+    total = residual + x
+    return F.rms_norm(total, (x.shape[-1],), None, eps) * weight, total
+
+
+def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k').
+
+    Both are turned as one tensor: at few tokens the number of operations is the cost.
+    """
+    heads, dim, turned = q.shape[1], q.shape[2], cos_sin.shape[1]
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
+    both = torch.cat((q, k), 1)
+    wide = both.float()
+    first, second = (wide if turned == dim else wide[..., :turned]).chunk(2, -1)
+    parts = [(first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)]
+    if turned != dim:
+        parts.append(wide[..., turned:])
+    out = torch.cat(parts, -1).to(q.dtype)
+    return out[:, :heads], out[:, heads:]
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """x [..., 2 I] -> [..., I]: silu of the first half times the second."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate).mul_(up)

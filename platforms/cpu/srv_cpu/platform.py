@@ -1,0 +1,109 @@
+"""The CPU platform at work: host memory is device memory, and work is done when a call returns."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import psutil
+import torch
+
+from srv.memory.layout import KVLayout
+from srv.models.base import torch_dtype
+from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
+from srv.platform.manifest import EngineContext
+from srv_cpu.linear import pack
+from srv_cpu.ops import OPS
+from srv_cpu.probe import memory_limit
+
+logger = logging.getLogger(__name__)
+
+
+class _Done:
+    """An event of a device without a queue: everything before it is done already."""
+
+    def synchronize(self) -> None:
+        return None
+
+
+class CpuPlatform:
+    """Implements `srv.platform.interface.Platform` for the machine's processors."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._done = _Done()
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    def device(self, local_rank: int) -> torch.device:
+        return torch.device("cpu")
+
+    def init_worker(self, rank: int) -> None:
+        """One thread a physical core that this process may use: a second hyper-thread only adds contention."""
+        torch.set_num_threads(usable_cores())
+
+    def child_env(self, rank: int) -> Mapping[str, str]:
+        """Threads of the compute pool sleep soon after a step, so that they leave the cores to the API process."""
+        return {"OMP_NUM_THREADS": str(usable_cores()), "OMP_WAIT_POLICY": "PASSIVE"}
+
+    def memory(self, device: torch.device) -> Memory:
+        """Free: what the operating system could give without swapping, within this container's limit."""
+        total = memory_limit()
+        used = psutil.Process().memory_info().rss
+        free = min(psutil.virtual_memory().available, max(total - used, 0))
+        return Memory(free=free, total=total)
+
+    def record_event(self, device: torch.device) -> Event:
+        return self._done
+
+    def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
+        """A pool that costs memory only where it is written: the system maps untouched pages to one of zeros.
+
+        (`torch.zeros` would write every byte; numpy asks the allocator for zeroed memory instead.)
+        """
+        group = layout.group
+        dtype = torch_dtype(layout.dtype)
+
+        def buffer(dim: int) -> torch.Tensor:
+            shape = (pages + 1, layout.page_size, group.kv_heads, dim)
+            zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(zeros).view(dtype).view(shape)
+
+        keys = tuple(buffer(group.key_dim) for _ in group.layers)
+        values = tuple(buffer(group.value_dim) for _ in group.layers)
+        return KVBuffers(layout, pages, keys, values)
+
+    @property
+    def ops(self) -> Sequence[OpImpl]:
+        return OPS
+
+    def post_load(self, model: torch.nn.Module) -> None:
+        """Repack weights into the layout that oneDNN reads fastest."""
+        logger.info("repacked %d weight matrices", pack(model))
+
+    def diagnose(self) -> list[Check]:
+        device = self._context.device
+        product = torch.ones(64, 64) @ torch.ones(64, 64)
+        right = bool((product == 64).all())
+        return [
+            Check("processor", True, f"{device.name}, {device.variant}, {usable_cores()} cores for compute"),
+            Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
+            Check("compute", right, "a 64 x 64 product is right" if right else "a 64 x 64 product is wrong"),
+        ]
+
+
+def usable_cores() -> int:
+    """Physical cores among the processors that this process may run on."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    logical = psutil.cpu_count(logical=True) or allowed
+    physical = psutil.cpu_count(logical=False) or logical
+    return max(1, min(allowed, round(allowed * physical / logical)))
+
+
+def create(context: EngineContext) -> CpuPlatform:
+    return CpuPlatform(context)

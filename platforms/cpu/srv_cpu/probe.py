@@ -1,0 +1,128 @@
+"""What this machine's processors can do and how much memory this process may use. Imports no torch.
+
+Reads what Linux shows under /proc and the control groups; elsewhere the machine's architecture must do.
+Each reader takes the root folder, so that tests can show it other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from srv.platform.facts import DeviceFacts
+from srv.platform.host import versions
+from srv.platform.manifest import ProbeContext, ProbeResult
+
+ROOT = Path("/")
+
+# Flags as Linux prints them. The kernels of a variant may use all that its row and the rows below name.
+_VARIANTS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("amx", frozenset({"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512bw", "avx512dq", "avx512vl"})),
+    ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})),
+    ("avx2", frozenset({"avx2", "fma", "f16c"})),
+)
+_FEATURES = (
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx_vnni",
+    "amx_bf16",
+    "amx_int8",
+    "amx_fp16",
+    "bf16",
+    "i8mm",
+    "asimddp",
+    "sve",
+)
+_NO_LIMIT = 1 << 60  # control groups print a number near 2**63 for "no limit"
+
+
+def probe(context: ProbeContext) -> ProbeResult:
+    """The processors of this host as one device."""
+    return look(ROOT, platform.machine())
+
+
+def look(root: Path, machine: str) -> ProbeResult:
+    """The result for a machine of architecture `machine` whose /proc and /sys lie under `root`."""
+    fields = _cpuinfo(root)
+    flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
+    variant, notes = _variant(flags, machine.lower())
+    if variant is None:
+        return ProbeResult(
+            False,
+            f"this processor ({fields.get('model name', machine)}) has neither AVX2 nor NEON",
+            "Use a 64-bit x86 processor made since about 2015, or a 64-bit ARM processor",
+            "unsupported_variant",
+        )
+    device = DeviceFacts(
+        variant=variant,
+        memory_bytes=memory_limit(root),
+        count=1,
+        name=fields.get("model name") or machine,
+        versions=versions("torch", "srv-kernels"),
+        features=tuple(feature for feature in _FEATURES if feature in flags),
+    )
+    return ProbeResult(available=True, device=device, notes=notes)
+
+
+def memory_limit(root: Path = ROOT) -> int:
+    """Bytes that this process may use: the machine's memory, or less if a control group says so."""
+    return min(_total_memory(root), *_group_limits(root), _NO_LIMIT)
+
+
+def _variant(flags: frozenset[str], machine: str) -> tuple[str | None, tuple[str, ...]]:
+    if machine in ("aarch64", "arm64"):
+        return "neon", ()
+    for variant, needed in _VARIANTS:
+        if needed <= flags:
+            return variant, ()
+    if not flags and machine in ("x86_64", "amd64"):
+        return "avx2", ("this system does not show its processor's flags: avx2 is taken for granted",)
+    return None, ()
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The fields of the first processor in /proc/cpuinfo."""
+    first = _read(root / "proc/cpuinfo").strip().partition("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def _total_memory(root: Path) -> int:
+    for line in _read(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_limits(root: Path) -> list[int]:
+    """Limits of this process's control groups and of those above them: version 2, then version 1.
+
+    Inside a container the path in /proc/self/cgroup may be the host's while the mount shows the
+    container's own group as its root: walking up to the mount's root covers both.
+    """
+    limits: list[int] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            limits += _limits(root / "sys/fs/cgroup", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes")
+    return limits
+
+
+def _limits(mount: Path, path: str, file: str) -> list[int]:
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    groups = [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    texts = (_read(group / file).strip() for group in groups)
+    return [int(text) for text in texts if text.isdigit() and int(text) > 0]
+
+
+def _read(path: Path) -> str:
+    """The text of a file of the kernel's; empty where this system has none or does not let us."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,198 @@
+"""Sampling on the host with plain torch operations.
+
+Owns how a token is found among the kept ones; what is kept, and the noise, come with the batch.
+
+A row is drawn in one of three ways, chosen by that row alone, so that its neighbours cannot change its token:
+
+    temperature 0    the most likely token, equals by token id
+    no filter        first token in vocabulary order whose cumulative weight exceeds uniform x total
+    any filter       likewise, among the kept tokens in order of falling logit, equals by token id
+
+Weights are exp((logit - largest) / temperature), float32, and their sums float64. For filtered rows the
+largest few hundred logits are looked at first; a row that they do not settle for certain is sorted whole,
+and both ways add the same numbers in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from srv.platform.interface import BackendContext, SamplingBatch
+
+_TOP_P_CANDIDATES = 256  # most nuclei are smaller; a full sort costs ten times this
+_TIE_SLACK = 32  # candidates beyond top_k, so that equals at its border are seen
+_SORT_ELEMENTS = 1 << 20  # elements sorted at once: bounds the scratch memory to some 32 MiB
+
+
+class TorchSampling:
+    """The "torch" sampling backend of the CPU platform."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self._device = context.device
+
+    def sample(self, batch: SamplingBatch) -> torch.Tensor:
+        """int64 [rows]. See `srv.platform.interface.SamplingBackend`.
+
+        A row without finite logits gets some token within the vocabulary; the caller discards it.
+        """
+        if batch.all_greedy:
+            return _most_likely(batch.logits)
+        greedy = batch.temperature == 0
+        filtered = (batch.top_k < batch.logits.shape[1]) | (batch.top_p < 1) | (batch.min_p > 0)
+        tokens = torch.empty(len(greedy), dtype=torch.int64)
+        for mask, draw in (
+            (greedy, lambda rows: _most_likely(rows.logits)),
+            (~greedy & ~filtered, _draw_unfiltered),
+            (~greedy & filtered, _draw_filtered),
+        ):
+            index = mask.nonzero().squeeze(1)
+            if len(index) == len(tokens):
+                return draw(_Rows.of(batch))
+            if len(index):
+                tokens[index] = draw(_Rows.of(batch).select(index))
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    logits: torch.Tensor  # float32 [n, vocab]; the others [n, 1]
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    uniform: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: SamplingBatch) -> _Rows:
+        columns = (batch.temperature, batch.top_k.long(), batch.top_p, batch.min_p, batch.uniform)
+        return cls(batch.logits, *(column.unsqueeze(1) for column in columns))
+
+    def select(self, index: torch.Tensor) -> _Rows:
+        columns = (self.logits, self.temperature, self.top_k, self.top_p, self.min_p, self.uniform)
+        return _Rows(*(column.index_select(0, index) for column in columns))
+
+    def weights(self) -> torch.Tensor:
+        """float32 [n, vocab]; 1 for the most likely token."""
+        return (self.logits - self.logits.amax(-1, keepdim=True)).div_(self.temperature).exp_()
+
+
+def _blocks(matrix: torch.Tensor) -> torch.Tensor | None:
+    """[n, vocab] seen as [n, blocks, size]: reducing inner blocks first is many times faster than whole rows."""
+    for size in (256, 128, 64, 32):
+        if matrix.shape[1] % size == 0:
+            return matrix.view(matrix.shape[0], -1, size)
+    return None
+
+
+def _pick(blocks: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """blocks[i, which[i]]: [n, size] from [n, blocks, size] and int64 [n, 1]."""
+    return blocks.gather(1, which.unsqueeze(2).expand(-1, 1, blocks.shape[2])).squeeze(1)
+
+
+def _most_likely(logits: torch.Tensor) -> torch.Tensor:
+    blocks = _blocks(logits) if logits.is_contiguous() else None
+    if blocks is None:
+        return logits.max(-1).indices
+    block = blocks.amax(-1).argmax(-1, keepdim=True)
+    return (block * blocks.shape[2] + _pick(blocks, block).argmax(-1, keepdim=True)).squeeze(1)
+
+
+def _below(points: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """Points pushed below their totals, so that rounding cannot lead past the last token of any weight."""
+    return torch.minimum(points, torch.nextafter(totals, torch.zeros_like(totals)))
+
+
+def _first_above(cumulative: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """int64 [n, 1]: the first index whose cumulative weight exceeds the point; within range even for NaN."""
+    return torch.searchsorted(cumulative, points, right=True).clamp_(max=cumulative.shape[1] - 1)
+
+
+def _draw_unfiltered(rows: _Rows) -> torch.Tensor:
+    weights = rows.weights()
+    blocks = _blocks(weights)
+    if blocks is None:
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+        totals = cumulative[:, -1:]
+        return _first_above(cumulative, _below(rows.uniform * totals, totals)).squeeze(1)
+    outer = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    totals = outer[:, -1:]
+    points = _below(rows.uniform * totals, totals)
+    block = _first_above(outer, points)
+    before = torch.where(block > 0, outer.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inner = _pick(blocks, block).cumsum(-1, dtype=torch.float64)
+    offset = _first_above(inner, _below(points - before, inner[:, -1:]))
+    return (block * blocks.shape[2] + offset).squeeze(1)
+
+
+def _draw_filtered(rows: _Rows) -> torch.Tensor:
+    vocab = rows.logits.shape[1]
+    limited = rows.top_k < vocab
+    totals = torch.zeros_like(rows.uniform)
+    whole = (~limited & (rows.top_p < 1)).squeeze(1).nonzero().squeeze(1)
+    if len(whole):
+        totals[whole] = _totals(rows.select(whole).weights())
+    width = 0 if limited.all() else _TOP_P_CANDIDATES
+    if limited.any():
+        width = max(width, int(rows.top_k[limited].max()) + _TIE_SLACK)
+    if width >= vocab:
+        return _draw_sorted(rows, totals)
+    tokens, settled = _draw_ordered(rows, *_largest(rows.logits, width), totals)
+    unsettled = (~settled).nonzero().squeeze(1)
+    if len(unsettled):
+        tokens[unsettled] = _draw_sorted(rows.select(unsettled), totals[unsettled])
+    return tokens
+
+
+def _totals(weights: torch.Tensor) -> torch.Tensor:
+    """float64 [n, 1]: each row's sum, added up in an order that the number of rows does not change."""
+    blocks = _blocks(weights)
+    if blocks is None:
+        return weights.cumsum(-1, dtype=torch.float64)[:, -1:]
+    return blocks.sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
+
+
+def _largest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `width` largest logits and their token ids, falling, equals by token id."""
+    values, ids = logits.topk(width, dim=-1, sorted=False)
+    ids, order = ids.sort(-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _draw_sorted(rows: _Rows, totals: torch.Tensor) -> torch.Tensor:
+    step = max(1, _SORT_ELEMENTS // rows.logits.shape[1])
+    parts = []
+    for begin in range(0, len(totals), step):
+        index = torch.arange(begin, min(begin + step, len(totals)))
+        part = rows.select(index)
+        values, ids = part.logits.sort(dim=-1, descending=True, stable=True)
+        parts.append(_draw_ordered(part, values, ids, totals[index])[0])
+    return torch.cat(parts)
+
+
+def _draw_ordered(
+    rows: _Rows, values: torch.Tensor, ids: torch.Tensor, totals: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from candidates in order; `values` and `ids`, [n, width], hold the row's largest logits.
+
+    `totals`, float64 [n, 1]: the weight of the whole vocabulary, for rows with top_p and without top_k.
+    Returns the tokens, int64 [n], and whether each is certain: the kept tokens end before the candidates do,
+    and no token left out of the candidates equals the last one kept.
+    """
+    vocab, width = rows.logits.shape[1], values.shape[1]
+    weights = ((values - values[:, :1]) / rows.temperature).exp_()
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    kept = rows.top_k.clamp(max=width)
+    totals = torch.where(rows.top_k < vocab, cumulative.gather(1, kept - 1), totals)
+    bound = torch.where(rows.top_p < 1, rows.top_p * totals, torch.inf)
+    in_nucleus = 1 + (cumulative[:, :-1] < bound).sum(-1, keepdim=True)
+    above_floor = (weights >= rows.min_p).sum(-1, keepdim=True)
+    kept = torch.minimum(torch.minimum(kept, in_nucleus), above_floor).clamp_(min=1)
+    mass = cumulative.gather(1, kept - 1)
+    chosen = _first_above(cumulative, _below(rows.uniform * mass, mass))
+    settled = (values.gather(1, kept - 1) > values[:, -1:]) | (weights[:, -1:] == 0)
+    if width == vocab:
+        settled = torch.ones_like(settled)
+    return ids.gather(1, chosen).squeeze(1), settled.squeeze(1)

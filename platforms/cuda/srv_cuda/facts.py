@@ -1,0 +1,79 @@
+"""What is known of NVIDIA GPUs without one: variants, profiles, capabilities, backends and their demands."""
+
+from __future__ import annotations
+
+import re
+
+from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+
+VARIANTS = ("sm80", "sm90", "sm100")
+
+_GIB = 1 << 30
+_FLASHINFER_HEADS = (64, 128, 256)
+
+PROFILES = {
+    "sm80": DeviceFacts("sm80", 80 * _GIB, 1, "NVIDIA A100 80GB"),
+    "sm80-40gb": DeviceFacts("sm80", 40 * _GIB, 1, "NVIDIA A100 40GB"),
+    "sm90": DeviceFacts("sm90", 80 * _GIB, 1, "NVIDIA H100 80GB"),
+    "sm90-141gb": DeviceFacts("sm90", 141 * _GIB, 1, "NVIDIA H200 141GB"),
+    "sm100": DeviceFacts("sm100", 180 * _GIB, 1, "NVIDIA B200 180GB"),
+}
+
+
+def capabilities(device: DeviceFacts) -> frozenset[str]:
+    """bfloat16 needs compute capability 8.0; everything else holds for all that this platform knows."""
+    words = {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16"}
+    match = re.fullmatch(r"sm(\d+)", device.variant)
+    if match and int(match[1]) >= 80:
+        words.add("bfloat16")
+    return frozenset(words)
+
+
+def _flashinfer(seen: Seen) -> Requires | Unfit:
+    """FlashInfer compiles for certain head sizes, and is a package of its own.
+
+    Versions are known of a machine that was probed, and of no profile: there its presence is assumed.
+    """
+    reasons: list[str] = []
+    if seen.device.versions and "flashinfer-python" not in seen.device.versions:
+        reasons.append("the package flashinfer-python is not installed")
+    if seen.model is not None and seen.model.head_dim not in _FLASHINFER_HEADS:
+        reasons.append(f"head_dim {seen.model.head_dim} is not among {', '.join(map(str, _FLASHINFER_HEADS))}")
+    return Unfit(tuple(reasons)) if reasons else Requires()
+
+
+def _fits(seen: Seen) -> Requires:
+    return Requires()
+
+
+BACKENDS = {
+    "attention": (
+        BackendSpec(
+            name="flashinfer",
+            priority=20,
+            check=_flashinfer,
+            target="srv_cuda.unbuilt:create",
+            kv_order="page_token_head",
+            summary="FlashInfer's paged prefill and decode wrappers, KV layout NHD",
+        ),
+        BackendSpec(
+            name="triton",
+            priority=10,
+            check=_fits,
+            target="srv_cuda.unbuilt:create",
+            kv_order="page_token_head",
+            summary="the Triton kernels of srv-kernels",
+        ),
+    ),
+    "sampling": (
+        BackendSpec(
+            name="pytorch",
+            priority=10,
+            check=_fits,
+            target="srv_cuda.unbuilt:create",
+            summary="sorting and cumulative sums in torch",
+        ),
+    ),
+}
+
+FACTS = PlatformFacts(capabilities, PROFILES, backends=BACKENDS)

@@ -1,0 +1,136 @@
+"""Is there an NVIDIA GPU with a driver, and a torch that was built for it? Imports no torch.
+
+The driver's own library is asked (CUDA driver API, through ctypes): it answers in milliseconds and honours
+CUDA_VISIBLE_DEVICES. That runs in the probe's child process, where a crash of the driver harms nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from srv.platform.facts import DeviceFacts
+from srv.platform.host import torch_build, versions
+from srv.platform.manifest import ProbeContext, ProbeResult
+from srv_cuda import unbuilt
+from srv_cuda.facts import VARIANTS
+
+_CONTROL_DEVICE = Path("/dev/nvidiactl")
+_LIBRARY = "libcuda.so.1"
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_DRIVER_REMEDY = "Install NVIDIA's driver and check it with nvidia-smi; in a container, start it with GPU access"
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What the driver says. `version` is the newest CUDA release it serves, as (major, minor)."""
+
+    version: tuple[int, int]
+    devices: tuple[tuple[str, int, int, int], ...]  # name, bytes, compute capability major, minor
+
+
+class DriverError(Exception):
+    """The driver's library is missing or answers with an error."""
+
+
+def probe(context: ProbeContext) -> ProbeResult:
+    """NVIDIA GPUs of this machine."""
+    if not _CONTROL_DEVICE.exists() and not _library_loads():
+        return ProbeResult(
+            False,
+            f"no NVIDIA driver: neither {_CONTROL_DEVICE} nor {_LIBRARY} is here",
+            _DRIVER_REMEDY,
+            "driver_missing",
+        )
+    try:
+        driver = ask_driver()
+    except DriverError as error:
+        return ProbeResult(False, f"the NVIDIA driver does not work: {error}", _DRIVER_REMEDY, "driver_failed")
+    return judge(driver, torch_build().get("cuda"))
+
+
+def judge(driver: Driver, built_for: str | None) -> ProbeResult:
+    """The result for a working driver and the CUDA release that torch was built for (None: without CUDA)."""
+    if not driver.devices:
+        remedy = "Look at CUDA_VISIBLE_DEVICES, and at nvidia-smi for what the driver sees"
+        return ProbeResult(False, "the NVIDIA driver shows no device", remedy, "no_device")
+    device, notes = _describe(driver)
+    if built_for is None:
+        return ProbeResult(
+            False,
+            f"{device.name} is here, but the installed torch was built without CUDA",
+            "Install a torch built for CUDA (https://pytorch.org/get-started/locally)",
+            "torch_without_cuda",
+            device,
+            notes,
+        )
+    if driver.version[0] < int(built_for.partition(".")[0]):
+        served = f"{driver.version[0]}.{driver.version[1]}"
+        return ProbeResult(
+            False,
+            f"torch was built for CUDA {built_for}, but the driver serves CUDA {served} at most",
+            "Update the NVIDIA driver, or install a torch built for an older CUDA",
+            "driver_too_old",
+            device,
+            notes,
+        )
+    return ProbeResult(
+        False, f"{device.name} is here, but {unbuilt.REASON}", unbuilt.REMEDY, unbuilt.CODE, device, notes
+    )
+
+
+def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
+    name, memory, major, minor = driver.devices[0]
+    variant = f"sm{major}{minor}"
+    notes: list[str] = []
+    if variant not in VARIANTS:
+        notes.append(f"{variant} is not among the variants this platform knows ({', '.join(VARIANTS)})")
+    if len({each[0] for each in driver.devices}) > 1:
+        notes.append(f"the devices differ: {', '.join(each[0] for each in driver.devices)}")
+    found = {"driver (CUDA)": f"{driver.version[0]}.{driver.version[1]}"}
+    found.update(versions("torch", "triton", "flashinfer-python"))
+    memory = min(each[1] for each in driver.devices)
+    return DeviceFacts(variant, memory, len(driver.devices), name, found), tuple(notes)
+
+
+def ask_driver() -> Driver:
+    """Ask the CUDA driver API; DriverError with its own words if it cannot answer."""
+    try:
+        cuda = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise DriverError(str(error)) from error
+    _call(cuda, "cuInit", 0)
+    number = ctypes.c_int()
+    _call(cuda, "cuDriverGetVersion", ctypes.byref(number))
+    version = (number.value // 1000, number.value % 1000 // 10)
+    _call(cuda, "cuDeviceGetCount", ctypes.byref(number))
+    return Driver(version, tuple(_device(cuda, index) for index in range(number.value)))
+
+
+def _device(cuda: ctypes.CDLL, index: int) -> tuple[str, int, int, int]:
+    handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    memory, name = ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    _call(cuda, "cuDeviceGet", ctypes.byref(handle), index)
+    _call(cuda, "cuDeviceGetName", name, len(name), handle)
+    _call(cuda, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    _call(cuda, "cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, handle)
+    _call(cuda, "cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, handle)
+    return name.value.decode(errors="replace"), memory.value, major.value, minor.value
+
+
+def _call(cuda: ctypes.CDLL, function: str, *arguments: object) -> None:
+    status = getattr(cuda, function)(*arguments)
+    if status != 0:
+        text = ctypes.c_char_p()
+        known = cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value is not None
+        detail = (text.value or b"").decode(errors="replace") if known else "an unknown error"
+        raise DriverError(f"{function} gives {status}, {detail}")
+
+
+def _library_loads() -> bool:
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True

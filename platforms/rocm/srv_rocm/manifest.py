@@ -1,0 +1,25 @@
+"""The AMD ROCm platform, described. Imports neither torch nor a vendor's package.
+
+Its device code is not built yet. What is said here is true all the same: `srv plan --device rocm:PROFILE`
+resolves from it, the probe tells what this machine lacks (hardware first), and `create`, like every
+backend's target, refuses with `not_implemented` before a weight is read.
+"""
+
+from __future__ import annotations
+
+from srv.platform.manifest import Manifest
+from srv_rocm.facts import FACTS, VARIANTS
+from srv_rocm.probe import probe
+from srv_rocm.unbuilt import create
+
+MANIFEST = Manifest(
+    name="rocm",
+    api=(1, 0),
+    core=">=0.1,<0.2",
+    variants=VARIANTS,
+    priority=90,
+    summary="AMD Instinct GPUs of the MI300 and MI350 series (not implemented yet)",
+    facts=FACTS,
+    probe=probe,
+    create=create,
+)

@@ -1,0 +1,62 @@
+"""Is there an AMD GPU with the ROCm kernel driver, and a torch built for it?
+
+Torch is imported only when both are there: then it is the one to ask, in the probe's child process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from srv.platform.facts import DeviceFacts
+from srv.platform.host import torch_build, versions
+from srv.platform.manifest import ProbeContext, ProbeResult
+from srv_rocm import unbuilt
+from srv_rocm.facts import VARIANTS
+
+_DRIVER = Path("/dev/kfd")
+
+
+def probe(context: ProbeContext) -> ProbeResult:
+    """AMD GPUs of this machine."""
+    before = obstacle(_DRIVER, torch_build().get("hip"))
+    if before is not None:
+        return before
+    try:
+        device = _ask_torch()
+    except (ImportError, OSError, RuntimeError) as error:
+        remedy = "Check the driver with rocminfo, and that torch was built for the installed ROCm release"
+        return ProbeResult(False, f"torch cannot use the AMD GPU: {error}", remedy, "driver_failed")
+    if device is None:
+        remedy = "Look at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and at rocminfo for what the driver sees"
+        return ProbeResult(False, "torch sees no AMD GPU", remedy, "no_device")
+    notes = () if device.variant in VARIANTS else (f"{device.variant} is not among {', '.join(VARIANTS)}",)
+    return ProbeResult(
+        False, f"{device.name} is here, but {unbuilt.REASON}", unbuilt.REMEDY, unbuilt.CODE, device, notes
+    )
+
+
+def obstacle(driver: Path, built_for: str | None) -> ProbeResult | None:
+    """What stands in the way before torch need be asked; `built_for`: torch's ROCm release, None without."""
+    if not driver.exists():
+        remedy = "Install AMD's kernel driver (amdgpu with ROCm); in a container, pass /dev/kfd and /dev/dri"
+        return ProbeResult(False, f"no ROCm driver: {driver} is not here", remedy, "driver_missing")
+    if not os.access(driver, os.R_OK | os.W_OK):
+        remedy = "Add the user to the groups `render` and `video`, and log in again"
+        return ProbeResult(False, f"this user may not open {driver}", remedy, "driver_forbidden")
+    if built_for is None:
+        remedy = "Install a torch built for ROCm (https://pytorch.org/get-started/locally)"
+        return ProbeResult(False, "the installed torch was built without ROCm", remedy, "torch_without_rocm")
+    return None
+
+
+def _ask_torch() -> DeviceFacts | None:
+    """What torch says; its device functions carry CUDA's names on ROCm too. None: it sees no device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    first = torch.cuda.get_device_properties(0)
+    variant = first.gcnArchName.split(":")[0]
+    found = versions("torch", "triton", "amd-aiter") | {"ROCm": str(torch.version.hip)}
+    return DeviceFacts(variant, first.total_memory, torch.cuda.device_count(), first.name, found)

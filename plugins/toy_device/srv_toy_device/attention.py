@@ -1,0 +1,176 @@
+"""Paged attention for the toy device, written to be read: gather the pages, then an explicit softmax.
+
+Rows of equal query length are computed together (all decoding rows are one such group), padded to the
+group's longest context. A large group is cut into pieces, so that the memory for gathered keys and for
+scores has a bound, which `srv_toy_device.facts` reserves. Scores are float32, whatever the model's dtype.
+
+    pool [pages + 1, page_size, kv_heads, head_dim], seen as slots [(pages + 1) * page_size, ...]
+
+    slot of token t of a row = page_table[row, t // page_size] * page_size + t % page_size
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv_toy_device.limits import GATHERED_TOKENS, SCORES_PER_HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one query length, or a stretch of one row's queries.
+
+    tokens: int64 [rows * queries], their places in the token axis. slots: int64 [rows, keys], where each key
+    lies in the pool. positions: int64 [rows, queries], the position of each query in its row.
+    """
+
+    rows: int
+    queries: int
+    tokens: Tensor
+    slots: Tensor
+    positions: Tensor
+
+    def visible(self, window: int | None) -> Tensor:
+        """bool [rows, 1, 1, queries, keys]: which keys a query attends to."""
+        key = torch.arange(self.slots.shape[1], device=self.slots.device)
+        distance = self.positions[:, :, None] - key
+        visible = distance >= 0
+        if window is not None:
+            visible &= distance < window
+        return visible[:, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """One step. new_slots: int64 [tokens], where the step's own keys and values go."""
+
+    new_slots: Tensor
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row on the host: its index in the batch, the place of its first token, and its lengths."""
+
+    index: int
+    begin: int
+    queries: int
+    length: int
+
+
+class ToyPagedAttention:
+    """Implements `srv.platform.interface.AttentionBackend`."""
+
+    def __init__(self, context: BackendContext) -> None:
+        if context.kv is None:
+            raise ValueError("toy_paged attends over a KV pool, but none was allocated")
+        self._device = context.device
+        self._page_size = context.kv.layout.page_size
+        self._keys = [_as_slots(buffer) for buffer in context.kv.keys]
+        self._values = [_as_slots(buffer) for buffer in context.kv.values]
+
+    def plan(self, batch: AttentionBatch) -> Metadata:
+        rows: list[_Row] = []
+        begin = 0
+        for index, (queries, length) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+            rows.append(_Row(index, begin, queries, length))
+            begin += queries
+        owners = [row.index for row in rows for _ in range(row.queries)]
+        positions = [position for row in rows for position in range(row.length - row.queries, row.length)]
+        return Metadata(
+            new_slots=self._slots(batch.page_table, self._on_device(owners), self._on_device(positions)),
+            pieces=tuple(
+                self._piece(batch.page_table, some, first, last)
+                for some in _together(rows)
+                for first, last in _stretches(some)
+            ),
+        )
+
+    def _piece(self, page_table: Tensor, rows: list[_Row], first: int, last: int) -> Piece:
+        """Queries `first` to `last` (exclusive) of each of `rows`, with the keys that any of them can see."""
+        ends = [row.length - row.queries + last for row in rows]
+        end = self._on_device(ends)[:, None]
+        key = torch.arange(max(ends), device=self._device)
+        return Piece(
+            rows=len(rows),
+            queries=last - first,
+            tokens=self._on_device([row.begin + query for row in rows for query in range(first, last)]),
+            # Past its end a row reads its own last token again, masked: another row's memory may hold NaN,
+            # and a probability of zero does not make NaN go away.
+            slots=self._slots(
+                page_table, self._on_device([row.index for row in rows])[:, None], torch.minimum(key, end - 1)
+            ),
+            positions=end - (last - first) + torch.arange(last - first, device=self._device),
+        )
+
+    def _slots(self, page_table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Pool slots of token positions; `rows` and `positions` broadcast."""
+        pages = page_table[rows, positions // self._page_size].to(torch.int64)
+        return pages * self._page_size + positions % self._page_size
+
+    def _on_device(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self._device)
+
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Metadata) -> Tensor:
+        keys, values = self._keys[layer.index], self._values[layer.index]
+        keys.index_copy_(0, metadata.new_slots, k.to(keys.dtype))
+        values.index_copy_(0, metadata.new_slots, v.to(values.dtype))
+        out = torch.empty_like(q)
+        for piece in metadata.pieces:
+            attended = _attend(layer, piece, q[piece.tokens], keys[piece.slots], values[piece.slots])
+            out.index_copy_(0, piece.tokens, attended.to(out.dtype))
+        return out
+
+
+def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Rows of one query length, in parts that gather at most `GATHERED_TOKENS` keys where there are several."""
+    by_queries: dict[int, list[_Row]] = defaultdict(list)
+    for row in rows:
+        by_queries[row.queries].append(row)
+    for equal in by_queries.values():
+        part: list[_Row] = []
+        longest = 0
+        for row in sorted(equal, key=lambda row: row.length):
+            longest = max(longest, row.length)
+            if part and (len(part) + 1) * longest > GATHERED_TOKENS:
+                yield part
+                part = []
+            part.append(row)
+        yield part
+
+
+def _stretches(rows: list[_Row]) -> Iterator[tuple[int, int]]:
+    """Ranges of queries of `rows` with at most `SCORES_PER_HEAD` scores, or of one query each."""
+    step = max(1, SCORES_PER_HEAD // (len(rows) * max(row.length for row in rows)))
+    for first in range(0, rows[0].queries, step):
+        yield first, min(first + step, rows[0].queries)
+
+
+def _as_slots(buffer: Tensor) -> Tensor:
+    """[pages + 1, page_size, kv_heads, head_dim] as [slots, kv_heads, head_dim], without copying."""
+    return buffer.view(-1, buffer.shape[2], buffer.shape[3])
+
+
+def _attend(layer: AttentionLayer, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of one piece.
+
+    q: [rows * queries, heads, head_dim]; k, v: [rows, keys, kv_heads, head_dim].
+    Returns float32 [rows * queries, heads, head_dim]. Query heads h * n .. h * n + n - 1 share KV head h.
+    """
+    sharing = layer.heads // layer.kv_heads
+    shape = (piece.rows, piece.queries, layer.kv_heads, sharing, layer.head_dim)
+    query = q.float().view(shape).permute(0, 2, 3, 1, 4)
+    key = k.float().permute(0, 2, 3, 1)[:, :, None]
+    value = v.float().permute(0, 2, 1, 3)[:, :, None]
+    scores = (query @ key) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = scores.masked_fill(~piece.visible(layer.window), float("-inf"))
+    attended = scores.softmax(dim=-1) @ value
+    return attended.permute(0, 3, 1, 2, 4).reshape(-1, layer.heads, layer.head_dim)

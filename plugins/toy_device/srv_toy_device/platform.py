@@ -1,0 +1,101 @@
+"""The toy platform at work in one worker process: the live side of the contract, member by member."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from srv.errors import PlatformUnavailable
+from srv.memory.layout import KVLayout
+from srv.platform.interface import Check, Event, KVBuffers, Memory, OpArgs, OpImpl
+from srv_toy_device.device import Accelerator
+from srv_toy_device.facts import KV_ORDER
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _supports(args: OpArgs) -> str | None:
+    return None if args.dtype in _DTYPES else f"{args.dtype} is not float32, float16 or bfloat16"
+
+
+# The reference functions are made of torch operators alone, and the device has all of those.
+OPS = tuple(
+    OpImpl(op=name, name="reference", supports_args=_supports, target=f"srv_kernels.reference:{name}")
+    for name in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+)
+
+
+class ToyPlatform:
+    """Implements `srv.platform.interface.Platform`. `accelerator` is `torch.toy`, already registered."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    @property
+    def name(self) -> str:
+        return "toy"
+
+    def device(self, local_rank: int) -> torch.device:
+        """PlatformUnavailable for any rank but 0: PyTorch's hooks for Python know one device."""
+        if local_rank != 0:
+            raise PlatformUnavailable(
+                self.name,
+                f"rank {local_rank} needs a device of its own, but there is one",
+                "Use one rank",
+                "too_few_devices",
+            )
+        return torch.device("toy", 0)
+
+    def init_worker(self, rank: int) -> None:
+        self._accelerator.set_device(self.device(rank))
+
+    def child_env(self, rank: int) -> Mapping[str, str]:
+        """No other backend may load itself with torch: it could claim PrivateUse1 first."""
+        return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+    def memory(self, device: torch.device) -> Memory:
+        free, total = self._accelerator.mem_get_info(device)
+        return Memory(free=free, total=total)
+
+    def record_event(self, device: torch.device) -> Event:
+        return self._accelerator.default_stream(device).record_event()
+
+    def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
+        if layout.order != KV_ORDER:
+            raise ValueError(f"toy lays its KV pool out as {KV_ORDER}, not as {layout.order}")
+        group = layout.group
+        dtype = getattr(torch, layout.dtype)
+
+        def buffers(dim: int) -> tuple[torch.Tensor, ...]:
+            shape = (pages + 1, layout.page_size, group.kv_heads, dim)
+            return tuple(torch.zeros(shape, dtype=dtype, device=self.device(0)) for _ in group.layers)
+
+        return KVBuffers(layout, pages, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+
+    @property
+    def ops(self) -> Sequence[OpImpl]:
+        return OPS
+
+    def post_load(self, model: torch.nn.Module) -> None:
+        """Nothing to repack: the device reads weights as they come."""
+
+    def diagnose(self) -> list[Check]:
+        memory = self.memory(self.device(0))
+        product = torch.ones(8, 8, device=self.device(0)) @ torch.ones(8, 8, device=self.device(0))
+        right = bool((product == 8).all())
+        return [
+            Check("device", True, self._accelerator.get_device_name()),
+            Check(
+                "memory",
+                memory.free > 0,
+                f"{memory.free} of {memory.total} bytes free",
+                "" if memory.free > 0 else "Set SRV_TOY_MEMORY to a larger size.",
+            ),
+            Check(
+                "compute",
+                right,
+                "8 x 8 matrix product is right" if right else "8 x 8 matrix product is wrong",
+                "" if right else "Reinstall torch, then run the plugin's own tests.",
+            ),
+        ]

@@ -1,0 +1,30 @@
+"""What an operator can set on the simulated accelerator. Torch-free: the manifest reads it too.
+
+SRV_TOY_MEMORY: memory of the device; bytes, or a number with KiB, MiB or GiB ("512MiB"). 2 GiB if unset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+MEMORY_VARIABLE = "SRV_TOY_MEMORY"
+DEFAULT_MEMORY = 2 << 30
+
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)?\s*")
+
+
+def device_memory(environ: Mapping[str, str]) -> int:
+    """Bytes of memory of the device. ValueError, naming the variable, if its text is no size above zero."""
+    text = environ.get(MEMORY_VARIABLE)
+    if text is None:
+        return DEFAULT_MEMORY
+    match = _SIZE.fullmatch(text)
+    size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    if size <= 0:
+        raise ValueError(
+            f"{MEMORY_VARIABLE} = {text!r} (set by the environment) is no size above zero; "
+            "write bytes, or a number with KiB, MiB or GiB, such as 512MiB"
+        )
+    return size

@@ -1,0 +1,104 @@
+"""The live platform keeps the contract."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+import torch
+
+from srv.errors import PlatformUnavailable
+from srv.memory.layout import KVLayout
+from srv.models.facts import CacheGroup
+from srv.platform.contract import check_platform
+from srv.platform.interface import OpArgs, Platform
+from srv.platform.manifest import EngineContext
+from srv.platform.ops import Ops
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_toy_device.device import Accelerator
+from srv_toy_device.facts import FACTS
+from srv_toy_device.manifest import MANIFEST
+
+GROUP = CacheGroup("full", (0, 1, 2), kv_heads=2, key_dim=8, value_dim=4)
+
+
+@pytest.fixture
+def platform(toy: Accelerator) -> Platform:
+    return MANIFEST.create(EngineContext(device=FACTS.profiles["toy1"], rank=0, local_rank=0))
+
+
+def test_it_keeps_the_contract(platform: Platform) -> None:
+    check_platform(platform, "srv-toy-device", name="toy")
+    assert isinstance(platform, Platform)
+
+
+def test_there_is_one_device_and_more_are_refused(platform: Platform) -> None:
+    assert platform.device(0) == torch.device("toy", 0)
+    platform.init_worker(0)
+    with pytest.raises(PlatformUnavailable, match="rank 1"):
+        platform.device(1)
+
+
+def test_memory_is_the_devices(platform: Platform) -> None:
+    device = platform.device(0)
+    before = platform.memory(device)
+    x = torch.zeros(1 << 20, dtype=torch.uint8, device=device)
+    now = platform.memory(device)
+    assert now.total == before.total == 64 << 20
+    assert before.free - now.free == 1 << 20
+    del x
+    assert platform.memory(device) == before
+
+
+def test_an_event_covers_copies_that_were_asked_for_before(platform: Platform) -> None:
+    host = torch.arange(3, device=platform.device(0)).to("cpu", non_blocking=True)
+    platform.record_event(platform.device(0)).synchronize()
+    assert host.tolist() == [0, 1, 2]
+
+
+def test_the_pool_has_the_layouts_shape_and_is_zero(platform: Platform) -> None:
+    kv = platform.kv_buffers(KVLayout(GROUP, page_size=16, dtype="bfloat16"), pages=5)
+    assert [tuple(keys.shape) for keys in kv.keys] == [(6, 16, 2, 8)] * 3
+    assert [tuple(values.shape) for values in kv.values] == [(6, 16, 2, 4)] * 3
+    for buffer in (*kv.keys, *kv.values):
+        assert buffer.device == platform.device(0)
+        assert buffer.dtype is torch.bfloat16
+        assert not buffer.any()
+    with pytest.raises(ValueError, match="head_page_token"):
+        platform.kv_buffers(KVLayout(GROUP, 16, "bfloat16", order="head_page_token"), pages=5)
+
+
+def test_a_pool_that_does_not_fit_raises(platform: Platform) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        platform.kv_buffers(KVLayout(GROUP, page_size=16, dtype="float32"), pages=1 << 20)
+
+
+def test_backends_are_what_the_facts_name(platform: Platform) -> None:
+    for specs in FACTS.backends.values():
+        for spec in specs:
+            assert isinstance(pkgutil.resolve_name(spec.target), type)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", CONTRACTS)
+def test_ops_keep_their_contracts_on_the_device(platform: Platform, op: str, dtype: torch.dtype) -> None:
+    implementation = Ops("toy", platform.ops).bind(op, OpArgs(dtype, {}))
+    assert violations(CONTRACTS[op], implementation, dtype, platform.device(0)) == []
+
+
+def test_ops_take_floats_only(platform: Platform) -> None:
+    assert {impl.op for impl in platform.ops} == {"rms_norm", "add_rms_norm", "rotary", "silu_and_mul"}
+    for impl in platform.ops:
+        assert impl.supports_args(OpArgs(torch.bfloat16, {})) is None
+        assert "int8" in str(impl.supports_args(OpArgs(torch.int8, {})))
+
+
+def test_the_diagnosis_computes(platform: Platform) -> None:
+    checks = {check.name: check for check in platform.diagnose()}
+    assert checks.keys() == {"device", "memory", "compute"}
+    assert all(check.ok for check in checks.values())
+    assert "simulated" in checks["device"].detail
+
+
+def test_workers_load_no_other_backend(platform: Platform) -> None:
+    assert platform.child_env(0)["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"

@@ -1,0 +1,176 @@
+"""The host must wait for what it asked to arrive later; random numbers are the device's own."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from srv_toy_device.device import Accelerator
+from srv_toy_device.device.stream import QUEUE_LIMIT, Event, Stream
+
+
+def test_a_non_blocking_copy_arrives_when_the_host_waits(toy: Accelerator) -> None:
+    x = torch.tensor([1.0, 2.0], device="toy")
+    host = x.to("cpu", non_blocking=True)
+    x.zero_()  # later work does not change what was asked for earlier
+    event = toy.current_stream().record_event()
+    assert host.isnan().all()
+    event.synchronize()
+    assert host.tolist() == [1.0, 2.0]
+
+
+def test_a_non_blocking_copy_into_host_memory_arrives_too(toy: Accelerator) -> None:
+    host = torch.zeros(2, 3, dtype=torch.int64)
+    host.T.copy_(torch.tensor([[1, 2], [3, 4], [5, 6]], device="toy"), non_blocking=True)
+    assert host.tolist() != [[1, 3, 5], [2, 4, 6]]
+    toy.synchronize()
+    assert host.tolist() == [[1, 3, 5], [2, 4, 6]]
+
+
+@pytest.mark.parametrize("wait", ["item", "cpu", "synchronize", "print"])
+def test_what_needs_a_result_now_waits(toy: Accelerator, wait: str) -> None:
+    x = torch.tensor([True, False], device="toy")
+    host = x.to("cpu", non_blocking=True)
+    waits = {"item": lambda: x[0].item(), "cpu": x.cpu, "synchronize": toy.synchronize, "print": lambda: repr(x)}
+    waits[wait]()
+    assert host.tolist() == [True, False]
+
+
+def test_a_copy_from_the_host_reads_at_once() -> None:
+    host = torch.ones(2)
+    x = host.to("toy", non_blocking=True)
+    host.zero_()
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_an_event_is_complete_once_its_stream_got_there() -> None:
+    stream = Stream()
+    done: list[str] = []
+    event = Event()
+    assert event.query()
+    stream.enqueue(lambda: done.append("first"))
+    event.record(stream)
+    stream.enqueue(lambda: done.append("second"))
+    assert not event.query()
+    event.synchronize()
+    assert event.query()
+    assert done == ["first"]
+    assert not stream.query()
+    stream.synchronize()
+    assert stream.query()
+    assert done == ["first", "second"]
+
+
+def test_looking_often_enough_sees_the_event_complete() -> None:
+    stream = Stream()
+    event = stream.record_event()
+    looks = [event.query() for _ in range(3)]
+    assert looks == [False, True, True]
+
+
+def test_an_event_recorded_again_marks_the_new_place() -> None:
+    stream = Stream()
+    event = stream.record_event()
+    event.synchronize()
+    stream.record_event(event)
+    assert not event.query()
+
+
+def test_a_stream_waits_for_another() -> None:
+    first, second = Stream(), Stream()
+    done: list[str] = []
+    first.enqueue(lambda: done.append("first"))
+    second.wait_stream(first)
+    second.enqueue(lambda: done.append("second"))
+    second.synchronize()
+    assert done == ["first", "second"]
+
+
+def test_waiting_for_an_event_means_the_place_it_marked_then() -> None:
+    first, second = Stream(), Stream()
+    event = first.record_event()
+    second.wait_event(event)
+    done: list[str] = []
+    first.enqueue(lambda: done.append("later"))
+    event.record(first)
+    second.synchronize()
+    assert done == []
+
+
+def test_a_full_queue_holds_the_host_up() -> None:
+    stream = Stream()
+    done: list[int] = []
+    for index in range(QUEUE_LIMIT + 3):
+        stream.enqueue(lambda index=index: done.append(index))  # type: ignore[misc]
+    assert done == [0, 1, 2]
+
+
+def test_the_current_stream_belongs_to_the_thread(toy: Accelerator) -> None:
+    other = Stream()
+    x = torch.ones(2, device="toy")
+    with toy.stream(other):
+        host = x.to("cpu", non_blocking=True)
+        seen: list[Stream] = []
+        thread = threading.Thread(target=lambda: seen.append(toy.current_stream()))
+        thread.start()
+        thread.join(10)
+        assert seen == [toy.default_stream()]
+    assert toy.current_stream() is toy.default_stream()
+    toy.synchronize()
+    assert host.isnan().all()
+    other.synchronize()
+    assert host.tolist() == [1.0, 1.0]
+
+
+def test_another_thread_may_wait(toy: Accelerator) -> None:
+    with torch.inference_mode():
+        host = torch.arange(4, device="toy").to("cpu", non_blocking=True)
+        event = toy.current_stream().record_event()
+    thread = threading.Thread(target=event.synchronize)
+    thread.start()
+    thread.join(10)
+    assert host.tolist() == [0, 1, 2, 3]
+
+
+def draws() -> list[torch.Tensor]:
+    x = torch.ones(8, device="toy")
+    return [
+        torch.randn(8, device="toy").cpu(),
+        torch.rand_like(x).cpu(),
+        torch.randperm(8, device="toy").cpu(),
+        torch.randint(0, 100, (8,), device="toy").cpu(),
+        torch.multinomial(x, 4).cpu(),
+        torch.dropout(x, 0.5, True).cpu(),
+        torch.native_dropout(x, 0.5, True)[0].cpu(),
+        x.clone().exponential_().cpu(),
+    ]
+
+
+def test_equal_seeds_give_equal_numbers(toy: Accelerator) -> None:
+    toy.manual_seed(7)
+    state = toy.get_rng_state()
+    first = draws()
+    second = draws()
+    toy.set_rng_state(state)
+    third = draws()
+    torch.manual_seed(7)
+    fourth = draws()
+    for one, three, four in zip(first, third, fourth, strict=True):
+        assert torch.equal(one, three)
+        assert torch.equal(one, four)
+    assert not torch.equal(first[0], second[0])
+
+
+def test_the_device_leaves_the_hosts_random_numbers_alone(toy: Accelerator) -> None:
+    torch.manual_seed(3)
+    wanted = torch.randn(4)
+    torch.manual_seed(3)
+    draws()
+    assert torch.equal(torch.randn(4), wanted)
+
+
+def test_a_generator_of_the_host_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.randn(4, device="toy", generator=torch.Generator())

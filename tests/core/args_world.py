@@ -1,0 +1,112 @@
+"""A small made-up world for tests of arguments: a platform, its device, a model, and what a user said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from srv.args.resolve import resolve
+from srv.args.statement import Origin, Resolved, UserInput, UserStatement
+from srv.models.facts import CacheGroup, ModelFacts
+from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeResult
+
+GIB = 2**30
+CAPABLE = frozenset(
+    {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "float32", "float16", "bfloat16"},
+)
+SOURCES = {
+    Origin.COMMAND_LINE: "command line",
+    Origin.ENVIRONMENT: "environment SRV_X",
+    Origin.CONFIG_FILE: "config file serve.yaml line 1",
+}
+
+
+def user(origin: Origin = Origin.COMMAND_LINE, /, **values: Any) -> UserInput:
+    """What a user said in one place."""
+    return UserInput(tuple(UserStatement(name, value, origin, SOURCES[origin]) for name, value in values.items()))
+
+
+def both(*inputs: UserInput) -> UserInput:
+    """What a user said in several places."""
+    return UserInput(tuple(said for each in inputs for said in each.statements))
+
+
+def device(memory_bytes: int = 16 * GIB) -> DeviceFacts:
+    return DeviceFacts("mk1", memory_bytes, 1, name="Imagined One")
+
+
+def model(**changes: Any) -> ModelFacts:
+    """A model of 100 M parameters: 10 layers, 4 KV heads of 64, context 1000."""
+    facts = ModelFacts(
+        name="tiny",
+        path="/models/tiny",
+        format="safetensors",
+        architecture="LlamaForCausalLM",
+        config={"intermediate_size": 2048},
+        dtype="bfloat16",
+        quantization=None,
+        vocab_size=1000,
+        hidden_size=512,
+        layers=10,
+        heads=8,
+        kv_heads=4,
+        head_dim=64,
+        context_length=1000,
+        parameters=100_000_000,
+        weight_bytes=200_000_000,
+        cache_groups=(CacheGroup("full", tuple(range(10)), 4, 64, 64),),
+    )
+    return replace(facts, **changes)
+
+
+def fits(requires: dict[str, tuple[Any, ...]] | None = None) -> Any:
+    """A backend's check that always fits, requiring these values."""
+    return lambda seen: Requires(requires or {})
+
+
+def unfit(*reasons: str) -> Any:
+    return lambda seen: Unfit(reasons)
+
+
+def backend(name: str, priority: int = 10, check: Any = None, kv_order: str = "page_token_head") -> BackendSpec:
+    return BackendSpec(name, priority, check or fits(), f"imagined.{name}:Backend", kv_order)
+
+
+def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **facts: Any) -> Manifest:
+    """A platform called "imagined" with these attention backends (one that fits, if none is given)."""
+
+    def create(context: EngineContext) -> Any:
+        raise AssertionError("arguments are resolved without a live platform")
+
+    def probe(context: ProbeContext) -> ProbeResult:
+        raise AssertionError("arguments are resolved without a probe")
+
+    facts.setdefault("backends", {"attention": attention or (backend("plain"),), "sampling": (backend("dice"),)})
+    return Manifest(
+        name="imagined",
+        api=(1, 0),
+        core=">=0.1",
+        variants=("mk1",),
+        priority=1,
+        summary="exists in tests only",
+        facts=PlatformFacts(lambda _: capabilities, {"mk1": device()}, **facts),
+        probe=probe,
+        create=create,
+    )
+
+
+def resolved(said: UserInput | None = None, on: Manifest | None = None, **given: Any) -> Resolved:
+    """Resolve on the imagined platform, with the tiny model unless another (or None) is given."""
+    given.setdefault("device", device())
+    given.setdefault("model", model())
+    return resolve(said or UserInput(), manifest=on or manifest(), **given)
+
+
+def reader(*names: str) -> Any:
+    """A compute function that reads these arguments and gives what the last one has."""
+
+    def compute(seen: Seen) -> Any:
+        return [seen[name] for name in names][-1]
+
+    return compute

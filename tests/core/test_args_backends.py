@@ -1,0 +1,151 @@
+"""Choosing backends inside resolution: unification with the user's values, reasons, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from args_world import backend, fits, manifest, resolved, unfit, user
+
+from srv.args.statement import UserInput
+from srv.errors import PluginError, Refusal, Rejected
+from srv.platform.facts import Requires, Seen, Unfit
+from srv.platform.manifest import Manifest
+
+
+def refused(said: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejected, ...]:
+    with pytest.raises(Refusal) as refusal:
+        resolved(said, platform, **given)
+    return refusal.value.rejections
+
+
+def test_highest_priority_that_fits_is_chosen_and_the_others_have_reasons() -> None:
+    platform = manifest(
+        backend("slow", 1), backend("good", 5), backend("best", 9, unfit("head_dim 64 is too large", "no sinks"))
+    )
+    made = resolved(on=platform)
+    choice = made.backends["prefill_attention_backend"]
+    assert choice.spec.name == "good"
+    assert dict(choice.against) == {
+        "best": ("head_dim 64 is too large", "no sinks"),
+        "slow": ("fits, but its priority 1 is not above 5",),
+    }
+    assert made.config.platform.attention_backend == made.config.platform.decode_attention_backend == "good"
+
+
+def test_requirement_that_the_users_value_breaks_passes_the_choice_on() -> None:
+    platform = manifest(backend("wide", 9, fits({"page_size": (64, 128)})), backend("any", 1))
+    assert resolved(on=platform).config.memory.page_size == 64
+    made = resolved(user(page_size=16), platform)
+    assert made.config.platform.attention_backend == "any"
+    assert dict(made.backends["decode_attention_backend"].against)["wide"] == (
+        "requires page_size 64 or 128, not 16 (set by command line)",
+    )
+
+
+def test_explicit_choice_that_does_not_fit_is_refused_with_its_reasons() -> None:
+    platform = manifest(backend("wide", 9, fits({"page_size": (64,)})), backend("any", 1))
+    (rejected,) = refused(user(attention_backend="wide", page_size=16), platform)
+    assert (rejected.code, rejected.what, rejected.value) == ("backend_unfit", "attention_backend", "wide")
+    assert "requires page_size 64, not 16" in rejected.reason
+    assert "any" in rejected.remedy
+
+
+def test_nobody_fits_tells_everyones_reasons() -> None:
+    platform = manifest(backend("a", 2, unfit("no FP8")), backend("b", 1, unfit("no windows")))
+    (rejected,) = refused(None, platform)
+    assert rejected.code == "no_backend_fits"
+    assert "a: no FP8; b: no windows" in rejected.reason
+
+
+def test_platform_without_a_backend_is_refused() -> None:
+    codes = [rejected.code for rejected in refused(None, manifest(backends={}))]
+    assert codes == ["no_backend", "no_backend"]  # attention once, sampling once
+
+
+def test_unknown_backend_names_the_nearest() -> None:
+    (rejected,) = refused(user(attention_backend="plian"), manifest())
+    assert rejected.remedy == "Did you mean plain? There are: plain."
+
+
+def test_prefill_and_decode_must_read_one_order() -> None:
+    platform = manifest(backend("a", 9, kv_order="page_token_head"), backend("b", 5, kv_order="page_head_token"))
+    said = user(prefill_attention_backend="a", decode_attention_backend="b")
+    (rejected,) = refused(said, platform)
+    assert rejected.code == "backends_disagree"
+    assert "page_token_head" in rejected.reason
+    assert "page_head_token" in rejected.reason
+
+
+def test_naming_one_half_lets_the_other_follow_its_order() -> None:
+    platform = manifest(
+        backend("a", 9, kv_order="page_token_head"),
+        backend("b", 5, kv_order="page_head_token"),
+        backend("c", 4, kv_order="page_head_token"),
+    )
+    made = resolved(user(prefill_attention_backend="c"), platform)
+    assert made.config.platform.prefill_attention_backend == "c"
+    assert made.config.platform.decode_attention_backend == "b"
+    assert made.config.platform.attention_backend is None
+    assert "one order" in dict(made.backends["decode_attention_backend"].against)["a"][0]
+
+
+def test_requirements_of_two_backends_are_intersected() -> None:
+    platform = manifest(
+        backend("a", 9, fits({"page_size": (16, 32)})),
+        backend("b", 5, fits({"page_size": (64, 32)})),
+    )
+    said = user(prefill_attention_backend="a", decode_attention_backend="b")
+    assert resolved(said, platform).config.memory.page_size == 32
+    clash = manifest(backend("a", 9, fits({"page_size": (16,)})), backend("b", 5, fits({"page_size": (64,)})))
+    (rejected,) = refused(said, clash)
+    assert "a requires page_size 16, but b requires page_size 64" in rejected.reason
+
+
+def test_equal_priority_is_refused_until_the_user_names_one() -> None:
+    platform = manifest(backend("left", 5), backend("right", 5))
+    (rejected,) = refused(None, platform)
+    assert rejected.code == "equal_backends"
+    assert "left and right" in rejected.reason
+    assert resolved(user(attention_backend="right"), platform).config.platform.attention_backend == "right"
+
+
+def test_third_partys_backend_takes_part() -> None:
+    made = resolved(backends={"sampling": (backend("loaded_dice", 99),)})
+    assert made.config.platform.sampling_backend == "loaded_dice"
+
+
+def test_check_sees_what_the_user_set_and_nothing_else() -> None:
+    seen_values: list[Any] = []
+
+    def check(seen: Seen) -> Requires | Unfit:
+        seen_values.append((seen["page_size"], seen["port"], seen.device.variant, seen["dtype"]))
+        return Requires()
+
+    resolved(user(page_size=16, dtype="auto"), manifest(backend("curious", check=check)))
+    assert set(seen_values) == {(16, None, "mk1", None)}
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda seen: True, "check gave bool"),
+        (lambda seen: seen["nothing"], "reads nothing"),
+        (lambda seen: 1 // 0, "ZeroDivisionError"),
+        (fits({"nothing": (1,)}), "nothing, which is no argument"),
+        (fits({"page_size": (0,)}), "must be at least 1"),
+        (fits({"page_size": ()}), "requires no value"),
+    ],
+)
+def test_bad_check_is_reported_by_its_owner(check: Any, message: str) -> None:
+    with pytest.raises(PluginError, match="attention backend odd") as error:
+        resolved(on=manifest(backend("odd", check=check)))
+    assert message in str(error.value)
+
+
+def test_choice_prints_its_reasons() -> None:
+    platform = manifest(backend("good", 5), backend("best", 9, unfit("no sinks")))
+    assert str(resolved(on=platform).backends["prefill_attention_backend"]) == (
+        "prefill_attention_backend = good because it fits, and of those that do its priority 5 is the highest\n"
+        "    not best: no sinks"
+    )

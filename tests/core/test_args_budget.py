@@ -1,0 +1,87 @@
+"""The memory budget: pages from bytes, its limits, its story, and the refusal when nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+from args_world import GIB, device, model
+
+from srv.args.config import make_config
+from srv.errors import Refusal
+from srv.memory.budget import bytes_per_page, compute, estimate
+from srv.models.facts import CacheGroup
+
+TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
+
+
+def config(**values: object):  # type: ignore[no-untyped-def]
+    return make_config({"dtype": "bfloat16", "context_length": 1000, "mem_fraction_static": 0.5, **values})
+
+
+def test_weights_and_pool_stay_within_the_static_fraction() -> None:
+    budget = compute(config(page_size=16), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    page = 16 * TOKEN
+    assert budget.pages == (7 * GIB // page - 1,)  # half of 16 GiB, less the one in use, less page 0
+    assert GIB + (budget.pages[0] + 1) * page <= 8 * GIB
+    assert (budget.page_size, budget.max_request_tokens) == (16, 1000)
+
+
+def test_reserved_memory_stays_free_whatever_the_fraction() -> None:
+    settings = config(mem_fraction_static=0.99)
+    plain = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB)
+    kept = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB, reserved_bytes=GIB)
+    assert (kept.pages[0] + 1) * TOKEN <= 3 * GIB < (plain.pages[0] + 1) * TOKEN
+
+
+def test_max_total_tokens_limits_the_pages() -> None:
+    budget = compute(config(page_size=16, max_total_tokens=100), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert budget.pages == (6,)
+    assert budget.max_request_tokens == 96
+    assert dict(budget.story)["limit"] == "max_total_tokens 100 allows 6 pages"
+
+
+def test_estimate_counts_the_weights() -> None:
+    budget = estimate(config(), model(), device(1 * GIB))
+    static = GIB // 2
+    assert budget.pages == ((static - 200_000_000) // TOKEN - 1,)
+    assert "190.73 MiB of weights in bfloat16" in dict(budget.story)["memory"]
+
+
+@pytest.mark.parametrize(
+    ("values", "free"),
+    [
+        ({}, 0),
+        ({}, 8 * GIB),  # all that the fraction allows is in use
+        ({"page_size": 10**9}, 15 * GIB),
+        ({"page_size": 16, "max_total_tokens": 15}, 15 * GIB),
+        ({"page_size": 1, "mem_fraction_static": 0.0626}, 15 * GIB + TOKEN),
+    ],
+)
+def test_pool_without_room_for_one_request_is_refused(values: dict[str, object], free: int) -> None:
+    values = {"mem_fraction_static": 0.5, **values}
+    total = 16 * GIB
+    if values["mem_fraction_static"] == 0.0626:
+        values["mem_fraction_static"] = (GIB + TOKEN) / total  # one token's page, and page 0 needs it
+    with pytest.raises(Refusal, match="pool_too_small") as refusal:
+        compute(config(**values), model(), free_bytes=free, total_bytes=total)
+    assert "--mem-fraction-static" in refusal.value.rejections[0].remedy
+
+
+def test_one_page_of_two_tokens_is_enough() -> None:
+    budget = compute(config(page_size=2, max_total_tokens=2), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert (budget.pages, budget.max_request_tokens) == ((1,), 2)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(Refusal, match=r"0 bytes of 128\.00 MiB are free"):
+        estimate(config(), model(), device(2**27))
+
+
+def test_every_group_takes_its_part_of_a_page() -> None:
+    groups = (CacheGroup("full", (0, 1), 4, 64, 64), CacheGroup("window", (2,), 2, 32, 32, window=8))
+    two = model(cache_groups=groups)
+    assert bytes_per_page(config(), two) == 2 * 4 * 128 * 2 + 2 * 64 * 2
+    assert len(compute(config(), two, free_bytes=15 * GIB, total_bytes=16 * GIB).pages) == 2
+
+
+def test_kv_type_decides_the_size_of_a_page() -> None:
+    assert bytes_per_page(config(kv_cache_dtype="float32"), model()) == 2 * bytes_per_page(config(), model())

@@ -1,0 +1,177 @@
+"""Declarations: what they must say, how values are read, and the frozen configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srv.args.checks import above, at_least, at_least_or, between, fraction, not_empty, one_of
+from srv.args.config import ARGUMENTS, Config, find_argument, make_config
+from srv.args.kinds import Kind, kind_of
+from srv.args.spec import Arg, read_group, read_groups
+from srv.errors import InternalError
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (int, Kind(int)),
+        (str | None, Kind(str, optional=True)),
+        (Path, Kind(Path)),
+        (tuple[int, ...], Kind(int, many=True)),
+        (tuple[str, ...] | None, Kind(str, optional=True, many=True)),
+        (Literal["a", "b"], Kind(str, choices=("a", "b"))),
+    ],
+)
+def test_kind_is_taken_from_the_annotation(annotation: Any, expected: Kind) -> None:
+    assert kind_of(annotation) == expected
+
+
+@pytest.mark.parametrize("annotation", [dict, int | str, tuple[int, int], Literal[1, 2], int | str | None])
+def test_annotation_without_a_kind_is_refused(annotation: Any) -> None:
+    with pytest.raises(TypeError, match="argument"):
+        kind_of(annotation)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Kind(int), "-1", -1),
+        (Kind(float), "1e3", 1000.0),
+        (Kind(bool), "No", False),
+        (Kind(Path), "a b", Path("a b")),
+        (Kind(int, many=True), "1, 2,3", (1, 2, 3)),
+    ],
+)
+def test_text_is_parsed(kind: Kind, text: str, value: Any) -> None:
+    assert kind.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind(int), "1_0"),
+        (Kind(int), "٣"),
+        (Kind(int), "9" * 5000),
+        (Kind(int), ""),
+        (Kind(float), "nan"),
+        (Kind(float), "inf"),
+        (Kind(float), "1e999"),
+        (Kind(bool), "maybe"),
+        (Kind(str), "a\0b"),
+    ],
+)
+def test_text_that_is_no_value_is_refused(kind: Kind, text: str) -> None:
+    with pytest.raises(ValueError, match=r"is|holds"):
+        kind.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Kind(int), True),
+        (Kind(int), 1.0),
+        (Kind(int), "1"),
+        (Kind(int), 10**30),
+        (Kind(str), 1),
+        (Kind(bool), 1),
+        (Kind(float), "1"),
+        (Kind(float), float("nan")),
+        (Kind(float), 10**400),
+        (Kind(int), None),
+        (Kind(int, many=True), 3),
+    ],
+)
+def test_typed_value_of_the_wrong_type_is_refused(kind: Kind, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"is|has"):
+        kind.read(value)
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        (at_least(2), 2, 1),
+        (above(0), 0.1, 0),
+        (between(1, 3), 3, 4),
+        (fraction(), 0.5, 1.0),
+        (at_least_or(1, -1, "whole"), -1, 0),
+        (one_of("a", "b"), "b", "c"),
+        (not_empty(), "x", "  "),
+    ],
+)
+def test_check_separates_good_from_bad(check: Any, good: Any, bad: Any) -> None:
+    assert check.accepts(good)
+    assert not check.accepts(bad)
+    assert check.wants
+
+
+def test_default_that_breaks_its_own_check_is_refused() -> None:
+    declared = Annotated[int, Arg("Size.", at_least(1))]
+    bad = dataclasses.make_dataclass("Bad", [("size", declared, 0)], frozen=True)
+    with pytest.raises(TypeError, match=r"g\.size: its own default must be at least 1"):
+        read_group("g", bad)
+
+
+def test_field_without_declaration_or_default_is_refused() -> None:
+    plain = dataclasses.make_dataclass("Plain", [("size", int, 1)], frozen=True)
+    bare = dataclasses.make_dataclass("Bare", [("size", Annotated[int, Arg("Size.")])], frozen=True)
+    with pytest.raises(TypeError, match=r"g\.size is not declared"):
+        read_group("g", plain)
+    with pytest.raises(TypeError, match=r"g\.size has no default"):
+        read_group("g", bare)
+
+
+def test_name_used_in_two_groups_is_refused() -> None:
+    one = dataclasses.make_dataclass("One", [("size", Annotated[int, Arg("Size.")], 1)], frozen=True)
+    two = dataclasses.make_dataclass("Two", [("width", Annotated[int, Arg("W.", aliases=("size",))], 1)], frozen=True)
+    with pytest.raises(TypeError, match=r"the name size belongs to a\.size"):
+        read_groups({"a": one, "b": two})
+
+
+def test_every_argument_has_help_that_is_a_sentence() -> None:
+    assert [name for name, argument in ARGUMENTS.items() if not argument.arg.help.rstrip().endswith(".")] == []
+
+
+def test_names_are_found_by_alias_and_flag() -> None:
+    assert find_argument("--tensor-parallel-size") is ARGUMENTS["tp_size"]
+    assert find_argument("page_size") is ARGUMENTS["page_size"]
+    assert find_argument("pages") is None
+
+
+def test_secret_value_is_never_shown() -> None:
+    assert ARGUMENTS["api_key"].show("s3cret") == "(hidden)"
+    assert ARGUMENTS["api_key"].show(None) == "unset"
+
+
+def test_config_is_typed_by_group_and_flat_by_name() -> None:
+    config = make_config({"page_size": 16, "chat_template": Path("chat.jinja")})
+    assert config.memory.page_size == config.get("page_size") == 16
+    assert config.schedule == Config().schedule
+    with pytest.raises(KeyError):
+        config.get("nothing")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.memory.page_size = 1  # type: ignore[misc]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    page=st.integers(1, 10**6),
+    name=st.text(min_size=1).filter(lambda text: "\0" not in text and text.strip()),
+    fraction_=st.floats(0.01, 0.99),
+    template=st.none() | st.sampled_from(["a.jinja", "folder/b c.jinja"]),
+)
+def test_config_survives_the_way_to_the_engine(page: int, name: str, fraction_: float, template: str | None) -> None:
+    values = {"page_size": page, "served_model_name": name, "mem_fraction_static": fraction_}
+    config = make_config({**values, "chat_template": Path(template) if template else None})
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"page_size": "x"}', '{"nothing": 1}', '{"page_size": 1}', "7"])
+def test_text_that_is_no_configuration_is_our_own_fault(text: str) -> None:
+    with pytest.raises(InternalError, match="configuration"):
+        Config.from_json(text)

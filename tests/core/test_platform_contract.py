@@ -1,0 +1,202 @@
+"""The live contract checks: what `create` returned has every member, compatible, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from srv.errors import PlatformUnavailable, PluginError
+from srv.memory.layout import KVLayout
+from srv.platform.contract import check_platform, create_platform
+from srv.platform.facts import DeviceFacts, PlatformFacts
+from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
+from srv.platform.manifest import EngineContext, Manifest, ProbeResult
+from srv.platform.registry import Found
+
+DEVICE = DeviceFacts("one", 1 << 30, 1)
+CONTEXT = EngineContext(DEVICE, 0, 0)
+
+
+class Good:
+    """The least that is a platform."""
+
+    name = "example"
+    ops: tuple[Any, ...] = ()
+
+    def device(self, local_rank: int) -> torch.device:
+        return torch.device("meta")
+
+    def init_worker(self, rank: int) -> None: ...
+
+    def child_env(self, rank: int) -> dict[str, str]:
+        return {}
+
+    def memory(self, device: torch.device) -> Memory:
+        return Memory(1, 1)
+
+    def record_event(self, device: torch.device) -> Event:
+        raise NotImplementedError
+
+    def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
+        raise NotImplementedError
+
+    def post_load(self, model: torch.nn.Module) -> None: ...
+
+    def diagnose(self) -> list[Check]:
+        return []
+
+    def _own_business(self) -> None: ...
+
+
+class Lacking(Good):
+    @property
+    def memory(self) -> Any:  # type: ignore[override]
+        raise AttributeError("not yet")
+
+
+class Renamed(Good):
+    def kv_buffers(self, layout: KVLayout, count: int) -> KVBuffers:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class Demanding(Good):
+    def post_load(self, model: torch.nn.Module, level: int) -> None: ...  # type: ignore[override]
+
+
+class Generous(Good):
+    def post_load(self, model: torch.nn.Module, level: int = 3, **more: object) -> None: ...
+
+
+class Extra(Good):
+    def synchronise(self) -> None: ...
+
+
+class Misnamed(Good):
+    name = "sample"
+
+
+class BadOps(Good):
+    ops = ("matmul",)
+
+
+def found(create: Callable[[EngineContext], object], origin: str = "plugin_example") -> Found:
+    manifest = Manifest(
+        name="example",
+        api=(1, 0),
+        core=">=0.1",
+        variants=("one",),
+        priority=1,
+        summary="an example",
+        facts=PlatformFacts(lambda device: frozenset(), {"one": DEVICE}),
+        probe=lambda context: ProbeResult(True, device=DEVICE),
+        create=create,  # type: ignore[arg-type]
+    )
+    return Found("example", "srv-example", "1.0", manifest, None, f"{origin}.manifest:MANIFEST")
+
+
+@pytest.mark.parametrize("platform", [Good, Generous])
+def test_a_platform_passes(platform: type) -> None:
+    live = create_platform(found(lambda context: platform()), CONTEXT)
+    assert isinstance(live, platform)
+
+
+@pytest.mark.parametrize(
+    ("platform", "member", "reason"),
+    [
+        (Lacking, "Lacking.memory", "missing"),
+        (Renamed, "Renamed.kv_buffers", "count"),
+        (Demanding, "Demanding.post_load", "level"),
+        (Extra, "Extra.synchronise", "not a member of contract version 1.0"),
+        (Misnamed, "Misnamed.name", "'sample'"),
+        (BadOps, "BadOps.ops[0]", "str"),
+        (lambda: None, "NoneType.child_env", "missing"),
+    ],
+)
+def test_a_broken_platform_is_refused_by_member(platform: Callable[[], object], member: str, reason: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        create_platform(found(lambda context: platform()), CONTEXT)
+    assert raised.value.distribution == "srv-example"
+    assert raised.value.member == member
+    assert reason in raised.value.reason
+
+
+def test_a_member_newer_than_the_plugin_is_not_asked_of_it() -> None:
+    since = {"memory": (1, 1)}
+    check_platform(Lacking(), "srv-example", api=(1, 0), since=since)
+    with pytest.raises(PluginError, match=r"Lacking\.memory"):
+        check_platform(Lacking(), "srv-example", api=(1, 1), since=since)
+
+
+def test_ops_of_the_right_type_pass() -> None:
+    live = Good()
+    live.ops = (OpImpl("rms_norm", "plain", lambda args: None, "package:function"),)
+    check_platform(live, "srv-example", name="example")
+
+
+def test_what_create_raises_of_its_own_reaches_the_operator() -> None:
+    def create(context: EngineContext) -> object:
+        raise PlatformUnavailable("example", "no licence", "Buy one", "no_licence")
+
+    with pytest.raises(PlatformUnavailable) as raised:
+        create_platform(found(create), CONTEXT)
+    assert raised.value.code == "no_licence"
+
+
+def test_any_other_failure_of_create_is_told_with_its_plugin() -> None:
+    def create(context: EngineContext) -> object:
+        raise OSError("libexample.so: cannot open shared object file")
+
+    with pytest.raises(PlatformUnavailable) as raised:
+        create_platform(found(create), CONTEXT)
+    assert raised.value.code == "create_failed"
+    assert "libexample.so" in raised.value.reason
+    assert "srv-example 1.0" in raised.value.reason
+
+
+def test_a_refused_plugin_creates_nothing() -> None:
+    error = PluginError("srv-example", "Manifest.api", "is too new", "Update srv")
+    with pytest.raises(PluginError) as raised:
+        create_platform(Found("example", "srv-example", "1.0", None, error), CONTEXT)
+    assert raised.value is error
+
+
+def test_create_that_patches_core_is_refused_and_undone() -> None:
+    import srv.platform.ops
+
+    original = srv.platform.ops.Ops.bind
+
+    def create(context: EngineContext) -> object:
+        srv.platform.ops.Ops.bind = lambda self, op, args: print  # type: ignore[method-assign, assignment, return-value]
+        return Good()
+
+    with pytest.raises(PluginError) as raised:
+        create_platform(found(create), CONTEXT)
+    assert raised.value.member == "srv.platform.ops.Ops.bind"
+    assert srv.platform.ops.Ops.bind is original
+
+
+def test_create_that_swaps_the_code_of_a_function_is_refused_and_undone() -> None:
+    from srv.platform.host import versions
+
+    def create(context: EngineContext) -> object:
+        versions.__code__ = (lambda *distributions: {}).__code__
+        return Good()
+
+    with pytest.raises(PluginError, match=r"srv\.platform\.host\.versions"):
+        create_platform(found(create), CONTEXT)
+    assert "torch" in versions("torch")
+
+
+def test_create_that_adds_to_core_is_refused_and_undone() -> None:
+    import srv.types
+
+    def create(context: EngineContext) -> object:
+        srv.types.shortcut = 1  # type: ignore[attr-defined]
+        return Good()
+
+    with pytest.raises(PluginError, match=r"srv\.types\.shortcut"):
+        create_platform(found(create), CONTEXT)
+    assert not hasattr(srv.types, "shortcut")

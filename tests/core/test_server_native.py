@@ -1,0 +1,173 @@
+"""`/generate` and `/abort_request` over the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from server_support import serving
+
+from srv.io.messages import Abort, Generate
+from srv.testing.fake_engine import EOS, FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_single_text_gives_one_object() -> None:
+    async with serving(FakeEngine(script=lambda message: [*b"hi", EOS], cached_tokens=1)) as server:
+        answer = (await server.post("/generate", text="abc", sampling_params={"max_new_tokens": 8}, rid="mine")).json()
+        assert answer["text"] == "hi"
+        assert answer["output_ids"] == [104, 105, EOS]
+        meta = answer["meta_info"]
+        assert meta.pop("e2e_latency") > 0
+        assert meta == {
+            "id": "mine",
+            "finish_reason": {"type": "stop", "matched": EOS},
+            "prompt_tokens": 3,
+            "completion_tokens": 3,
+            "cached_tokens": 1,
+        }
+
+
+async def test_batch_gives_a_list_with_parameters_of_its_own() -> None:
+    async with serving() as server:
+        body = {
+            "input_ids": [[1, 2], [3]],
+            "sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}],
+            "rid": ["a", "b"],
+        }
+        answer = (await server.post("/generate", **body)).json()
+        assert [one["meta_info"]["id"] for one in answer] == ["a", "b"]
+        assert [one["text"] for one in answer] == ["T", "Th"]
+        assert [one["meta_info"]["finish_reason"] for one in answer] == [
+            {"type": "length", "length": 1},
+            {"type": "length", "length": 2},
+        ]
+
+
+async def test_default_length_is_128_or_what_fits() -> None:
+    async with serving() as server:
+        for size in (10, 250):
+            await server.post("/generate", input_ids=[1] * size)
+        lengths = [message.params.max_tokens for message in server.engine.received if isinstance(message, Generate)]
+        assert lengths == [128, 6]
+
+
+async def test_stream_is_cumulative() -> None:
+    async with serving() as server:
+        events = await server.stream("/generate", text="a", sampling_params={"max_new_tokens": 3})
+        assert events[-1] == "[DONE]"
+        assert [event["text"] for event in events[:-1]] == ["T", "Th", "The"]
+        assert [event["output_ids"] for event in events[:-1]][-1] == list(b"The")
+        assert [event["meta_info"]["finish_reason"] for event in events[:-1]][:2] == [None, None]
+        assert "index" not in events[0]
+
+
+async def test_batch_stream_names_the_index() -> None:
+    async with serving() as server:
+        events = await server.stream("/generate", text=["a", "b"], sampling_params={"max_new_tokens": 2})
+        last = {event["index"]: event["text"] for event in events[:-1]}
+        assert last == {0: "Th", 1: "Th"}
+
+
+async def test_logprobs_of_prompt_and_output() -> None:
+    async with serving() as server:
+        body = {"text": "ab", "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+        extra = {"logprob_start_len": 0, "top_logprobs_num": 1, "return_text_in_logprobs": True}
+        meta = (await server.post("/generate", **body, **extra)).json()["meta_info"]
+        assert meta["input_token_logprobs"] == [[None, 97, "a"], [pytest.approx(-0.098), 98, "b"]]
+        assert meta["input_top_logprobs"] == [None, [[pytest.approx(-0.098), 98, "b"]]]
+        assert meta["output_token_logprobs"] == [[pytest.approx(-0.084), 84, "T"]]
+        assert meta["output_top_logprobs"] == [[[pytest.approx(-0.084), 84, "T"]]]
+        plain = (await server.post("/generate", **body)).json()["meta_info"]
+        assert plain["output_token_logprobs"] == [[pytest.approx(-0.084), 84, None]]
+        assert "input_token_logprobs" not in plain
+
+
+async def test_no_stop_trim_keeps_the_end() -> None:
+    async with serving(FakeEngine(script=lambda message: b"one two")) as server:
+        for trim, shown in ((False, "one"), (True, "one two")):
+            params = {"stop": " two", "no_stop_trim": trim}
+            answer = (await server.post("/generate", text="a", sampling_params=params)).json()
+            assert answer["text"] == shown
+            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": " two"}
+
+
+@pytest.mark.parametrize("abort", [{"rid": "x"}, {"rid": ["x"]}, {"abort_all": True}])
+async def test_abort_by_id_tells_the_waiting_client(abort: dict[str, object]) -> None:
+    async with serving(FakeEngine(hold=True)) as server:
+        waiting = asyncio.create_task(server.post("/generate", text="a", rid="x"))
+        while not server.engine.running:
+            await asyncio.sleep(0.005)
+        assert (await server.post("/abort_request", **abort)).json() == {"aborted": 1}
+        answer = (await waiting).json()
+        assert answer["meta_info"]["finish_reason"] == {"type": "abort", "message": "the request was aborted"}
+        assert not server.engine.running
+        assert sum(isinstance(message, Abort) for message in server.engine.received) == 1
+
+
+async def test_openai_requests_are_aborted_by_their_rid_too() -> None:
+    async with serving(FakeEngine(hold=True)) as server:
+        waiting = asyncio.create_task(server.post("/v1/completions", prompt="a", rid="mine", n=2))
+        while len(server.engine.running) < 2:
+            await asyncio.sleep(0.005)
+        assert (await server.post("/abort_request", rid="mine")).json() == {"aborted": 1}
+        answer = (await waiting).json()
+        assert answer["id"] == "mine"
+        assert [choice["finish_reason"] for choice in answer["choices"]] == ["abort", "abort"]
+
+
+async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
+    async with serving(FakeEngine(hold=True)) as server:
+        waiting = asyncio.create_task(server.post("/generate", text="a", rid="x"))
+        while not server.engine.running:
+            await asyncio.sleep(0.005)
+        second = await server.post("/v1/completions", prompt="a", rid="x")
+        assert second.status_code == 409
+        assert second.json()["error"]["code"] == "duplicate_request"
+        await server.post("/abort_request", abort_all=True)
+        await waiting
+        server.engine.hold = False
+        assert (await server.post("/generate", text="a", rid="x")).status_code == 200
+        twice = await server.post("/generate", text=["a", "b"], rid=["y", "y"])
+        assert twice.json()["error"]["param"] == "rid"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "part"),
+    [
+        ({}, "text", "neither"),
+        ({"text": "a", "input_ids": [1]}, "text", "both"),
+        ({"text": [1, 2]}, "text", "texts"),
+        ({"input_ids": "abc"}, "input_ids", "token ids"),
+        ({"input_ids": [1, 260]}, "input_ids", "260"),
+        ({"input_ids": []}, "input_ids", "nothing to continue"),
+        ({"input_ids": [[1], []]}, "input_ids[1]", "empty"),
+        ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens", "max_new_tokens"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature", "greater than or equal"),
+        ({"text": "a", "sampling_params": 3}, "sampling_params", "object"),
+        ({"text": "a", "sampling_params": [{}]}, "sampling_params", "one prompt"),
+        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params", "1 entries for 2"),
+        ({"text": "a", "top_logprobs_num": 2}, "top_logprobs_num", "return_logprob"),
+        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len", "return_logprob"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len", "1 tokens"),
+        ({"text": "a", "return_logprob": 1}, "return_logprob", "true or false"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 99}, "top_logprobs_num", "0 to 20"),
+        ({"text": "a", "rid": ""}, "rid", "256"),
+        ({"text": "a", "image_data": "x"}, "image_data", "images"),
+        ({"prompt": "a"}, "prompt", "called text"),
+    ],
+)
+async def test_bad_native_input_names_the_field(body: dict[str, object], param: str, part: str) -> None:
+    async with serving() as server:
+        response = await server.post("/generate", **body)
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["param"] == param
+        assert part in error["message"]
+        assert not server.engine.received

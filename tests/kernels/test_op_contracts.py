@@ -1,0 +1,73 @@
+"""Every implementation of every op is held to its contract."""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import Any
+
+import pytest
+import torch
+
+from srv_kernels.contracts import CONTRACTS, DTYPES, violations
+
+IMPLEMENTATIONS = [
+    *((name, contract.reference) for name, contract in CONTRACTS.items()),
+    ("rms_norm", "srv_kernels.cpu.torch_ops:rms_norm"),
+    ("add_rms_norm", "srv_kernels.cpu.torch_ops:add_rms_norm"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("op", "target"), IMPLEMENTATIONS, ids=lambda value: value)
+def test_implementation_keeps_its_contract(op: str, target: str, dtype: torch.dtype) -> None:
+    with torch.inference_mode():
+        assert violations(CONTRACTS[op], pkgutil.resolve_name(target), dtype) == []
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 64), (64,)])
+def test_norms_take_any_leading_axes(shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape), torch.randn(64)
+    for target in ("srv_kernels.reference:rms_norm", "srv_kernels.cpu.torch_ops:rms_norm"):
+        got = pkgutil.resolve_name(target)(x.bfloat16(), weight.bfloat16(), 1e-6)
+        want = CONTRACTS["rms_norm"].oracle(x.bfloat16(), weight.bfloat16(), 1e-6)
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
+def test_norm_rounds_before_the_weight_as_published_models_do() -> None:
+    """float32 norm, cast, then the weight: the order decides the last bit of bfloat16."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(16, 576, generator=generator).bfloat16()
+    weight = torch.randn(576, generator=generator).bfloat16()
+    wide = x.float()
+    want = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).bfloat16()
+    for target in ("srv_kernels.reference:rms_norm", "srv_kernels.cpu.torch_ops:rms_norm"):
+        norm = pkgutil.resolve_name(target)
+        assert torch.equal(norm(x, weight, 1e-5), want)
+        assert torch.equal(norm(x[:1], weight, 1e-5), want[:1])
+
+
+class TestViolations:
+    """The checker itself notices what it is there for."""
+
+    def _found(self, implementation: Any, op: str = "rms_norm") -> str:
+        return "\n".join(violations(CONTRACTS[op], implementation, torch.float32))
+
+    def test_wrong_numbers(self) -> None:
+        assert "is right" in self._found(lambda x, weight, eps: x * weight)
+
+    def test_nan(self) -> None:
+        assert "nan where" in self._found(lambda x, weight, eps: x * torch.nan)
+
+    def test_changed_argument(self) -> None:
+        def in_place(x: torch.Tensor) -> torch.Tensor:
+            gate, up = x.chunk(2, -1)
+            return torch.nn.functional.silu(gate, inplace=True) * up
+
+        assert "argument 0 was changed" in self._found(in_place, "silu_and_mul")
+
+    def test_wrong_dtype_and_shape(self) -> None:
+        assert "its dtype is torch.float64" in self._found(lambda x, weight, eps: x.double())
+        assert "its shape is" in self._found(lambda x, weight, eps: x[:, :1])
+
+    def test_wrong_number_of_results(self) -> None:
+        assert "1 results, not 2" in self._found(lambda x, residual, weight, eps: x, "add_rms_norm")

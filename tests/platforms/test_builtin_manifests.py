@@ -1,0 +1,181 @@
+"""The built-in platforms: found by entry point, true to the contract, and honest about what is not built."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from srv.errors import PlatformUnavailable
+from srv.platform.choose import choose, device_for_plan, parse_device
+from srv.platform.contract import create_platform
+from srv.platform.facts import Requires, Unfit
+from srv.platform.manifest import EngineContext
+from srv.platform.registry import find_platforms
+
+VARIANTS = {
+    "cpu": ("avx2", "avx512", "amx", "neon"),
+    "cuda": ("sm80", "sm90", "sm100"),
+    "rocm": ("gfx942", "gfx950"),
+    "npu": ("a2", "a3"),
+    "xpu": ("pvc", "bmg"),
+}
+UNBUILT = ("cuda", "rocm", "npu", "xpu")
+FOUND = find_platforms()
+
+
+def seen(platform: str, profile: str, **model: Any) -> Any:
+    """What a statement would see of a profile and a model."""
+    facts = FOUND[platform].loaded.facts
+    device = facts.profiles[profile]
+    return SimpleNamespace(device=device, model=SimpleNamespace(**model) if model else None)
+
+
+def backend(platform: str, family: str, name: str) -> Any:
+    specs = FOUND[platform].loaded.facts.backends[family]
+    return next(spec for spec in specs if spec.name == name)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_built_in_platform_keeps_the_contract(name: str) -> None:
+    found = FOUND[name]
+    assert found.error is None
+    assert found.distribution == "srv"
+    assert found.loaded.variants == VARIANTS[name]
+
+
+def test_automatic_choice_prefers_any_accelerator_to_the_host() -> None:
+    priorities = {name: FOUND[name].loaded.priority for name in VARIANTS}
+    assert priorities.pop("cpu") == 0
+    assert min(priorities.values()) > 0
+    assert len(set(priorities.values())) == len(priorities)
+
+
+@pytest.mark.parametrize("name", UNBUILT)
+def test_what_is_not_built_refuses_to_start(name: str) -> None:
+    device = next(iter(FOUND[name].loaded.facts.profiles.values()))
+    with pytest.raises(PlatformUnavailable) as raised:
+        create_platform(FOUND[name], EngineContext(device, 0, 0))
+    assert raised.value.code == "not_implemented"
+    assert raised.value.platform == name
+    assert "srv plan" in raised.value.remedy
+
+
+@pytest.mark.parametrize("name", UNBUILT)
+def test_backends_that_are_not_built_refuse_too(name: str) -> None:
+    specs = [spec for family in FOUND[name].loaded.facts.backends.values() for spec in family]
+    assert specs
+    for spec in specs:
+        with pytest.raises(PlatformUnavailable):
+            pkgutil.resolve_name(spec.target)(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "variant", "gibibytes", "count"),
+    [
+        ("npu:a3", "a3", 64, 1),
+        ("npu:a2-32gb", "a2", 32, 1),
+        ("npu:a2,memory=64GiB,count=8", "a2", 64, 8),
+        ("cuda:sm90", "sm90", 80, 1),
+        ("rocm:gfx950", "gfx950", 288, 1),
+        ("xpu:bmg", "bmg", 12, 1),
+        ("cpu:avx512", "avx512", 128, 1),
+    ],
+)
+def test_a_plan_needs_no_hardware(text: str, variant: str, gibibytes: int, count: int) -> None:
+    device = device_for_plan(parse_device(text), FOUND)
+    assert (device.variant, device.memory_bytes, device.count) == (variant, gibibytes << 30, count)
+
+
+def test_ascend_attention_reads_pages_of_128_tokens() -> None:
+    check = backend("npu", "attention", "ascend").check
+    assert check(seen("npu", "a3")) == Requires({"page_size": (128,)})
+    assert check(seen("npu", "a2", heads=32, kv_heads=8, head_dim=128)) == Requires({"page_size": (128,)})
+    verdict = check(seen("npu", "a2", heads=320, kv_heads=4, head_dim=576))
+    assert isinstance(verdict, Unfit)
+    assert len(verdict.reasons) == 3
+
+
+@pytest.mark.parametrize(("profile", "chunk"), [("a2-32gb", 4096), ("a2", 8192), ("a3", 8192)])
+def test_npu_chunks_by_the_card_s_memory(profile: str, chunk: int) -> None:
+    (default,) = FOUND["npu"].loaded.facts.defaults
+    assert default.argument == "chunked_prefill_size"
+    assert default.compute(seen("npu", profile)) == chunk
+
+
+def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:
+    check = backend("cuda", "attention", "flashinfer").check
+    assert check(seen("cuda", "sm90", head_dim=128)) == Requires()
+    verdict = check(seen("cuda", "sm90", head_dim=80))
+    assert isinstance(verdict, Unfit)
+    assert "head_dim 80" in verdict.reasons[0]
+    bare = SimpleNamespace(device=SimpleNamespace(versions={"torch": "2.13"}), model=None)
+    assert check(bare) == Unfit(("the package flashinfer-python is not installed",))
+
+
+def test_bfloat16_is_no_capability_of_old_gpus() -> None:
+    facts = FOUND["cuda"].loaded.facts
+    assert "bfloat16" in facts.capabilities(facts.profiles["sm80"])
+    assert "bfloat16" not in facts.capabilities(SimpleNamespace(variant="sm75"))  # type: ignore[arg-type]
+
+
+def cpu_dtype(features: tuple[str, ...], variant: str, dtype: str, fmt: str) -> object:
+    default = next(each for each in FOUND["cpu"].loaded.facts.defaults if each.argument == "dtype")
+    device = SimpleNamespace(variant=variant, features=features)
+    return default.compute(SimpleNamespace(device=device, model=SimpleNamespace(dtype=dtype, format=fmt)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("features", "variant", "dtype", "fmt", "expected"),
+    [
+        (("avx512_bf16",), "avx512", "float16", "gguf", "bfloat16"),
+        (("avx512_bf16",), "avx512", "float32", "safetensors", None),
+        ((), "amx", "bfloat16", "safetensors", "bfloat16"),
+        ((), "avx2", "float16", "gguf", "float32"),
+        ((), "avx512", "float16", "safetensors", "float32"),
+        ((), "avx2", "bfloat16", "safetensors", None),
+    ],
+)
+def test_cpu_computes_in_the_type_it_has_units_for(
+    features: tuple[str, ...], variant: str, dtype: str, fmt: str, expected: str | None
+) -> None:
+    assert cpu_dtype(features, variant, dtype, fmt) == expected
+
+
+def test_asking_for_absent_hardware_fails_soon_and_says_why() -> None:
+    started = time.monotonic()
+    with pytest.raises(PlatformUnavailable) as raised:
+        choose("npu", FOUND)
+    assert time.monotonic() - started < 5
+    assert raised.value.code in ("torch_npu_missing", "driver_missing", "toolkit_missing", "not_implemented")
+    assert "torch_npu" in raised.value.reason or "not compute" in raised.value.reason
+    assert raised.value.remedy
+
+
+def test_the_host_can_always_be_chosen() -> None:
+    chosen = choose("cpu", FOUND)
+    assert chosen.device.variant in VARIANTS["cpu"]
+    assert chosen.device.memory_bytes > 1 << 28
+    assert chosen.device.count == 1
+    assert "torch" in chosen.device.versions
+
+
+def test_srv_platforms_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    import argparse
+
+    from srv.cli import platforms
+
+    parser = argparse.ArgumentParser()
+    platforms.add(parser.add_subparsers())
+    assert platforms.run(parser.parse_args(["platforms", "--json"])) == 0
+    rows = {row["platform"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(VARIANTS) <= set(rows)
+    assert rows["cpu"]["available"] is True
+    assert platforms.run(parser.parse_args(["platforms"])) == 0
+    shown = capsys.readouterr().out
+    for name in VARIANTS:
+        assert name in shown

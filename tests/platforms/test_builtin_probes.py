@@ -1,0 +1,240 @@
+"""What the built-in probes say of machines that are not this one: their files, drivers and builds are played."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from srv.platform.host import torch_build
+from srv_cpu import probe as cpu
+from srv_cuda import probe as cuda
+from srv_npu import probe as npu
+from srv_rocm import probe as rocm
+from srv_xpu import probe as xpu
+
+GIB = 1 << 30
+AVX2 = "fpu sse4_2 avx avx2 fma f16c"
+AVX512 = f"{AVX2} avx512f avx512bw avx512dq avx512vl avx512_vnni"
+AMX = f"{AVX512} avx512_bf16 amx_tile amx_bf16 amx_int8"
+
+
+def machine(root: Path, flags: str | None, *, memory_kib: int = 8 << 20, label: str = "flags") -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    if flags is not None:
+        text = f"processor\t: 0\nmodel name\t: Example CPU\n{label}\t\t: {flags}\n\nprocessor\t: 1\n"
+        (root / "proc/cpuinfo").write_text(text)
+    (root / "proc/meminfo").write_text(f"MemTotal:       {memory_kib} kB\nMemFree: 1 kB\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("flags", "variant", "features"),
+    [
+        (AVX2, "avx2", ()),
+        (AVX512, "avx512", ("avx512_vnni",)),
+        (f"{AVX512} avx512_bf16", "avx512", ("avx512_bf16", "avx512_vnni")),
+        (AMX, "amx", ("avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")),
+    ],
+)
+def test_cpu_variant_from_flags(tmp_path: Path, flags: str, variant: str, features: tuple[str, ...]) -> None:
+    device = cpu.look(machine(tmp_path, flags), "x86_64").device
+    assert device is not None
+    assert (device.variant, device.features, device.name) == (variant, features, "Example CPU")
+    assert device.memory_bytes == 8 * GIB
+
+
+def test_cpu_of_arm(tmp_path: Path) -> None:
+    device = cpu.look(machine(tmp_path, "fp asimd bf16 i8mm", label="Features"), "aarch64").device
+    assert device is not None
+    assert (device.variant, device.features) == ("neon", ("bf16", "i8mm"))
+
+
+def test_cpu_without_vector_units_is_refused(tmp_path: Path) -> None:
+    result = cpu.look(machine(tmp_path, "fpu sse2"), "x86_64")
+    assert (result.available, result.code) == (False, "unsupported_variant")
+    assert "Example CPU" in result.reason
+
+
+def test_cpu_that_shows_no_flags_is_taken_for_avx2_with_a_note(tmp_path: Path) -> None:
+    result = cpu.look(machine(tmp_path, None), "x86_64")
+    assert result.device is not None
+    assert result.device.variant == "avx2"
+    assert "taken for granted" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": str(3 * GIB)}, 3),
+        ("0::/a/b\n", {"a/memory.max": str(2 * GIB), "a/b/memory.max": "max"}, 2),
+        ("0::/host/path\n", {"memory.max": str(GIB)}, 1),
+        ("4:memory:/box\n", {"memory/box/memory.limit_in_bytes": str(5 * GIB)}, 5),
+        ("4:memory:/box\n", {"memory/box/memory.limit_in_bytes": str(2**63 - 4096)}, 8),
+        ("0::/\n", {"memory.max": "max"}, 8),
+        ("", {}, 8),
+    ],
+)
+def test_cpu_memory_is_what_the_control_group_leaves(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int
+) -> None:
+    root = machine(tmp_path, AVX2)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert cpu.memory_limit(root) == expected * GIB
+
+
+H100 = ("NVIDIA H100 80GB HBM3", 80 * GIB, 9, 0)
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "code", "says"),
+    [
+        (cuda.Driver((12, 8), ()), "12.8", "no_device", "CUDA_VISIBLE_DEVICES"),
+        (cuda.Driver((12, 8), (H100,)), None, "torch_without_cuda", "built without CUDA"),
+        (cuda.Driver((11, 4), (H100,)), "12.8", "driver_too_old", "CUDA 11.4 at most"),
+        (cuda.Driver((12, 8), (H100, H100)), "12.6", "not_implemented", "NVIDIA H100"),
+    ],
+)
+def test_cuda_tells_what_stands_in_the_way(driver: cuda.Driver, built_for: str | None, code: str, says: str) -> None:
+    result = cuda.judge(driver, built_for)
+    assert (result.available, result.code) == (False, code)
+    assert says in f"{result.reason} {result.remedy}"
+
+
+def test_cuda_describes_the_devices_it_saw() -> None:
+    device = cuda.judge(cuda.Driver((12, 8), (H100, H100)), "12.6").device
+    assert device is not None
+    assert (device.variant, device.count, device.memory_bytes) == ("sm90", 2, 80 * GIB)
+    assert device.versions["driver (CUDA)"] == "12.8"
+
+
+def test_cuda_notes_an_unknown_variant_and_unequal_devices() -> None:
+    old = ("NVIDIA T4", 15 * GIB, 7, 5)
+    result = cuda.judge(cuda.Driver((12, 8), (old, H100)), "12.6")
+    assert result.device is not None
+    assert (result.device.variant, result.device.memory_bytes) == ("sm75", 15 * GIB)
+    assert len(result.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("wheel", "driver", "code", "says"),
+    [
+        (False, False, "torch_npu_missing", "no Ascend driver is here either"),
+        (False, True, "torch_npu_missing", "torch_npu is not installed"),
+        (True, False, "driver_missing", "davinci_manager is missing"),
+    ],
+)
+def test_npu_tells_wheel_from_driver(tmp_path: Path, wheel: bool, driver: bool, code: str, says: str) -> None:
+    if driver:
+        (tmp_path / "davinci_manager").touch()
+    result = npu.obstacle(tmp_path, wheel)
+    assert result is not None
+    assert result.code == code
+    assert says in result.reason
+
+
+def test_npu_goes_on_where_wheel_and_driver_are(tmp_path: Path) -> None:
+    (tmp_path / "davinci_manager").touch()
+    assert npu.obstacle(tmp_path, has_wheel=True) is None
+
+
+def test_npu_wheel_without_its_toolkit_is_explained(tmp_path: Path) -> None:
+    """A torch_npu that fails as the real one does without CANN, under a probe that found the driver."""
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file\\nmore')")
+    (tmp_path / "davinci_manager").touch()
+    script = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+from pathlib import Path
+from srv.platform.manifest import ProbeContext
+from srv_npu import probe
+probe._DEV = Path({str(tmp_path)!r})
+result = probe.probe(ProbeContext(5))
+print(result.code, "|", result.reason)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == (
+        "toolkit_missing | torch_npu is installed but cannot be loaded: libhccl.so: cannot open shared object file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("Ascend910B3", "a2"),
+        ("Ascend910B4", "a2"),
+        ("Ascend910_9391", "a3"),
+        ("Ascend310P3", None),
+        ("Ascend950", None),
+    ],
+)
+def test_npu_variant_from_name(name: str, variant: str | None) -> None:
+    assert npu.variant_of(name) == variant
+
+
+def test_npu_with_everything_in_place_is_still_not_built() -> None:
+    result = npu.judge("Ascend910B3", 64 * GIB, 8, {"torch_npu": "2.13.0"})
+    assert (result.available, result.code) == (False, "not_implemented")
+    assert result.device is not None
+    assert (result.device.variant, result.device.count) == ("a2", 8)
+    assert npu.judge("Ascend310P3", 24 * GIB, 1, {}).code == "unsupported_variant"
+    assert npu.judge("", 0, 0, {}).code == "no_device"
+
+
+def test_rocm_tells_driver_from_torch(tmp_path: Path) -> None:
+    driver = tmp_path / "kfd"
+    missing = rocm.obstacle(driver, "6.4")
+    assert missing is not None
+    assert missing.code == "driver_missing"
+    driver.touch()
+    without = rocm.obstacle(driver, None)
+    assert without is not None
+    assert without.code == "torch_without_rocm"
+    assert rocm.obstacle(driver, "6.4") is None
+
+
+def render_node(root: Path, index: int, vendor: str, product: str) -> None:
+    (root / "dev/dri").mkdir(parents=True, exist_ok=True)
+    (root / f"dev/dri/renderD{index}").touch()
+    folder = root / f"sys/class/drm/renderD{index}/device"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "device").write_text(f"{product}\n")
+
+
+def test_xpu_knows_its_gpus_by_their_pci_ids(tmp_path: Path) -> None:
+    render_node(tmp_path, 128, "0x8086", "0x0bd5")
+    render_node(tmp_path, 129, "0x8086", "0xe20b")
+    render_node(tmp_path, 130, "0x8086", "0x9a49")  # graphics of a laptop processor
+    render_node(tmp_path, 131, "0x1002", "0x0bd5")  # another maker's
+    assert list(xpu.gpus(tmp_path)) == ["pvc", "bmg"]
+
+
+@pytest.mark.parametrize(
+    ("node", "built_for", "code"),
+    [
+        (None, "20250302", "driver_missing"),
+        ("0x9a49", "20250302", "no_device"),
+        ("0xe20b", None, "torch_without_xpu"),
+        ("0xe20b", "20250302", None),
+    ],
+)
+def test_xpu_tells_what_stands_in_the_way(
+    tmp_path: Path, node: str | None, built_for: str | None, code: str | None
+) -> None:
+    if node is not None:
+        render_node(tmp_path, 128, "0x8086", node)
+    result = xpu.obstacle(tmp_path, list(xpu.gpus(tmp_path)), built_for)
+    assert (result and result.code) == code
+
+
+def test_torch_settings_are_read_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text("from typing import Optional\ncuda: Optional[str] = '12.8'\nhip = None\n")
+    assert torch_build(tmp_path) == {"cuda": "12.8", "hip": None}
+    assert torch_build(tmp_path / "nowhere") == {}
