@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from typing import Any
 
 import msgspec
@@ -334,3 +336,22 @@ def test_openai_parameters_are_all_known() -> None:
     own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     for method, path in ((completions.Completions.create, CHAT), (plain.Completions.create, COMPLETION)):
         assert set(inspect.signature(method).parameters) - own <= set(REQUEST_BODIES[path].model_fields)
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETION, "prompt"), ("/tokenize", "prompt"), ("/generate", "text")])
+async def test_long_text_is_tokenized_beside_the_event_loop(path: str, field: str) -> None:
+    """The tokenizer waits for the event loop to move on, which it never would if it ran on it."""
+    async with serving(max_prompt_bytes=10_000) as server:
+        moved_on = threading.Event()
+        text = server.app.state.service.text
+
+        def slow(given: str, add_special_tokens: bool = True) -> list[int]:
+            assert moved_on.wait(10), "the event loop stood still"
+            return [1] * 300
+
+        text.encode = slow
+        request = asyncio.create_task(server.post(path, **{field: "x" * 3000 + "é" * 100 + "x" * 2000}))
+        await asyncio.sleep(0.05)
+        assert not request.done()
+        moved_on.set()
+        assert (await request).status_code in (200, 400)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from srv.errors import InternalError
 from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties, SlotStart
 from srv.types import SamplingParams
 
@@ -52,10 +51,9 @@ class SamplerState:
     ) -> None:
         """A request takes the slot; `tokens` are those known so far, the first `prompt_tokens` its prompt.
 
-        InternalError: the slot is taken.
+        What the slot still held (after a step that failed as a whole) is replaced.
         """
-        if self.params[slot] is not None:
-            raise InternalError(f"sampler slot {slot} was started twice; end it before it is started again")
+        self.end(slot)
         self.params[slot] = params
         self.version += 1
         self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
@@ -66,9 +64,7 @@ class SamplerState:
             processor.start(start)
 
     def end(self, slot: int) -> None:
-        """The request leaves the slot. InternalError: there is none."""
-        if self.params[slot] is None:
-            raise InternalError(f"sampler slot {slot} was ended, but no request holds it")
+        """The request leaves the slot; nothing happens if none holds it, for its start may have been lost."""
         self.params[slot] = None
         self.version += 1
         for processor in self.processors:

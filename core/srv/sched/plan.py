@@ -40,7 +40,8 @@ class Row:
 
     `new_pages[group]` are page ids to append to the slot's page table of that cache group (page 0 is
     never among them); in the first row after a start they begin with the pages of the cached prefix, which
-    hold positions [0, computed) already and must not be written. `lookahead`: positions beyond computed + scheduled that have pages, for speculation.
+    hold positions [0, computed) already and must not be written.
+    `lookahead`: positions beyond computed + scheduled that have pages, for speculation.
     `sample`: the row reaches the last known token, so a next token is sampled at its last position.
     `score`: number of this row's last-computed prompt positions to score: for each position p in
     [computed + scheduled - score, computed + scheduled) whose successor p + 1 lies within the prompt, the

@@ -26,6 +26,7 @@ from srv.io.messages import FromEngine, Generate, GetStats, Outputs, Stats, ToEn
 from srv.types import FinishReason, TokenLogprob
 
 TIMEOUT_S = 300.0
+_CALL = 1  # periodic statistics carry another number
 
 
 @dataclass
@@ -52,7 +53,7 @@ class LocalEngine:
         self.ready = self._engine.ready
         self.loop = EngineLoop(self._engine.scheduler, self._engine.executor, self._channel, self._engine.depth)
         self.results: dict[str, Generated] = {}
-        self.stats_seen: Stats | None = None
+        self._answer: Stats | None = None
 
     @staticmethod
     def launch(arguments: Sequence[str]) -> LocalEngine:
@@ -103,11 +104,11 @@ class LocalEngine:
 
     def stats(self) -> Stats:
         """Fresh statistics, when nothing is in flight."""
-        self.stats_seen = None
-        self.send(GetStats(1))
-        while self.stats_seen is None or self.stats_seen.call != 1:
+        self._answer = None
+        self.send(GetStats(_CALL))
+        while self._answer is None:
             self.step()
-        return self.stats_seen
+        return self._answer
 
     def check_integrity(self) -> None:
         """free + cached + held == total, or IntegrityError."""
@@ -115,7 +116,8 @@ class LocalEngine:
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Stats):
-            self.stats_seen = message
+            if message.call == _CALL:
+                self._answer = message
         elif isinstance(message, Outputs):
             for output in message.outputs:
                 result = self.results[output.request]
