@@ -31,9 +31,6 @@ class Good:
 
     def init_worker(self, rank: int) -> None: ...
 
-    def child_env(self, rank: int) -> dict[str, str]:
-        return {}
-
     def memory(self, device: torch.device) -> Memory:
         return Memory(1, 1)
 
@@ -112,7 +109,7 @@ def test_a_platform_passes(platform: type) -> None:
         (Extra, "Extra.synchronise", "not a member of contract version 1.0"),
         (Misnamed, "Misnamed.name", "'sample'"),
         (BadOps, "BadOps.ops[0]", "str"),
-        (lambda: None, "NoneType.child_env", "missing"),
+        (lambda: None, "NoneType.device", "missing"),
     ],
 )
 def test_a_broken_platform_is_refused_by_member(platform: Callable[[], object], member: str, reason: str) -> None:

@@ -252,6 +252,17 @@ def test_abort_in_flight_is_answered_when_the_last_row_has_landed() -> None:
     assert driver.scheduler.stats().aborted == 1
 
 
+def test_what_an_aborted_request_computed_can_still_be_hit() -> None:
+    driver = Driver(limits(page_size=4))
+    driver.add(message("a", prompt_of(9)))
+    driver.submit()
+    driver.abort(["a"])
+    driver.land()
+    driver.add(message("b", prompt_of(9)))
+    driver.run()
+    assert driver.last("b").cached_tokens == 8
+
+
 def test_abort_between_steps_gives_the_pages_back_at_once() -> None:
     driver = Driver(limits())
     driver.add(message("a", prompt_of(5)))
@@ -525,6 +536,42 @@ def test_the_estimate_keeps_back_pages_for_expected_output() -> None:
         return len(plan.starts)
 
     assert [admitted_together(value) for value in (0.01, 1.0, 10.0)] == [8, 3, 2]
+
+
+def arrivals(driver: Driver, wave: str) -> int:
+    """How many of twenty requests are admitted at once."""
+    for number in range(20):
+        driver.add(message(f"{wave} {number}", prompt_of(8, number), max_tokens=100))
+    plan = driver.submit()
+    assert plan is not None
+    driver.land()
+    return len(plan.starts)
+
+
+def test_the_estimate_falls_while_decoding_goes_well_and_is_forgotten_when_idle() -> None:
+    driver = Driver(limits(page_size=1, max_running_requests=32), [1000])
+    driver.add(message("long", prompt_of(4), max_tokens=700))
+    for _ in range(601):
+        driver.submit()
+        driver.land()
+    assert arrivals(driver, "beside long") == 20
+    driver.run()
+    assert arrivals(driver, "from idle") == 12, "each is expected to take 8 + 0.7 * 100 of 1000 pages"
+
+
+def test_a_retraction_raises_the_estimate() -> None:
+    driver = tight()
+    while driver.scheduler.stats().retractions == 0:
+        driver.submit()
+        driver.land()
+    driver.abort(["2"])
+    before = len(driver.plans)
+    driver.add(message("next", prompt_of(3, 9), max_tokens=30))
+    driver.abort(["1"])
+    plan = driver.submit()
+    assert plan is not None
+    assert len(driver.plans) == before + 1
+    assert plan.starts == (), "3 prompt pages are free, but 30 tokens of output are expected now"
 
 
 # ---- failures

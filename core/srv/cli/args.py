@@ -55,7 +55,8 @@ def run_explain(namespace: argparse.Namespace) -> int:
 
 def _on_device(argument: Argument, device: str) -> tuple[str, list[str]]:
     """The argument's story on a device if nobody sets anything, and the backends that it could name there."""
-    from srv.cli.plan import find_target, resolve_for
+    from srv.cli.plan import find_target
+    from srv.cli.survey import resolve_for
 
     target = find_target(device)
     family = argument.arg.family

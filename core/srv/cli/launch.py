@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -206,6 +207,7 @@ async def _serve_http(
         config.server.graceful_shutdown_seconds,
     )
     receiving = asyncio.create_task(client.run())
+    gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
     try:
         logger.info("serving %s on http://%s:%d", settings.model_name, config.server.host, config.server.port)
         await server.serve(sockets=[listener])

@@ -10,32 +10,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejected
+from srv.errors import PlatformUnavailable, Refusal
 
 if TYPE_CHECKING:
     from srv.args.statement import Resolved, UserInput
+    from srv.cli.survey import Target
     from srv.memory.budget import Budget
     from srv.models.facts import ModelFacts
-    from srv.platform.facts import BackendSpec, DeviceFacts
-    from srv.platform.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A platform with the device to plan for, why it is that one, and third parties' backends by family."""
-
-    manifest: Manifest
-    device: DeviceFacts
-    why: str
-    extra: Mapping[str, tuple[BackendSpec, ...]]
-
-    def backends(self, family: str) -> tuple[BackendSpec, ...]:
-        """All backends of a family."""
-        return (*self.manifest.facts.backends.get(family, ()), *self.extra.get(family, ()))
+    from srv.platform.facts import DeviceFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,46 +67,14 @@ def run(namespace: argparse.Namespace) -> int:
 
 def make_plan(user: UserInput) -> Planned:
     """Find device and model, resolve, estimate the budget. Refusal with everything that can be judged at once."""
+    from srv.cli.survey import judge
     from srv.memory.budget import estimate
 
-    faults: list[Rejected] = list(user.rejections)
-    target = model = None
-    try:
-        target = find_target(user.value("device"), _source(user, "device"))
-    except Refusal as refusal:
-        faults += refusal.rejections
-    except PlatformUnavailable as error:
-        who = _source(user, "device")
-        faults.append(Rejected(error.code, "device", user.value("device"), who, error.reason, error.remedy))
-    try:
-        model = _find_model(user)
-    except ModelError as error:
-        who = _source(user, "model_path")
-        faults.append(Rejected(error.code, "model_path", user.value("model_path"), who, error.reason, error.remedy))
-    try:  # even without a device or a model, so that their faults are told beside all others
-        resolved = resolve_for(user, target, model)
-    except Refusal as refusal:
-        raise Refusal(list(dict.fromkeys([*faults, *refusal.rejections]))) from refusal
-    if faults or target is None:
-        raise Refusal(faults)
-    budget = estimate(resolved.config, model, target.device, reserved_bytes(resolved)) if model else None
-    return Planned(target, model, resolved, budget, user.notes)
-
-
-def resolve_for(user: UserInput, target: Target | None, model: ModelFacts | None) -> Resolved:
-    """Resolve for a target, or for no platform at all."""
-    from srv.args.resolve import resolve
-
-    if target is None:
-        return resolve(user, model=model)
-    return resolve(
-        user,
-        manifest=target.manifest,
-        device=target.device,
-        model=model,
-        backends=target.extra,
-        chosen_because=target.why,
-    )
+    seen = judge(user, find_target, model_needed=False)
+    if seen.model is None:
+        return Planned(seen.target, None, seen.resolved, None, seen.notes)
+    budget = estimate(seen.resolved.config, seen.model, seen.target.device, reserved_bytes(seen.resolved))
+    return Planned(seen.target, seen.model, seen.resolved, budget, seen.notes)
 
 
 def reserved_bytes(resolved: Resolved) -> int:
@@ -137,20 +90,16 @@ def find_target(text: str | None, who: str = "command line") -> Target:
 
     Refusal, or PlatformUnavailable if the platform is unknown (or none is available, where `text` is None).
     """
-    from srv.platform.choose import choose, device_for_plan, parse_device
-    from srv.platform.facts import FAMILIES
-    from srv.platform.registry import find_backends, find_platforms
+    from srv.cli.survey import make_target, this_machine
+    from srv.platform.choose import device_for_plan, parse_device
+    from srv.platform.registry import find_platforms
 
-    found = find_platforms()
     if text is None:
-        chosen = choose(None, found)
-        manifest, device, why = chosen.found.loaded, chosen.device, chosen.why
-    else:
-        request = parse_device(text, who)
-        device = device_for_plan(request, found) if _is_described(text) else _own_or_only(text, who)
-        manifest, why = found[request.name].loaded, f"set by {who}"
-    extra = {family: find_backends(manifest.name, family) for family in FAMILIES}
-    return Target(manifest, device, why, extra)
+        return this_machine(None, who)
+    found = find_platforms()
+    request = parse_device(text, who)
+    device = device_for_plan(request, found) if _is_described(text) else _own_or_only(text, who)
+    return make_target(found[request.name].loaded, device, f"set by {who}")
 
 
 def _is_described(text: str) -> bool:
@@ -167,24 +116,6 @@ def _own_or_only(text: str, who: str) -> DeviceFacts:
         return choose(text, found, who=who).device
     except PlatformUnavailable:
         return device_for_plan(parse_device(text, who), found)
-
-
-def _find_model(user: UserInput) -> ModelFacts | None:
-    from srv.models.locate import locate
-    from srv.models.read import read_facts
-
-    path = user.value("model_path")
-    try:
-        return read_facts(locate(path, user.value("revision")))
-    except ModelError:
-        if path is None:
-            return None  # no demo model: what depends on the model stays open
-        raise
-
-
-def _source(user: UserInput, argument: str) -> str:
-    said = [each for each in user.statements if each.argument == argument]
-    return max(said, key=lambda each: each.origin).source if said else "automatic choice"
 
 
 def to_text(planned: Planned) -> str:

@@ -186,9 +186,6 @@ class Platform(Protocol):
     def init_worker(self, rank: int) -> None:
         """Make this process ready to compute: select the device, set thread counts, load libraries."""
 
-    def child_env(self, rank: int) -> Mapping[str, str]:
-        """Environment variables that a worker process must be started with."""
-
     def memory(self, device: torch.device) -> Memory:
         """Memory of the device now."""
 

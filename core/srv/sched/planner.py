@@ -4,8 +4,8 @@ Owns the choice of work. Must not know results or messages.
 
 Who yields when pages run out: requests are served in order of arrival, and the latest-arrived running
 request gives its pages up, never an earlier one. One that is in flight cannot give up yet; it gets no row
-in this step, so that its next result sets it free. Hence the earliest running request always advances, and
-every request ends.
+in this step, so that its next result sets it free. Hence the earliest of the running requests always advances
+(or, the last one left, waits for those that are ending, then fits alone), and every request ends.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Planner:
         while not self._roster.can_extend(request, tokens):
             step.short = True
             victim = self._latest(step)
-            if victim.in_flight or (victim is request and self._others_are_ending(request)):
+            if victim.in_flight:
                 step.barred.add(victim)
                 return False
             if len(self._roster) == 1:
@@ -124,10 +124,6 @@ class Planner:
     def _latest(self, step: Step) -> Request:
         """The latest-arrived running request that is not barred; the one that asks is such a request itself."""
         return next(one for one in reversed(self._roster) if one.state is State.RUNNING and one not in step.barred)
-
-    def _others_are_ending(self, request: Request) -> bool:
-        """Whether pages will come without anyone giving up."""
-        return len(self._roster) > 1 and all(other is request or other.state is State.ENDING for other in self._roster)
 
     def _retract(self, request: Request) -> None:
         """Take slot and pages from a running request; it waits at the front and resumes where it was."""

@@ -98,9 +98,13 @@ class ModelText:
             message = f"the text is no valid Unicode: character {error.start} is half of a surrogate pair"
             raise RequestError(message, code="invalid_text") from error
         if self._frame is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return [*self._frame.before, *ids, *self._frame.after] if add_special_tokens else list(ids)
+            return self._ids(text, add_special_tokens)
+        ids = self._ids(text, False)
+        return [*self._frame.before, *ids, *self._frame.after] if add_special_tokens else ids
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The batch form, although there is one text: unlike `encode` it lets other threads run meanwhile."""
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; what is no UTF-8 shows as U+FFFD, ids outside the vocabulary as nothing."""

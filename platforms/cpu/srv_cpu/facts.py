@@ -53,6 +53,11 @@ DEFAULTS = (
         lambda seen: 0.4,
         "the memory is the host's: the operating system, the API process and the page cache live in it too",
     ),
+    Default(
+        "page_size",
+        lambda seen: 16,
+        "pages of 16 tokens cost a sixteenth of the bookkeeping, and prefixes still share nearly all they could",
+    ),
 )
 
 BACKENDS = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from srv.platform.manifest import EngineContext, Manifest
 from srv_cpu.facts import FACTS
+from srv_cpu.host import worker_env
 from srv_cpu.probe import probe
 
 if TYPE_CHECKING:
@@ -28,4 +29,5 @@ MANIFEST = Manifest(
     facts=FACTS,
     probe=probe,
     create=_create,
+    worker_env=worker_env,
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import psutil
@@ -15,6 +14,7 @@ from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
 from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
+from srv_cpu.host import usable_cores
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
 from srv_cpu.probe import memory_limit
@@ -46,10 +46,6 @@ class CpuPlatform:
     def init_worker(self, rank: int) -> None:
         """One thread a physical core that this process may use: a second hyper-thread only adds contention."""
         torch.set_num_threads(usable_cores())
-
-    def child_env(self, rank: int) -> Mapping[str, str]:
-        """Threads of the compute pool sleep soon after a step, so that they leave the cores to the API process."""
-        return {"OMP_NUM_THREADS": str(usable_cores()), "OMP_WAIT_POLICY": "PASSIVE"}
 
     def memory(self, device: torch.device) -> Memory:
         """Free: what the operating system could give without swapping, within this container's limit."""
@@ -95,14 +91,6 @@ class CpuPlatform:
             Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
             Check("compute", right, "a 64 x 64 product is right" if right else "a 64 x 64 product is wrong"),
         ]
-
-
-def usable_cores() -> int:
-    """Physical cores among the processors that this process may run on."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    logical = psutil.cpu_count(logical=True) or allowed
-    physical = psutil.cpu_count(logical=False) or logical
-    return max(1, min(allowed, round(allowed * physical / logical)))
 
 
 def create(context: EngineContext) -> CpuPlatform:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,11 @@ def create(context: EngineContext) -> Platform:
     return ToyPlatform(install())
 
 
+def worker_env(device: DeviceFacts, rank: int) -> Mapping[str, str]:
+    """No other backend may load itself with torch: it could claim PrivateUse1 first."""
+    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
 MANIFEST = Manifest(
     name="toy",
     api=(1, 0),
@@ -65,5 +71,6 @@ MANIFEST = Manifest(
     facts=FACTS,
     probe=probe,
     create=create,
+    worker_env=worker_env,
     simulated=True,
 )

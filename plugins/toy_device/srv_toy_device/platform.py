@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -49,10 +49,6 @@ class ToyPlatform:
 
     def init_worker(self, rank: int) -> None:
         self._accelerator.set_device(self.device(rank))
-
-    def child_env(self, rank: int) -> Mapping[str, str]:
-        """No other backend may load itself with torch: it could claim PrivateUse1 first."""
-        return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
     def memory(self, device: torch.device) -> Memory:
         free, total = self._accelerator.mem_get_info(device)

@@ -101,4 +101,4 @@ def test_the_diagnosis_computes(platform: Platform) -> None:
 
 
 def test_workers_load_no_other_backend(platform: Platform) -> None:
-    assert platform.child_env(0)["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert MANIFEST.worker_env(MANIFEST.facts.profiles["toy1"], 0)["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
