@@ -13,7 +13,13 @@ def _floats(args: OpArgs) -> str | None:
     return None if args.dtype in _DTYPES else f"{args.dtype} is not one of float32, bfloat16, float16"
 
 
-OPS = tuple(
-    OpImpl(op=name, name="torch", supports_args=_floats, target=f"srv_kernels.reference:{name}")
-    for name in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+def _impl(op: str, module: str) -> OpImpl:
+    return OpImpl(op=op, name=f"torch ({module})", supports_args=_floats, target=f"srv_kernels.{module}:{op}")
+
+
+OPS = (
+    _impl("rms_norm", "cpu.torch_ops"),
+    _impl("add_rms_norm", "cpu.torch_ops"),
+    _impl("rotary", "reference"),
+    _impl("silu_and_mul", "reference"),
 )

@@ -1,0 +1,31 @@
+"""One server a module, and its log beside every failure."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+from e2e_support import Server, served
+
+SHOWN_LOG_CHARACTERS = 6000
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model on the CPU, with the module's `SERVER_ARGUMENTS`. Must end with status 0."""
+    arguments: tuple[str, ...] = getattr(request.module, "SERVER_ARGUMENTS", ())
+    log = tmp_path_factory.mktemp("server") / "log"
+    with served(log, "--device", "cpu", *arguments) as running:
+        yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Server):
+                report.sections.append((f"log of {name}", value.log_text()[-SHOWN_LOG_CHARACTERS:]))
+    return report

@@ -1,0 +1,184 @@
+"""The engine's greedy tokens on the demo model are those of transformers in float32, however they are scheduled.
+
+The reference is computed once: transformers' own GGUF reader and modelling code, each prompt alone. A token
+that differs is a failure, unless the reference's two best logits at that place are within NEAR_TIE of each
+other; at most one prompt in a hundred may be excused so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from srv.io.messages import FlushCache, Generate
+from srv.models.locate import demo_model
+from srv.models.read import read_facts
+from srv.server.tokenizer import load_text_processor
+from srv.testing.engine import Generated, LocalEngine
+from srv.types import FinishReason, SamplingParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+OUTPUT = 64
+BATCH = 16
+NEAR_TIE = 1e-4
+EXCUSED_PART = 0.01
+LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+# Each begins with another token, so that none hits what another one left in the prefix cache.
+TEXTS = (
+    "The",
+    "Once upon a time there was a",
+    "def fibonacci(n):\n    ",
+    "Water boils at a temperature of",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,",
+    CHAT.format("Write three sentences about the sea, and one about a harbour in winter."),
+    "import numpy as np\n\nclass Matrix:\n    def __init__(self, rows, columns):\n        self.rows = rows\n",
+    "Dear Sir or Madam,\n\nI am writing to you because the kettle that I bought in your shop last week",
+    "Zürich, Genève und Basel sind Städte in der Schweiz. Die größte davon ist",
+    "東京は日本の首都です。",
+    "Q: What is the capital of France?\nA: Paris\nQ: What is the capital of Italy?\nA: Rome\nQ: And of Spain?\nA:",
+    "| name | age |\n|------|-----|\n| Ann  | 31  |\n| Bob  | 27  |\n|",
+    "<html><head><title>Weather</title></head><body><h1>Today</h1><p>",
+    '{"name": "srv", "version": "0.1", "keywords": ["',
+    "😀 is a smiling face, 🚀 is a rocket, and 🐍 is",
+    "In 1969, two men walked on the moon for the first time. The name of the first one was",
+    "SELECT name, COUNT(*) FROM orders JOIN customers ON",
+    "Roses are red,\nviolets are blue,\n",
+    "A licence begins like this.\n" + LICENSE[:700],
+    "Here is the text of a licence.\n" + LICENSE[:2900],
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One prompt, what transformers makes of it, and the distance of its two best logits at each token."""
+
+    prompt: list[int]
+    tokens: list[int]
+    gaps: list[float]
+
+
+@dataclass
+class Tally:
+    """Prompts compared over all configurations, and those of them that were excused by a near tie."""
+
+    compared: int = 0
+    excused: list[str] = field(default_factory=list)
+
+
+def greedy(model: torch.nn.Module, prompt: list[int]) -> Expected:
+    """Plain greedy decoding of one sequence; nothing ends it and nothing changes its logits."""
+    tokens: list[int] = []
+    gaps: list[float] = []
+    step = model(input_ids=torch.tensor([prompt]), use_cache=True)
+    while True:
+        best = step.logits[0, -1].topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+        if len(tokens) == OUTPUT:
+            return Expected(prompt, tokens, gaps)
+        step = model(input_ids=torch.tensor([tokens[-1:]]), past_key_values=step.past_key_values, use_cache=True)
+
+
+@pytest.fixture(scope="session")
+def expected() -> list[Expected]:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path = demo_model()
+    text = load_text_processor(read_facts(path))
+    prompts = [text.encode(one) for one in TEXTS]
+    assert len({prompt[0] for prompt in prompts}) == len(prompts)
+    assert min(map(len, prompts)) == 1
+    assert max(map(len, prompts)) > 512
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent),
+        gguf_file=path.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    ).eval()
+    with torch.inference_mode():
+        return [greedy(model, prompt) for prompt in prompts]
+
+
+@pytest.fixture(scope="session")
+def tally() -> Tally:
+    return Tally()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(chunk, overlap) for chunk in (1, 16, 512) for overlap in (True, False)],
+    ids=lambda value: f"chunk-{value[0]}-overlap-{'on' if value[1] else 'off'}",
+)
+def engine(request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
+    """The demo model with chunked prefill of a size, with overlap or without."""
+    chunk, overlap = request.param
+    arguments = [
+        *("--device", "cpu", "--model-path", str(demo_model()), "--dtype", "float32"),
+        *("--max-running-requests", str(BATCH), "--max-total-tokens", "8192"),
+        *("--chunked-prefill-size", str(chunk), "--page-size", "1" if chunk == 16 else "16"),
+    ]
+    with LocalEngine.launch(arguments if overlap else [*arguments, "--disable-overlap-schedule"]) as made:
+        yield made
+        made.check_integrity()
+
+
+def test_alone(engine: LocalEngine, expected: list[Expected], tally: Tally) -> None:
+    """One request at a time: first with nothing cached, then with its own prefix."""
+    missed: list[Generated] = []
+    hits: list[Generated] = []
+    for one in expected:
+        engine.send(FlushCache(0))
+        missed += run(engine, [one])
+        hits += run(engine, [one])
+    compare(engine, expected, missed, hits, tally)
+
+
+def test_in_a_batch(engine: LocalEngine, expected: list[Expected], tally: Tally) -> None:
+    """All at once over 16 slots: first with nothing cached, then with their own prefixes."""
+    engine.send(FlushCache(0))
+    missed = run(engine, expected)
+    hits = run(engine, expected)
+    compare(engine, expected, missed, hits, tally)
+
+
+def test_at_most_one_prompt_in_a_hundred_needed_the_excuse(tally: Tally) -> None:
+    """Over all configurations above; it says nothing when it runs by itself."""
+    assert len(tally.excused) <= EXCUSED_PART * tally.compared, "\n".join(tally.excused)
+
+
+def run(engine: LocalEngine, wanted: Sequence[Expected]) -> list[Generated]:
+    params = SamplingParams(max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
+    return engine.generate(
+        Generate(request=f"request {index}", tokens=one.prompt, params=params) for index, one in enumerate(wanted)
+    )
+
+
+def compare(
+    engine: LocalEngine,
+    expected: Sequence[Expected],
+    missed: Sequence[Generated],
+    hits: Sequence[Generated],
+    tally: Tally,
+) -> None:
+    page = engine.ready.page_size
+    assert [one.cached_tokens for one in missed] == [0] * len(expected)
+    assert [one.cached_tokens for one in hits] == [(len(one.prompt) - 1) // page * page for one in expected]
+    stats = engine.stats()
+    assert (stats.pages_held, stats.pages_free + stats.pages_cached) == (0, stats.pages_total)
+    wrong: list[str] = []
+    for what, results in (("miss", missed), ("hit", hits)):
+        for number, (one, result) in enumerate(zip(expected, results, strict=True)):
+            tally.compared += 1
+            assert (result.error, result.finish, len(result.tokens)) == (None, FinishReason.LENGTH, OUTPUT)
+            if result.tokens == one.tokens:
+                continue
+            at = next(place for place in range(OUTPUT) if result.tokens[place] != one.tokens[place])
+            found = f"{what}, prompt {number}, token {at}: {result.tokens[at]}, not {one.tokens[at]}; gap {one.gaps[at]:.2g}"
+            (tally.excused if one.gaps[at] < NEAR_TIE else wrong).append(found)
+    assert not wrong, "\n".join(wrong)
