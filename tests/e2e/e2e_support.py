@@ -267,7 +267,22 @@ async def until(condition: Callable[[], bool], seconds: float, what: str) -> Non
     assert condition(), what
 
 
-WORDS = "river stone window garden paper winter engine yellow mother train silver forest letter morning".split()
+WORDS = [
+    "river",
+    "stone",
+    "window",
+    "garden",
+    "paper",
+    "winter",
+    "engine",
+    "yellow",
+    "mother",
+    "train",
+    "silver",
+    "forest",
+    "letter",
+    "morning",
+]
 
 
 def prompts(count: int, words: int, seed: int) -> list[str]:

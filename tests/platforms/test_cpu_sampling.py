@@ -164,6 +164,16 @@ def test_nucleus_wider_than_the_candidates_is_sorted_whole() -> None:
     assert (ranks.diff() >= 0).all(), "kept tokens are drawn in order of falling probability"
 
 
+def test_rows_settled_at_different_widths_draw_as_if_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nuclei of a few, of hundreds, of thousands and of most of 32,768 tokens, side by side, with many equals."""
+    logits = torch.cat([normal(2, 32768, seed=4, scale=scale) for scale in (6.0, 3.5, 3.0, 0.2)])
+    logits = (logits * 16).round() / 16
+    asks, noise = [Ask(top_p=0.9)] * 8, [0.5, 0.999] * 4
+    stepwise = draw(logits, asks, noise)
+    monkeypatch.setattr(sampling, "_TOP_P_CANDIDATES", 32768)
+    assert stepwise == draw(logits, asks, noise)
+
+
 @pytest.mark.parametrize(
     "ask", [Ask(top_p=1e-9), Ask(top_k=1), Ask(min_p=1.0), Ask(temperature=1e-9), Ask(0.0)], ids=str
 )

@@ -14,11 +14,13 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejected
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from srv.server.text import TextProcessor
 
 logger = logging.getLogger("srv.launch")
+
+_BACKLOG = 2048  # connections that wait to be accepted; uvicorn's own figure
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -71,13 +75,18 @@ def _log_stories(situation: Situation) -> None:
 
 
 def _listen(config: Config) -> socket.socket:
-    """Take the port before anything slow is started."""
+    """Take the port before anything slow is started.
+
+    It listens at once: two sockets that only bind would share the port, and the second server would learn of the
+    first when its weights are loaded. Until then connections wait in the backlog.
+    """
     host, port = config.server.host, config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         reason = f"{host}:{port} cannot be listened on: {error.strerror or error}"
@@ -102,6 +111,7 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
 
     config = situation.resolved.config
     engine = EngineProcess()
+    told = _CancelOnSigterm()
     try:
         engine.start(lambda to, back: engine_spec(situation, to, back), _environment(situation))
         text = await asyncio.to_thread(
@@ -114,9 +124,31 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
         for line in error.lines:
             print(f"srv launch: {line}", file=sys.stderr)
         return error.status
+    except asyncio.CancelledError:
+        if not told.came:
+            raise
+        logger.info("stopped before the server was ready")
     finally:
+        told.close()
         engine.close()
     return 0
+
+
+class _CancelOnSigterm:
+    """SIGTERM while the engine loads gives the start up. While HTTP is served the server has a handler of its own."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._before = signal.signal(signal.SIGTERM, self._come)
+
+    def _come(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        assert self._task is not None
+        self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def close(self) -> None:
+        signal.signal(signal.SIGTERM, self._before)
 
 
 def _text(path: object) -> str | None:

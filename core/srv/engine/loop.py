@@ -62,7 +62,7 @@ class EngineLoop:
         """Work until drained, or until the process that started this one is gone."""
         while not self._stopped:
             self.step(_IDLE_WAIT_S)
-            if not self._flying and not parent_alive():
+            if not parent_alive():
                 logger.warning("the API process is gone; the engine stops")
                 return
 

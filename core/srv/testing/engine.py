@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 from srv.args.cli import add_arguments
 from srv.cli.launch import engine_spec
 from srv.cli.survey import Situation, survey
 from srv.engine.build import Engine, build
 from srv.engine.loop import EngineLoop
+from srv.engine.spec import EngineSpec
 from srv.errors import EngineDead
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FromEngine, Generate, GetStats, Outputs, Stats, ToEngine
@@ -49,22 +51,26 @@ class LocalEngine:
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
         self._channel = InProcessChannel()
-        self._engine: Engine = build(engine_spec(situation, "", ""))
+        self._engine: Engine = build(self.spec())
         self.ready = self._engine.ready
         self.loop = EngineLoop(self._engine.scheduler, self._engine.executor, self._channel, self._engine.depth)
         self.results: dict[str, Generated] = {}
         self._answer: Stats | None = None
 
-    @staticmethod
-    def launch(arguments: Sequence[str]) -> LocalEngine:
+    @classmethod
+    def launch(cls, arguments: Sequence[str]) -> Self:
         """What `srv launch` with these arguments would start. Raises what it would refuse with."""
         parser = argparse.ArgumentParser()
         add_arguments(parser)
         namespace, unknown = parser.parse_known_args(list(arguments))
         namespace.unknown = unknown
-        return LocalEngine(survey(namespace, {}))
+        return cls(survey(namespace, {}))
 
-    def __enter__(self) -> LocalEngine:
+    def spec(self) -> EngineSpec:
+        """What the engine is built from. Tests override it to build what no argument can ask for."""
+        return engine_spec(self.situation, "", "")
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -103,16 +109,16 @@ class LocalEngine:
             self.step()
 
     def stats(self) -> Stats:
-        """Fresh statistics, when nothing is in flight."""
+        """Fresh statistics. Takes at least one step: what runs goes on meanwhile."""
         self._answer = None
         self.send(GetStats(_CALL))
         while self._answer is None:
             self.step()
         return self._answer
 
-    def check_integrity(self) -> None:
-        """free + cached + held == total, or IntegrityError."""
-        self._engine.scheduler.check_integrity()
+    def check_integrity(self, deep: bool = False) -> None:
+        """free + cached + held == total, or IntegrityError; `deep` looks at each page."""
+        self._engine.scheduler.check_integrity(deep)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Stats):

