@@ -59,6 +59,7 @@ def make_small(kind: str, folder: Path) -> Small:
 
 
 def _model(kind: str) -> Any:
+    torch.manual_seed(0)
     if kind != "gemma2":
         return small_model(kind, **FIELDS[kind])
     config = AutoConfig.for_model(kind, **{**SIZES, **FIELDS[kind]})

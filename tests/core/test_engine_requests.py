@@ -171,7 +171,9 @@ def test_logprobs_are_of_the_models_own_distribution(
     small: Small, served: Watched, params: dict[str, float | int]
 ) -> None:
     prompt = small.prompts[6]
-    plain, wanted = served.generate([message("plain", prompt, **params), message("wanted", prompt, logprobs=3, **params)])
+    plain, wanted = served.generate(
+        [message("plain", prompt, **params), message("wanted", prompt, logprobs=3, **params)]
+    )
     rows = small.logprobs(prompt + wanted.tokens)
     assert wanted.tokens == plain.tokens
     assert plain.logprobs == []

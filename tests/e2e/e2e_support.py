@@ -5,7 +5,6 @@ Owns the process and its log. Must not know what any test asserts.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -51,6 +50,14 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
         if time.monotonic() > deadline:
             raise TimeoutError(f"after {seconds:g} s still not so: {what}")
         time.sleep(POLL_S)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, even if its parent has not yet asked how."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 @dataclass
@@ -211,7 +218,7 @@ def served(log: Path, *arguments: str) -> Iterator[Server]:
         engine = server.engine_pid()
         yield server
         assert server.stop() == 0, server.log_text()[-4000:]
-        assert not psutil.pid_exists(engine)
+        assert gone(engine)
 
 
 # ---- streams
@@ -260,29 +267,7 @@ async def leave_after(client: httpx.AsyncClient, body: dict[str, Any], count: in
     return seen
 
 
-async def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(POLL_S)
-    assert condition(), what
-
-
-WORDS = [
-    "river",
-    "stone",
-    "window",
-    "garden",
-    "paper",
-    "winter",
-    "engine",
-    "yellow",
-    "mother",
-    "train",
-    "silver",
-    "forest",
-    "letter",
-    "morning",
-]
+WORDS = ("river", "stone", "window", "garden", "paper", "winter", "yellow", "mother", "train", "silver", "forest")
 
 
 def prompts(count: int, words: int, seed: int) -> list[str]:

@@ -53,7 +53,7 @@ class EngineLoop:
         self._depth = depth
         self._flying: deque[tuple[Plan, StepFuture]] = deque()
         self._drain_until: float | None = None
-        self._drain_aborted = 0
+        self._aborted_before: int | None = None  # when the time to drain ran out: requests aborted until then
         self._stats_due = 0.0
         self._checked = False
         self._stopped = False
@@ -67,8 +67,8 @@ class EngineLoop:
                 return
 
     def step(self, wait_s: float) -> None:
-        """One turn: hear messages (waiting only when there is nothing to compute), submit, apply."""
-        idle = not self._flying and self._scheduler.idle
+        """One turn: hear messages (waiting only when there is nothing to do), submit, apply."""
+        idle = not self._flying and self._scheduler.idle and self._drain_until is None
         for message in self._channel.receive(wait_s if idle else 0):
             self._hear(message)
         self._advance_drain()
@@ -142,12 +142,16 @@ class EngineLoop:
         if self._drain_until is None:
             return
         if time.monotonic() >= self._drain_until and not self._scheduler.idle:
-            outputs = self._scheduler.abort(None)
-            self._drain_aborted += len(outputs)
-            self._send(outputs)
+            if self._aborted_before is None:
+                self._aborted_before = self._scheduler.stats().aborted
+            self._send(self._scheduler.abort(None))
         if self._scheduler.idle and not self._flying:
-            self._channel.send(Drained(self._drain_aborted))
+            self._channel.send(Drained(self._aborted_in_drain()))
             self._stopped = True
+
+    def _aborted_in_drain(self) -> int:
+        """Counted when it is over: of those in flight, some may have come to their own end."""
+        return 0 if self._aborted_before is None else self._scheduler.stats().aborted - self._aborted_before
 
     # -- reports ---------------------------------------------------------------------------------------
 

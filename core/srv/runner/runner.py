@@ -85,15 +85,24 @@ class Runner:
         return LaunchedStep(plan, inputs, sampled, scores, self._platform.record_event(self._device))
 
     def _take(self, plan: Plan) -> None:
-        """Bring the slots up to date with the plan's changes, before anything in the step can fail."""
+        """Bring the slots up to date with the plan's changes, before anything else in the step can fail.
+
+        All of them, even when one cannot start: the next step may be planned already, with rows of these slots.
+        """
+        failures: list[Exception] = []
         for slot in plan.ends:
             self._slots.end(slot)
             self._sampler.state.end(slot)
         for start in plan.starts:
             self._slots.start(start)
-            self._sampler.state.start(start.slot, start.tokens, start.prompt_tokens, start.params, self._end_tokens)
+            try:
+                self._sampler.state.start(start.slot, start.tokens, start.prompt_tokens, start.params, self._end_tokens)
+            except Exception as error:  # noqa: BLE001 - raised again below
+                failures.append(error)
         for row in plan.rows:
             self._slots.append_pages(row)
+        if failures:
+            raise failures[0]
 
     def _forward(self, rows: Sequence[Row], inputs: Inputs) -> torch.Tensor | None:
         """Logits of the wanted positions, [wanted, vocab] in the model's dtype; None if none are wanted."""

@@ -1,0 +1,151 @@
+"""How the server ends: told to stop, its engine killed, or killed itself. Clients are told; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from e2e_support import REQUEST_S, STOP_S, Server, gone, greedy, launched, read_events, wait_until
+
+pytestmark = pytest.mark.e2e
+
+ARGUMENTS = ("--device", "cpu", "--max-total-tokens", "16384")
+TOLD_S = 30.0  # for a client to hear what became of its request
+
+
+class Client(threading.Thread):
+    """Sends one /generate and keeps what came; `started` is set with the first piece of a stream."""
+
+    def __init__(self, server: Server, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.started = threading.Event()
+        self.status = 0
+        self._server, self._body = server, body
+        self._lines: queue.Queue[str] = queue.Queue()
+        self.failure: httpx.HTTPError | None = None
+
+    def run(self) -> None:
+        try:
+            url = f"{self._server.base}/generate"
+            with httpx.stream("POST", url, json=self._body, timeout=REQUEST_S) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    self._lines.put(line)
+                    self.started.set()
+        except httpx.HTTPError as error:
+            self.failure = error
+
+    def answer(self) -> list[Any]:
+        """Everything that came, once the response has ended in order."""
+        self.join(TOLD_S)
+        assert not self.is_alive(), "the client still waits"
+        assert self.failure is None, self.failure
+        lines = [self._lines.get_nowait() for _ in range(self._lines.qsize())]
+        return read_events(lines)
+
+
+def running(server: Server, *bodies: dict[str, Any]) -> list[Client]:
+    """Clients whose requests all run."""
+    clients = [Client(server, body) for body in bodies]
+    for client in clients:
+        client.start()
+    wait_until(lambda: server.metrics()["srv_requests_running"] == len(bodies), 60, "all requests run")
+    for client, body in zip(clients, bodies, strict=True):
+        assert not body.get("stream") or client.started.wait(TOLD_S)
+    return clients
+
+
+def assert_nothing_left(server: Server, engine: int) -> None:
+    wait_until(lambda: gone(engine), STOP_S, "the engine process is gone")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", server.port))
+        probe.listen()
+
+
+def test_told_to_stop_running_requests_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
+    with launched(tmp_path / "log", *ARGUMENTS) as server:
+        engine = server.engine_pid()
+        stream, whole = running(server, greedy("A stream", 150, stream=True), greedy("In one piece", 150))
+        server.terminate()
+        wait_until(lambda: server.health() == 503, TOLD_S, "/health says that the server is stopping")
+        refused = server.post("/generate", **greedy("Too late", 1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert int(refused.headers["retry-after"]) > 0
+        *shown, done = stream.answer()
+        assert done == "[DONE]"
+        assert shown[-1]["meta_info"]["completion_tokens"] == 150
+        assert shown[-1]["meta_info"]["finish_reason"]["type"] == "length"
+        (answer,) = whole.answer()
+        assert whole.status == 200
+        assert answer["meta_info"]["completion_tokens"] == 150
+        assert server.wait() == 0, server.log_text()
+        assert_nothing_left(server, engine)
+
+
+def test_told_to_stop_with_little_grace_clients_are_told(tmp_path: Path) -> None:
+    with launched(tmp_path / "log", *ARGUMENTS, "--graceful-shutdown-seconds", "0.3") as server:
+        engine = server.engine_pid()
+        stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("In one piece", 6000))
+        server.terminate()
+        *_, cut, last = stream.answer()
+        assert cut["meta_info"]["finish_reason"] == {"type": "abort", "message": "the server is shutting down"}
+        assert last["error"]["code"] == "shutting_down"
+        (answer,) = whole.answer()
+        assert whole.status == 200
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        assert server.wait() == 0, server.log_text()
+        assert_nothing_left(server, engine)
+        assert "Traceback" not in server.log_text()
+
+
+def test_engine_killed_clients_get_an_error_and_health_says_so(tmp_path: Path) -> None:
+    with launched(tmp_path / "log", *ARGUMENTS) as server:
+        stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("In one piece", 6000))
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        error = stream.answer()[-1]["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["code"] == "engine_dead"
+        assert "signal 9" in error["message"]
+        (answer,) = whole.answer()
+        assert whole.status == 503
+        assert answer["error"]["code"] == "engine_dead"
+        health = server.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "engine dead"})
+        later = server.post("/v1/completions", prompt="a", max_tokens=1)
+        assert (later.status_code, later.json()["error"]["code"]) == (503, "engine_dead")
+        assert server.get("/health_generate").status_code == 503
+        assert server.metrics()["srv_engine_up"] == 0
+        assert server.get("/get_server_info").status_code == 200
+        assert "Traceback" not in server.log_text()
+        assert server.stop() == 0
+
+
+def test_server_killed_its_engine_ends_in_the_midst_of_its_work(tmp_path: Path) -> None:
+    with launched(tmp_path / "log", *ARGUMENTS) as server:
+        engine = server.engine_pid()
+        running(server, greedy("A stream", 6000, stream=True))
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        assert_nothing_left(server, engine)
+
+
+def test_interrupted_from_the_keyboard_it_ends_like_one_told_to_stop(tmp_path: Path) -> None:
+    """Ctrl-C reaches server and engine alike; the engine must leave the decision to the server."""
+    with launched(tmp_path / "log", *ARGUMENTS) as server:
+        engine = server.engine_pid()
+        (stream,) = running(server, greedy("A stream", 60, stream=True))
+        os.kill(engine, signal.SIGINT)
+        os.kill(server.pid, signal.SIGINT)
+        *shown, done = stream.answer()
+        assert done == "[DONE]"
+        assert shown[-1]["meta_info"]["completion_tokens"] == 60
+        assert server.wait() == 0, server.log_text()
+        assert_nothing_left(server, engine)
