@@ -14,7 +14,9 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
 env: $(READY)
 
+# torch comes from whatever package index is set up; one that has GPU builds only gives one of several gigabytes.
 $(READY): constraints.txt pyproject.toml kernels/pyproject.toml plugins/toy_device/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "srv needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install -q -e kernels -e ".[dev]" -e plugins/toy_device

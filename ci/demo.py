@@ -16,6 +16,7 @@ import urllib.request
 
 QUESTION = "In one sentence: why is the sky blue?"
 START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 60
 
 
 def free_port(preferred: int) -> int:
@@ -80,19 +81,30 @@ def main() -> int:
     port = free_port(30000)
     base = f"http://127.0.0.1:{port}"
     server = subprocess.Popen([sys.executable, "-m", "srv", "launch", "--port", str(port), *extra])
+    pieces = 0
     try:
         wait_healthy(base, server)
         pieces = stream_answer(base)
-        if oneshot:
-            return 0 if pieces else 1
-        print(f"serving on {base}; Ctrl-C ends it", flush=True)
-        return server.wait()
+        if not oneshot:
+            print(f"serving on {base}; Ctrl-C ends it", flush=True)
+            return server.wait()
+        server.send_signal(signal.SIGTERM)
     except KeyboardInterrupt:
-        return 0
-    finally:
-        if server.poll() is None:
-            server.send_signal(signal.SIGTERM)
-            server.wait(timeout=60)
+        print("\nstopping", flush=True)  # the terminal has told the server too
+    except BaseException:
+        server.kill()
+        raise
+    status = end(server)
+    return status if pieces or not oneshot else 1
+
+
+def end(server: subprocess.Popen[bytes]) -> int:
+    """The server's exit status; one that does not stop in time is ended by force."""
+    try:
+        return server.wait(timeout=STOP_TIMEOUT_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        server.kill()
+        return server.wait()
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_penalties_count_prompt_and_output(small: Small, served: Watched) -> Non
             changed[token] -= 0.6 * output.count(token) + 0.8
         return changed
 
-    prompts = [prompt * 3 for prompt in small.prompts[1:4]]
+    prompts = [prompt * 2 for prompt in small.prompts[1:4]]
     params = {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.8}
     results = served.generate(messages(prompts, **params))
     for prompt, result in zip(prompts, results, strict=True):

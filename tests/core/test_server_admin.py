@@ -7,7 +7,10 @@ import asyncio
 import pytest
 from server_support import CONTEXT, MODEL, events_of, eventually, serving
 
+from srv.io.messages import Generate
+from srv.server.sampling_fields import Sampling
 from srv.testing.fake_engine import FakeEngine
+from srv.types import FinishReason
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
@@ -154,10 +157,46 @@ async def test_the_engine_failing_on_one_request_is_a_500_with_its_code() -> Non
             "param": None,
             "code": "not_finite",
         }
-        events = await server.stream("/v1/chat/completions", messages=HELLO, n=2)
-        assert events[-1]["error"]["code"] == "not_finite"
+        streamed = await server.post("/v1/chat/completions", messages=HELLO, n=2, stream=True)
+        assert (streamed.status_code, streamed.json()["error"]["code"]) == (500, "not_finite")
         server.engine.refuses = None
         assert (await server.post("/v1/completions", prompt="a")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("queue_full", 503),
+        ("shutting_down", 503),
+        ("exceeds_pool", 400),
+        ("context_length_exceeded", 400),
+        ("empty_prompt", 400),
+        ("duplicate_request", 409),
+        ("step_failed", 500),
+    ],
+)
+async def test_a_refusal_of_the_engine_has_the_status_of_its_code(code: str, status: int, stream: bool) -> None:
+    async with serving() as server:
+        server.engine.refuses = (code, "said the engine")
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/generate", {"text": "a"})):
+            response = await server.post(path, **body, stream=stream)
+            assert response.status_code == status
+            assert response.json()["error"]["code"] == code
+            assert ("retry-after" in response.headers) == (status == 503)
+
+
+async def test_an_abort_between_admission_and_generation_holds() -> None:
+    async with serving() as server:
+        service = server.app.state.service
+        prepared = await service.intake.prepare("a", Sampling(max_tokens=5), param="prompt", default_max_tokens=5)
+        ticket, group = service.start([prepared], ["mine"], 0.0)
+        assert service.lifecycle.abort(["mine"]) == 1
+        (result,) = await group.gather()
+        ticket.close()
+        assert result.finish is FinishReason.ABORT
+        assert not any(isinstance(message, Generate) for message in server.engine.received)
+        assert (await server.post("/v1/completions", prompt="a", rid="mine")).status_code == 200
 
 
 async def test_engine_death_is_told_to_waiting_streams_and_new_requests() -> None:
@@ -165,6 +204,7 @@ async def test_engine_death_is_told_to_waiting_streams_and_new_requests() -> Non
         streaming = asyncio.create_task(server.stream("/v1/completions", prompt="a", max_tokens=200))
         waiting = asyncio.create_task(server.post("/v1/completions", prompt="a", max_tokens=200))
         await eventually(lambda: len(server.engine.running) == 2)
+        await eventually(lambda: server.engine.stats(0).generated_tokens > 4)
         server.engine.die("exit status 139")
         assert (await streaming)[-1]["error"]["code"] == "engine_dead"
         assert (await waiting).status_code == 503

@@ -151,6 +151,18 @@ async def test_what_could_begin_a_stop_string_is_told_when_it_does_not() -> None
         assert answer["usage"]["completion_tokens"] == 7
 
 
+async def test_the_servers_seed_decides_the_seeds_of_requests_that_bring_none() -> None:
+    drawn: list[list[int]] = []
+    for random_seed in (5, 5, 6, None, None):
+        async with serving(random_seed=random_seed) as server:
+            for _ in range(2):
+                await server.post("/v1/completions", prompt="a", max_tokens=1)
+            drawn.append([message.params.seed for message in generated(server.engine)])
+    same, again, other, chance, another = drawn
+    assert same == again
+    assert len({*same, *other, *chance, *another}) == 8
+
+
 async def test_n_sequences_have_derived_seeds_and_one_prompt_in_usage() -> None:
     def by_seed(message: Generate) -> Sequence[int]:
         return b"%d" % (message.params.seed % 10)

@@ -35,9 +35,8 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """The caller's environment without its own SRV_ settings; torch on one thread, as tests share the machine."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    """The caller's environment without its own SRV_ settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
 
 
 def srv_command(*arguments: str) -> list[str]:

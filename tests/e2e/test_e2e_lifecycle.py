@@ -137,15 +137,29 @@ def test_server_killed_its_engine_ends_in_the_midst_of_its_work(tmp_path: Path) 
         assert_nothing_left(server, engine)
 
 
-def test_interrupted_from_the_keyboard_it_ends_like_one_told_to_stop(tmp_path: Path) -> None:
-    """Ctrl-C reaches server and engine alike; the engine must leave the decision to the server."""
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_the_whole_group_is_told_and_running_requests_still_finish(tmp_path: Path, told: signal.Signals) -> None:
+    """Ctrl-C and service managers reach server and engine alike; the engine must leave the decision to the server."""
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
         (stream,) = running(server, greedy("A stream", 60, stream=True))
-        os.kill(engine, signal.SIGINT)
-        os.kill(server.pid, signal.SIGINT)
+        os.kill(engine, told)
+        os.kill(server.pid, told)
         *shown, done = stream.answer()
         assert done == "[DONE]"
         assert shown[-1]["meta_info"]["completion_tokens"] == 60
         assert server.wait() == 0, server.log_text()
         assert_nothing_left(server, engine)
+
+
+def test_told_twice_it_cuts_what_runs_and_says_so(tmp_path: Path) -> None:
+    with launched(tmp_path / "log", *ARGUMENTS) as server:
+        engine = server.engine_pid()
+        (stream,) = running(server, greedy("A stream", 6000, stream=True))
+        os.kill(server.pid, signal.SIGINT)
+        wait_until(lambda: "stopping:" in server.log_text(), STOP_S, "the server to hear the first signal")
+        os.kill(server.pid, signal.SIGTERM)
+        assert stream.answer()[-1]["error"]["code"] == "shutting_down"
+        assert server.wait() == 0, server.log_text()
+        assert_nothing_left(server, engine)
+        assert "Traceback" not in server.log_text()

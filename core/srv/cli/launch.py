@@ -1,7 +1,7 @@
 """`srv launch`: choose the platform, resolve the arguments, start the engine, serve HTTP until told to stop.
 
     user input ──► platform ──► model facts ──► resolve ──► port ──► engine process ──► HTTP
-                      every refusal happens before weights are read; exit status 2
+                      what can be refused is refused before weights are read; exit status 2
 
 The module wires parts together and owns none of their concerns.
 """
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -105,21 +106,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(situation: Situation, listener: socket.socket) -> int:
-    """Start the engine, load the tokenizer beside it, serve; the engine never outlives this function."""
+    """Load the tokenizer, start the engine, serve; the engine never outlives this function."""
     from srv.engine.supervisor import EngineProcess, EngineStartError
     from srv.server.tokenizer import load_text_processor
 
     config = situation.resolved.config
     engine = EngineProcess()
     told = _CancelOnSigterm()
+    served = False
     try:
+        # The tokenizer first: it takes a moment, and what is wrong with it is told before weights are read.
+        text = load_text_processor(situation.model, config.model.tokenizer_path, _text(config.model.chat_template))
         engine.start(lambda to, back: engine_spec(situation, to, back), _environment(situation))
-        text = await asyncio.to_thread(
-            load_text_processor, situation.model, _text(config.model.tokenizer_path), _text(config.model.chat_template)
-        )
+        await asyncio.to_thread(importlib.import_module, "srv.server.app")  # while the engine loads
         ready = await engine.ready(config.server.engine_start_timeout_seconds)
         logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
         await _serve_http(config, engine, _settings(situation, ready, text.vocab_size), text, listener)
+        served = True
     except EngineStartError as error:
         for line in error.lines:
             print(f"srv launch: {line}", file=sys.stderr)
@@ -130,7 +133,7 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
         logger.info("stopped before the server was ready")
     finally:
         told.close()
-        engine.close()
+        engine.close(drained=served)
     return 0
 
 
@@ -195,6 +198,7 @@ def _settings(situation: Situation, ready: Ready, vocab_size: int) -> ServerSett
         api_key=config.server.api_key,
         max_request_bytes=config.server.max_request_bytes,
         max_stop_strings=config.server.max_stop_strings,
+        random_seed=config.model.random_seed,
         created=int(time.time()),
         model_info={
             "model_path": model.path,
@@ -241,7 +245,8 @@ async def _serve_http(
     receiving = asyncio.create_task(client.run())
     gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
     try:
-        logger.info("serving %s on http://%s:%d", settings.model_name, config.server.host, config.server.port)
+        host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
+        logger.info("serving %s on http://%s:%d", settings.model_name, host, config.server.port)
         await server.serve(sockets=[listener])
     finally:
         receiving.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from srv.args.resolve import resolve
 from srv.args.sources import gather
@@ -88,6 +89,7 @@ def judge(user: UserInput, find_target: Callable[[str | None, str], Target], *, 
         model = _find_model(user, model_needed)
     except ModelError as error:
         faults.append(_fault(user, "model_path", error.code, f"{error.what}: {error.reason}", error.remedy))
+    faults += _missing_files(user)
     try:  # even without a device or a model, so that their faults are told beside all others
         resolved = resolve_for(user, target, model)
     except Refusal as refusal:
@@ -132,8 +134,19 @@ def _find_model(user: UserInput, needed: bool) -> ModelFacts | None:
         raise
 
 
+def _missing_files(user: UserInput) -> list[Rejected]:
+    """Files that other arguments name and that are not there; what is in them is judged by their readers."""
+    named = {argument: user.value(argument) for argument in ("tokenizer_path", "chat_template")}
+    return [
+        _fault(user, argument, "not_found", "there is no such file or folder", "Correct the path, or leave it out.")
+        for argument, path in named.items()
+        if path is not None and not Path(path).expanduser().exists()
+    ]
+
+
 def _fault(user: UserInput, argument: str, code: str, reason: str, remedy: str) -> Rejected:
-    return Rejected(code, argument, user.value(argument), _source(user, argument), reason, remedy)
+    value = user.value(argument)
+    return Rejected(code, argument, None if value is None else str(value), _source(user, argument), reason, remedy)
 
 
 def _source(user: UserInput, argument: str) -> str:

@@ -23,8 +23,10 @@ def main() -> int:
     parent = os.getppid()
     spec = decode(sys.stdin.buffer.read())
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s engine %(levelname)s %(message)s")
-    # Ctrl-C reaches the whole group; the API process decides what happens to running requests.
+    # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
+    # and ends this one: with Drain, by going away, or by force.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
         return _serve(spec, channel, parent)

@@ -89,12 +89,11 @@ class EngineProcess:
             return None
         return f"status {code}" if code >= 0 else f"signal {-code}"
 
-    def close(self) -> None:
-        """End the process if it still runs, and remove the sockets."""
+    def close(self, *, drained: bool) -> None:
+        """End the process, and remove the sockets. One that has drained ends by itself; it is waited for."""
         if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
             try:
-                self._process.wait(_END_S)
+                self._process.wait(_END_S if drained else 0)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

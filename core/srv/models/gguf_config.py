@@ -159,6 +159,9 @@ def _refuse_foreign(meta: _Metadata) -> None:
         raise ModelError("unsupported_format", meta.path, f"it is one of {parts} parts", remedy)
     if metadata.get("general.type", "model") != "model":
         raise meta.refuse(f"it holds a {metadata['general.type']}, not a whole model")
+    window, context = meta.get("attention.sliding_window"), meta.get("context_length")
+    if window and context and window < context:
+        raise meta.refuse(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
     for key in FOREIGN:
         if meta.get(key):
             raise meta.refuse(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")

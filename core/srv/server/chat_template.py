@@ -201,18 +201,16 @@ def _join(parts: Iterable[str]) -> str:
 
 
 def read_override(value: str) -> dict[str, str]:
-    """`--chat-template`: the path of a Jinja file, of a JSON file with a `chat_template`, or the template itself.
+    """`--chat-template`: the path of a Jinja file, or of a JSON file with a `chat_template`.
 
     Raises ModelError with code not_found or bad_chat_template.
     """
-    if "{%" in value or "{{" in value:
-        return {"default": value}
     path = Path(value).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = f"--chat-template names it and it cannot be read ({error})"
-        raise ModelError("not_found", value, reason, "Give the path of a Jinja file, or the template itself") from error
+        raise ModelError("not_found", value, reason, "Give the path of a Jinja file") from error
     if path.suffix != ".json":
         return {"default": text}
     try:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from srv.errors import EngineDead, RequestError
-from srv.server.failures import describe
+from srv.server.failures import describe, error_response
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -56,6 +56,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends events as they come; an error in their midst becomes the last event.
 
+    The response begins with the first event, so that a request that is refused before it gets its real status.
+
     Ends early when the client leaves: `events` is closed, then `on_close` is called, always exactly once.
     """
 
@@ -69,27 +71,32 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send(send))
+            await while_connected(receive, self._send(scope, receive, send))
         except ClientDisconnect:
             return  # nobody is left to tell; the sequences were aborted when `events` was closed
         finally:
             self._on_close()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(_with_errors(self._events)) as events:
-            async for chunk in events:
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            try:
+                first = await anext(self._events, b"")
+            except (RequestError, EngineDead) as error:
+                await error_response(*describe(error))(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for chunk in _with_errors(self._events):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        try:
-            async for chunk in events:
-                yield chunk
-        except (RequestError, EngineDead) as error:
-            yield event(describe(error)[1])
-        except Exception as error:
-            log.exception("a stream failed")
-            yield event(describe(error)[1])
+    try:
+        async for chunk in events:
+            yield chunk
+    except (RequestError, EngineDead) as error:
+        yield event(describe(error)[1])
+    except Exception as error:
+        log.exception("a stream failed")
+        yield event(describe(error)[1])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -22,6 +22,7 @@ import msgspec
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Generate, Output
 from srv.server.client import EngineClient
+from srv.server.failures import engine_error
 from srv.server.intake import Work
 from srv.server.metrics import Metrics
 from srv.server.text import TextProcessor
@@ -59,7 +60,9 @@ class Sequence:
         prompt_index: int,
         output_index: int,
         arrival: float,
+        aborted: Callable[[], bool],
     ) -> None:
+        self._aborted = aborted
         self.index, self.prompt_index, self.output_index = index, prompt_index, output_index
         self.work = work
         self.cached_tokens = 0
@@ -79,6 +82,11 @@ class Sequence:
 
         Closing the iterator early aborts the sequence at the engine.
         """
+        if self._aborted():  # between its admission and now: the engine has never heard of it
+            self.finish = FinishReason.ABORT
+            self._metrics.sequence_ended(FinishReason.ABORT, time.perf_counter() - self._arrival)
+            yield self._step("", [])
+            return
         params = msgspec.structs.replace(self.work.params, seed=self.work.seeds[self.output_index])
         message = Generate(request=self._name, tokens=self.work.tokens, params=params)
         ended = FinishReason.ABORT  # unless something else is learnt
@@ -101,7 +109,7 @@ class Sequence:
     def _take(self, output: Output) -> Step | None:
         if output.finish is FinishReason.ERROR:
             code, message = output.error or ("engine_error", "the engine failed on this request")
-            raise RequestError(message, code=code, status=500)
+            raise engine_error(code, message)
         self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs:
             self._prompt_logprobs.extend(output.prompt_logprobs)

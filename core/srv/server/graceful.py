@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn, save that the first signal drains before the listener closes; a second one ends at once."""
+    """uvicorn, save that the first signal drains before the listener closes; a second cuts what still runs."""
 
     def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, grace_seconds: float) -> None:
         super().__init__(config)
@@ -29,11 +29,13 @@ class GracefulServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal handler that uvicorn installs, on the main thread."""
-        if self._lifecycle.draining or self._loop is None:
+        if self._loop is None:
             super().handle_exit(sig, frame)
-            return
-        self._lifecycle.begin_drain()
-        self._loop.call_soon_threadsafe(self._begin)
+        elif self._lifecycle.draining:
+            self._loop.call_soon_threadsafe(self._lifecycle.abort, None)  # every response is told, then the drain ends
+        else:
+            self._lifecycle.begin_drain()
+            self._loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
         logger.info(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
+import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,10 +80,8 @@ def _token_list(ids: list[object], param: str) -> list[int]:
     return ids  # type: ignore[return-value]
 
 
-def seeds_for(seed: int | None, n: int) -> tuple[int, ...]:
-    """One seed a sequence: drawn here, or derived from (seed, index). The first is the client's own."""
-    if seed is None:
-        return tuple(secrets.randbits(63) for _ in range(n))
+def seeds_for(seed: int, n: int) -> tuple[int, ...]:
+    """One seed a sequence, derived from (seed, index). The first is `seed` itself."""
     derived = (
         int.from_bytes(hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest(), "big") >> 1
         for index in range(1, n)
@@ -96,6 +94,8 @@ class Intake:
 
     def __init__(self, settings: ServerSettings, text: TextProcessor) -> None:
         self._settings = settings
+        chance = random.SystemRandom() if settings.random_seed is None else random.Random(settings.random_seed)
+        self._draw = chance.getrandbits
         self._text = text
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="srv-text")
         longest = settings.max_prompt_bytes
@@ -190,7 +190,7 @@ class Intake:
             text=prompt if isinstance(prompt, str) else None,
             tokens=tokens,
             params=self._params(sampling, max(1, max_tokens)),
-            seeds=seeds_for(sampling.seed, sampling.n),
+            seeds=seeds_for(self._draw(63) if sampling.seed is None else sampling.seed, sampling.n),
             stop=self._stop(sampling),
             include_stop=sampling.include_stop,
             skip_special_tokens=sampling.skip_special_tokens,

@@ -21,6 +21,10 @@ class Ticket:
         self.named = named
         self._lifecycle = lifecycle
 
+    def is_aborted(self, sequence: str) -> bool:
+        """Whether this sequence was aborted; one that has not been sent to the engine yet must not be."""
+        return sequence in self._lifecycle.aborted
+
     @property
     def sequences(self) -> list[str]:
         return [sequence for sequences in self.named.values() for sequence in sequences]
@@ -43,6 +47,7 @@ class Lifecycle:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self.aborted: set[str] = set()  # sequences of live requests that were aborted here
 
     @property
     def active(self) -> int:
@@ -89,6 +94,7 @@ class Lifecycle:
     def _close(self, ticket: Ticket) -> None:
         for rid in ticket.named:
             self._live.pop(rid, None)
+        self.aborted.difference_update(ticket.sequences)
         if not self._live:
             self._idle.set()
 
@@ -100,6 +106,7 @@ class Lifecycle:
                 f"no request with rid = {missing[0]!r} is running", code="request_not_found", param="rid", status=404
             )
         if sequences := [sequence for rid in chosen for sequence in self._live[rid]]:
+            self.aborted.update(sequences)
             self._client.abort(sequences)
         return len(chosen)
 

@@ -112,13 +112,13 @@ class OpenAIEndpoint(ABC):
     async def _events(self, head: Head, shape: Shape, group: Group, with_usage: bool) -> AsyncGenerator[bytes, None]:
         # With include_usage every chunk but the last says "usage": null (OpenAI's reference).
         more: dict[str, object] = {"usage": None} if with_usage else {}
-        if opening := shape.opening(group):
-            yield b"".join(event(head.say([choice], **more)) for choice in opening)
+        opening = b"".join(event(head.say([choice], **more)) for choice in shape.opening(group))
         aborted = False
         async with aclosing(group.steps()) as steps:
             async for step in steps:
                 aborted |= step.finish is FinishReason.ABORT
-                yield b"".join(event(head.say([choice], **more)) for choice in shape.chunk(step))
+                yield opening + b"".join(event(head.say([choice], **more)) for choice in shape.chunk(step))
+                opening = b""
         if aborted and self.service.lifecycle.draining:
             yield event(error_body("the server is shutting down; the output is cut", 503, "shutting_down"))
             return

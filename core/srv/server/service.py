@@ -6,6 +6,7 @@ Owns how works become a running group. Must not know the shape of any protocol.
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
+from functools import partial
 
 from starlette.requests import Request
 
@@ -61,6 +62,7 @@ class Service:
                 prompt_index=prompt_index,
                 output_index=output_index,
                 arrival=arrival,
+                aborted=partial(ticket.is_aborted, names[index]),
             )
             for index, (prompt_index, output_index) in enumerate(places)
         ]

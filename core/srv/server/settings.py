@@ -34,6 +34,7 @@ class ServerSettings:
     max_sequences: int = 1024  # prompts times n of one HTTP request
     max_prompt_bytes: int | None = None
     health_generate_seconds: float = 20.0
+    random_seed: int | None = None  # makes the seeds of unseeded requests follow from it, in order of arrival
     created: int = 0  # Unix time shown for the model
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)

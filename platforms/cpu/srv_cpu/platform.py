@@ -14,7 +14,7 @@ from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
 from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
-from srv_cpu.host import usable_cores
+from srv_cpu.host import threads
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
 from srv_cpu.probe import memory_limit
@@ -44,8 +44,8 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def init_worker(self, rank: int) -> None:
-        """One thread a physical core that this process may use: a second hyper-thread only adds contention."""
-        torch.set_num_threads(usable_cores())
+        """One thread a physical core: a second hyper-thread only adds contention."""
+        torch.set_num_threads(threads())
 
     def memory(self, device: torch.device) -> Memory:
         """Free: what the operating system could give without swapping, within this container's limit."""
@@ -87,7 +87,7 @@ class CpuPlatform:
         product = torch.ones(64, 64) @ torch.ones(64, 64)
         right = bool((product == 64).all())
         return [
-            Check("processor", True, f"{device.name}, {device.variant}, {usable_cores()} cores for compute"),
+            Check("processor", True, f"{device.name}, {device.variant}, {threads()} cores for compute"),
             Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
             Check("compute", right, "a 64 x 64 product is right" if right else "a 64 x 64 product is wrong"),
         ]

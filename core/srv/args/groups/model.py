@@ -19,13 +19,15 @@ class ModelArgs:
         Arg(
             "GGUF file, local Hugging Face folder, or hub id of the model; without it the demo model, if installed.",
             check=not_empty(),
-            metavar="PATH_OR_ID",
+            metavar="PATH",
             aliases=("model",),
         ),
     ] = None
     tokenizer_path: Annotated[
         str | None,
-        Arg("Tokenizer to use instead of the model's own.", check=not_empty(), metavar="PATH_OR_ID"),
+        Arg(
+            "File or folder of a tokenizer to use instead of the model's own.", check=not_empty(), metavar="PATH_OR_ID"
+        ),
     ] = None
     served_model_name: Annotated[
         str | None, Arg("Name of the model in the API; the model's own name if not set.", check=not_empty())
@@ -53,8 +55,12 @@ class ModelArgs:
         None
     )
     random_seed: Annotated[
-        int, Arg("Seed of the server: for dummy weights, and for requests that bring no seed.", between(0, 2**63 - 1))
-    ] = 0
+        int | None,
+        Arg(
+            "Seed of dummy weights, and of the seeds drawn for requests that bring none; drawn anew if not set.",
+            between(0, 2**63 - 1),
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool, Arg("Run Python code that comes with a model.", planned="code that comes with a model is never run yet")
     ] = False

@@ -1,0 +1,43 @@
+"""How many threads a worker computes on, and who decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from srv_cpu import host
+from srv_cpu.manifest import MANIFEST
+
+DEVICE = MANIFEST.facts.profiles["avx512"]
+
+
+def test_a_worker_gets_one_thread_a_usable_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert MANIFEST.worker_env(DEVICE, 0)["OMP_NUM_THREADS"] == str(host.usable_cores())
+
+
+@pytest.mark.parametrize("said", ["1", "3"])
+def test_the_operators_own_number_of_threads_wins(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert MANIFEST.worker_env(DEVICE, 0) == {"OMP_NUM_THREADS": said, "OMP_WAIT_POLICY": "ACTIVE"}
+    assert host.threads() == int(said)
+
+
+@pytest.mark.parametrize("nonsense", ["", "0", "many", "-2"])
+def test_what_is_no_number_of_threads_is_not_taken(monkeypatch: pytest.MonkeyPatch, nonsense: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", nonsense)
+    assert host.threads() == host.usable_cores()
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("200000 100000\n", 2), ("50000 100000\n", 1), ("max 100000\n", None), ("", None)]
+)
+def test_a_containers_quota_counts(tmp_path: Path, text: str, cores: int | None) -> None:
+    (file := tmp_path / "cpu.max").write_text(text)
+    assert host._quota(file) == cores
+
+
+def test_no_cgroup_is_no_quota(tmp_path: Path) -> None:
+    assert host._quota(tmp_path / "missing") is None
