@@ -295,6 +295,9 @@ def test_errors_are_what_the_client_knows(client: openai.OpenAI, model: str) -> 
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-9", prompt=STORY)
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model=model, prompt="word " * 8200)
+    assert long.value.code == "context_length_exceeded"
     tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model=model, messages=ASK, tools=tools)
