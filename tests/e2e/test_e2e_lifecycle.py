@@ -128,13 +128,19 @@ def test_engine_killed_clients_get_an_error_and_health_says_so(tmp_path: Path) -
         assert server.stop() == 0
 
 
-def test_server_killed_its_engine_ends_in_the_midst_of_its_work(tmp_path: Path) -> None:
+def test_server_killed_its_engine_ends_in_the_midst_of_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(own))
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
         running(server, greedy("A stream", 6000, stream=True))
+        assert len(list(own.glob("srv-*"))) == 1
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         assert_nothing_left(server, engine)
+        wait_until(lambda: not list(own.glob("srv-*")), STOP_S, "the engine to remove the sockets")
 
 
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])

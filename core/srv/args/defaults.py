@@ -213,7 +213,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "load_format",
         "format_not_there",
         _format_fits,
-        "Leave it out to take the format found, or pass --load-format dummy for random weights.",
+        "Name a model that has weights of that format, or pass --load-format dummy for random weights.",
     ),
 )
 

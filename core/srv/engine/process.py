@@ -32,6 +32,8 @@ def main() -> int:
         return _serve(spec, channel, parent)
     finally:
         channel.close()
+        if os.getppid() != parent:
+            channel.remove_directory()
 
 
 def _serve(spec: EngineSpec, channel: EngineChannel, parent: int) -> int:

@@ -25,6 +25,7 @@ import zmq.asyncio
 from srv.io.messages import FromEngine, ToEngine
 
 _LINGER_MS = 2000
+_SCHEME = "ipc://"
 
 
 class EngineSide(Protocol):
@@ -44,11 +45,11 @@ class SocketDirectory:
 
     @property
     def to_engine(self) -> str:
-        return f"ipc://{self.path}/to_engine.sock"
+        return f"{_SCHEME}{self.path}/to_engine.sock"
 
     @property
     def from_engine(self) -> str:
-        return f"ipc://{self.path}/from_engine.sock"
+        return f"{_SCHEME}{self.path}/from_engine.sock"
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -84,6 +85,7 @@ class EngineChannel:
     """The engine process's end."""
 
     def __init__(self, to_engine: str, from_engine: str) -> None:
+        self._to_engine = to_engine
         self._context = zmq.Context()
         self._in = self._context.socket(zmq.PULL)
         self._out = self._context.socket(zmq.PUSH)
@@ -112,6 +114,10 @@ class EngineChannel:
         self._out.close()
         self._in.close()
         self._context.term()
+
+    def remove_directory(self) -> None:
+        """Remove the private directory, when whoever made it has gone without doing so."""
+        shutil.rmtree(Path(self._to_engine.removeprefix(_SCHEME)).parent, ignore_errors=True)
 
 
 class InProcessChannel:
