@@ -109,9 +109,8 @@ GENERIC_DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         "tokenizer_path",
-        lambda seen: seen["model_path"],
+        lambda seen: seen.model.path if seen.model else None,
         "the model brings its own tokenizer",
-        reads=("model_path",),
     ),
 )
 

@@ -74,7 +74,7 @@ def build(spec: EngineSpec) -> Engine:
 
 
 def _platform(spec: EngineSpec) -> Platform:
-    found = registry.find_platforms()[spec.platform]
+    found = registry.find_platform(spec.platform)
     context = EngineContext(device=spec.device, rank=0, local_rank=0, options=spec.options)
     platform = create_platform(found, context)
     platform.init_worker(0)

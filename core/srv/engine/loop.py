@@ -54,6 +54,7 @@ class EngineLoop:
         self._flying: deque[tuple[Plan, StepFuture]] = deque()
         self._drain_until: float | None = None
         self._aborted_before: int | None = None  # when the time to drain ran out: requests aborted until then
+        self._flushes: list[tuple[int, int]] = []  # calls that wait for an answer, each with the steps it may wait
         self._stats_due = 0.0
         self._checked = False
         self._stopped = False
@@ -79,6 +80,7 @@ class EngineLoop:
             self._stuck()
         else:
             self._rest()
+        self._answer_flushes()
         self._report()
 
     # -- the three calls -------------------------------------------------------------------------------
@@ -117,9 +119,7 @@ class EngineLoop:
             case Finish(request):
                 self._scheduler.finish(request)
             case FlushCache(call):
-                done = self._scheduler.flush()
-                reason = "" if done else "requests are running; the cache can be flushed when none is"
-                self._channel.send(Flushed(call, done, reason))
+                self._flushes.append((call, self._depth))
             case GetStats(call):
                 self._channel.send(self._stats(call))
             case Drain(seconds):
@@ -133,6 +133,17 @@ class EngineLoop:
         refused = self._scheduler.add(message)
         if refused is not None:
             self._send([refused])
+
+    def _answer_flushes(self) -> None:
+        """Flush if nothing runs. A request that has just ended may have a row in flight still: that is waited for."""
+        waiting, self._flushes = self._flushes, []
+        for call, steps in waiting:
+            if self._scheduler.flush():
+                self._channel.send(Flushed(call, True))
+            elif steps and self._flying:
+                self._flushes.append((call, steps - 1))
+            else:
+                self._channel.send(Flushed(call, False, "requests are running; the cache can be flushed when none is"))
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:

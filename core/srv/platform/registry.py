@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
-from srv.errors import PluginError
+from srv.errors import PlatformUnavailable, PluginError
 from srv.platform.checks import check_backends, check_manifest
 from srv.platform.facts import FAMILIES, BackendSpec, Unfit
 from srv.platform.import_wall import ImportWall
@@ -57,6 +57,14 @@ def find_platforms() -> dict[str, Found]:
     for entry_point in importlib.metadata.entry_points(group=PLATFORM_GROUP):
         by_name[entry_point.name].append(entry_point)
     return {name: _platform(name, by_name[name]) for name in sorted(by_name)}
+
+
+def find_platform(name: str) -> Found:
+    """One platform by its name, without loading the others. PlatformUnavailable if nobody brings it."""
+    entry_points = list(importlib.metadata.entry_points(group=PLATFORM_GROUP, name=name))
+    if not entry_points:
+        raise PlatformUnavailable(name, "no installed plugin brings it", "Install its plugin.", "unknown_platform")
+    return _platform(name, entry_points)
 
 
 def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:

@@ -25,9 +25,7 @@ class ModelArgs:
     ] = None
     tokenizer_path: Annotated[
         str | None,
-        Arg(
-            "File or folder of a tokenizer to use instead of the model's own.", check=not_empty(), metavar="PATH_OR_ID"
-        ),
+        Arg("File or folder of a tokenizer to use instead of the model's own.", check=not_empty(), metavar="PATH"),
     ] = None
     served_model_name: Annotated[
         str | None, Arg("Name of the model in the API; the model's own name if not set.", check=not_empty())
@@ -57,7 +55,8 @@ class ModelArgs:
     random_seed: Annotated[
         int | None,
         Arg(
-            "Seed of dummy weights, and of the seeds drawn for requests that bring none; drawn anew if not set.",
+            "Seed of dummy weights (0 if not set), and of the seeds drawn for requests that bring none (drawn anew if "
+            "not set).",
             between(0, 2**63 - 1),
         ),
     ] = None

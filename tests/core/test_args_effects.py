@@ -1,0 +1,370 @@
+"""Arguments of the engine do something: two values of each, on a small model, behave differently.
+
+Each test starts what `srv launch` would start from the same words. Arguments of the HTTP server are tested
+the same way on real servers, in `tests/e2e/test_e2e_arguments.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from attention_naive import NaiveAttention
+from engine_small import OUTPUT, Small, Watched, engine, make_small, message, messages
+from platform_plugins import write_plugin
+from torch import Tensor
+
+from srv.cli.main import main
+from srv.errors import ModelError, Refusal
+from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
+from srv.testing.engine import Generated
+
+PAGE = 4
+BACKEND = """
+from srv.platform.facts import BackendSpec, Requires
+
+SPEC = BackendSpec("{name}", 1, lambda seen: Requires(), "test_args_effects:{target}", kv_order="page_token_head")
+"""
+
+
+class Deaf(NaiveAttention):
+    """Attention that hears nothing: whatever stands in the pool, every head gives zero."""
+
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: object) -> Tensor:
+        return torch.zeros_like(q)
+
+
+class Contrary:
+    """A sampling backend that takes the least likely token."""
+
+    def __init__(self, context: BackendContext) -> None: ...
+
+    def sample(self, batch: SamplingBatch) -> Tensor:
+        return batch.logits.argmin(-1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return make_small("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return make_small("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture
+def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention backend "deaf" is installed for the CPU platform."""
+    source = BACKEND.format(name="deaf", target="Deaf")
+    write_plugin(tmp_path, "deaf", source, group="srv.backends.attention", entry="cpu.deaf", attribute="SPEC")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def tokens(small: Small, **flags: object) -> list[list[int]]:
+    """What an engine with these arguments makes of the prompts."""
+    with engine(small, **flags) as served:
+        return [result.tokens for result in served.generate(messages(small.prompts))]
+
+
+def refusal(small: Small, **flags: object) -> str:
+    """The code of the first reason why an engine with these arguments does not start."""
+    with pytest.raises((Refusal, ModelError)) as refused, engine(small, **flags):
+        pass
+    error = refused.value
+    return error.rejections[0].code if isinstance(error, Refusal) else error.code
+
+
+# ---- model
+
+
+def test_model_path(small: Small, other: Small) -> None:
+    assert tokens(small) == small.tokens
+    assert tokens(small, model_path=other.folder) != small.tokens
+    assert tokens(other) == other.tokens
+
+
+def test_revision(small: Small, other: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each revision of a hub's model is another folder; what lies on this disk has none."""
+    import huggingface_hub
+
+    folders = {"v1": str(small.folder), "v2": str(other.folder)}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, revision, **more: folders[revision])
+    assert tokens(small, model_path="org/name", revision="v1") == small.tokens
+    assert tokens(small, model_path="org/name", revision="v2") != small.tokens
+    assert refusal(small, revision="v1") == "revision_without_hub"
+
+
+def test_tokenizer_of_a_hub_model_is_looked_for_where_the_hub_has_put_it(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **more: str(small.folder))
+    with engine(small, model_path="org/name") as served:
+        assert served.situation.resolved.config.model.tokenizer_path == str(small.folder)
+
+
+def test_context_length(small: Small) -> None:
+    def answer(**flags: object) -> Generated:
+        with engine(small, **flags) as served:
+            return served.generate([message("a", small.prompts[-1], 60)])[0]
+
+    shortened = answer(context_length=50)
+    assert len(answer().tokens) == 60
+    assert len(shortened.tokens) == 50 - len(small.prompts[-1])
+    assert refusal(small, context_length=257) == "context_over_model"
+
+
+def test_dtype(small: Small) -> None:
+    """In bfloat16 the same prompt has other logprobs, and near ones."""
+    exact, coarse = _logprobs(small), _logprobs(small, dtype="bfloat16")
+    assert exact == pytest.approx(_expected(small), abs=1e-3)
+    assert coarse == pytest.approx(exact, abs=2.0)
+    assert coarse != pytest.approx(exact, abs=1e-3)
+
+
+def test_kv_cache_dtype(small: Small) -> None:
+    """Keys and values in bfloat16 under float32 arithmetic: prompts are read back from the pool less exactly."""
+    exact, coarse = _logprobs(small), _logprobs(small, kv_cache_dtype="bfloat16")
+    assert coarse == pytest.approx(exact, abs=2.0)
+    assert coarse != pytest.approx(exact, abs=1e-3)
+
+
+def _logprobs(small: Small, **flags: object) -> list[float]:
+    """Of the last prompt's tokens but the first, computed in chunks that read what the ones before wrote."""
+    with engine(small, chunk=5, **flags) as served:
+        (result,) = served.generate([message("a", small.prompts[-1], 1, prompt_logprobs=1)])
+    return [entry.logprob for entry in result.prompt_logprobs]
+
+
+def _expected(small: Small) -> list[float]:
+    prompt = small.prompts[-1]
+    return small.logprobs(prompt)[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].tolist()
+
+
+def test_load_format(small: Small) -> None:
+    assert tokens(small, load_format="safetensors") == small.tokens
+    assert tokens(small, load_format="dummy") != small.tokens
+    assert refusal(small, load_format="gguf") == "format_not_there"
+
+
+def test_random_seed_decides_dummy_weights(other: Small) -> None:
+    first = tokens(other, load_format="dummy", random_seed=7)
+    assert tokens(other, load_format="dummy", random_seed=7) == first
+    assert tokens(other, load_format="dummy", random_seed=8) != first
+
+
+def test_model_impl(tmp_path: Path) -> None:
+    """For a model that srv has no layers for, only one of the two can serve."""
+    gemma = make_small("gemma2", tmp_path)
+    assert tokens(gemma, model_impl="transformers") == gemma.tokens
+    assert refusal(gemma, model_impl="srv") == "unsupported_config"
+
+
+# ---- platform and backends
+
+
+def test_device(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one asked for serves, or is planned for; one that nobody brings is refused."""
+    with engine(small, device="cpu") as served:
+        assert served.ready.platform == "cpu"
+    assert refusal(small, device="abacus") == "unknown_platform"
+    words = ["plan", "--json", "--model-path", str(small.folder), "--max-running-requests", "4", "--device"]
+    planned = []
+    for device in ("cpu:avx2,memory=4GiB", "cpu:neon,memory=8GiB"):
+        assert main([*words, device]) == 0
+        told = json.loads(capsys.readouterr().out)["device"]
+        planned.append((told["variant"], told["memory_bytes"] >> 30))
+    assert planned == [("avx2", 4), ("neon", 8)]
+
+
+@pytest.mark.usefixtures("deaf")
+def test_attention_backend(small: Small) -> None:
+    assert tokens(small, attention_backend="torch_native") == small.tokens
+    firsts = [one[0] for one in tokens(small, attention_backend="deaf")]
+    assert firsts != [one[0] for one in small.tokens]
+    assert refusal(small, attention_backend="lidless") == "unknown_backend"
+
+
+@pytest.mark.usefixtures("deaf")
+def test_prefill_attention_backend(small: Small) -> None:
+    """Chosen for prompts alone, the deaf one spoils what is said first."""
+    hearing = tokens(small, prefill_attention_backend="torch_native", decode_attention_backend="torch_native")
+    spoilt = tokens(small, prefill_attention_backend="deaf", decode_attention_backend="torch_native")
+    assert hearing == small.tokens
+    assert [one[0] for one in spoilt[1:]] != [one[0] for one in small.tokens[1:]]
+
+
+@pytest.mark.usefixtures("deaf")
+def test_decode_attention_backend(small: Small) -> None:
+    """Chosen for output alone, the deaf one leaves the first token of every longer prompt as it was."""
+    spoilt = tokens(small, decode_attention_backend="deaf", prefill_attention_backend="torch_native")
+    assert [one[0] for one in spoilt[1:]] == [one[0] for one in small.tokens[1:]]
+    assert [one[1:] for one in spoilt[1:]] != [one[1:] for one in small.tokens[1:]]
+    assert tokens(small, decode_attention_backend="torch_native") == small.tokens
+
+
+def test_sampling_backend(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = BACKEND.format(name="contrary", target="Contrary")
+    entry = {"group": "srv.backends.sampling", "entry": "cpu.contrary", "attribute": "SPEC"}
+    write_plugin(tmp_path, "contrary", source, **entry)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tokens(small, sampling_backend="pytorch") == small.tokens
+    firsts = [one[0] for one in tokens(small, sampling_backend="contrary")]
+    assert firsts == [int(small.logprobs(prompt)[-1].argmin()) for prompt in small.prompts]
+    assert refusal(small, sampling_backend="dice") == "unknown_backend"
+
+
+# ---- memory
+
+
+def test_mem_fraction_static(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--json", "--device", "cpu:avx2,memory=8GiB", "--model-path", str(small.folder)]
+    pages = []
+    for fraction in ("0.2", "0.4"):
+        assert main([*words, "--max-total-tokens", "1000000000", "--mem-fraction-static", fraction]) == 0
+        pages += json.loads(capsys.readouterr().out)["budget"]["pages"]
+    assert pages[1] == pytest.approx(2 * pages[0], rel=0.01)
+    assert refusal(small, mem_fraction_static=1e-9) == "pool_too_small"
+
+
+def test_max_total_tokens(small: Small) -> None:
+    def answer(pool: int) -> tuple[int, Generated]:
+        with engine(small, PAGE, pool=pool) as served:
+            return served.stats().pages_total, served.generate([message("a", small.prompts[-1], 20)])[0]
+
+    (few, cut), (many, whole) = answer(40), answer(80)
+    assert (few, many) == (10, 20)
+    assert (len(cut.tokens), len(whole.tokens)) == (40 - 33, 20)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_page_size(small: Small, page: int) -> None:
+    """Of a prompt that was served before, whole pages are found, up to the last token but one."""
+    prompt = small.prompts[-2]
+    with engine(small, page) as served:
+        served.generate([message("first", prompt)])
+        (again,) = served.generate([message("again", prompt)])
+    assert again.cached_tokens == {1: len(prompt) - 1, 16: 16}[page]
+
+
+def test_disable_radix_cache(small: Small) -> None:
+    def cached(**flags: object) -> int:
+        with engine(small, PAGE, **flags) as served:
+            served.generate([message("first", small.prompts[-1])])
+            return served.generate([message("again", small.prompts[-1])])[0].cached_tokens
+
+    assert (cached(), cached(disable_radix_cache=True)) == (32, 0)
+
+
+# ---- steps
+
+
+def _send(served: Watched, prompts: Sequence[list[int]], count: int = OUTPUT) -> list[str]:
+    """Give the engine these requests, and let it do nothing yet."""
+    sent = messages(prompts, count)
+    for one in sent:
+        served.send(one)
+    return [one.request for one in sent]
+
+
+def test_max_running_requests(small: Small) -> None:
+    def at_work(most: int) -> tuple[int, int]:
+        with engine(small, max_running_requests=most) as served:
+            requests = _send(served, small.prompts[:3])
+            served.step()
+            stats = served.stats()
+            served.run(requests)
+            return stats.running, stats.waiting
+
+    assert at_work(1) == (1, 2)
+    assert at_work(3) == (3, 0)
+
+
+def test_max_queued_requests(small: Small) -> None:
+    def refused(most: int) -> list[str]:
+        with engine(small, max_running_requests=1, max_queued_requests=most) as served:
+            results = served.generate(messages(small.prompts[:4]))
+            return [result.error[0] if result.error else "" for result in results]
+
+    assert refused(1) == ["", "queue_full", "queue_full", "queue_full"]
+    assert refused(4) == ["", "", "", ""]
+
+
+def _steps(small: Small, prompts: Sequence[list[int]], **flags: object) -> int:
+    """Steps until each of these requests has its one token."""
+    with engine(small, overlap=False, **flags) as served:
+        served.run(_send(served, prompts, 1))
+        return served.stats().steps
+
+
+def test_chunked_prefill_size(small: Small) -> None:
+    prompt = small.prompts[-1]
+    assert len(prompt) == 33
+    assert [_steps(small, [prompt], chunk=chunk) for chunk in (8, 11, 33, -1)] == [5, 3, 1, 1]
+
+
+def test_max_prefill_tokens(small: Small) -> None:
+    """Prompts of 17, 20 and 33 tokens that are not cut."""
+    prompts = small.prompts[-3:]
+    assert [_steps(small, prompts, chunk=-1, max_prefill_tokens=most) for most in (16, 40, 70)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", ["cold", "warm"]), ("lpm", ["warm", "cold"])])
+def test_schedule_policy(small: Small, policy: str, order: list[str]) -> None:
+    """One slot: of two that wait, the one whose prompt is cached may go before the one that came first."""
+    ended: list[str] = []
+    with engine(small, PAGE, schedule_policy=policy, max_running_requests=1) as served:
+        served.generate([message("before", small.prompts[-1])])
+        for request, prompt in (("cold", small.prompts[-2]), ("warm", small.prompts[-1])):
+            served.send(message(request, prompt))
+        while len(ended) < 2:
+            served.step()
+            ended += [name for name in order if served.results[name].finish and name not in ended]
+    assert ended == order
+
+
+def test_schedule_conservativeness(small: Small) -> None:
+    """A pool that holds any one request, but not what all of them grow to."""
+
+    def retractions(factor: float) -> int:
+        with engine(small, PAGE, pool=112, schedule_conservativeness=factor) as served:
+            assert [result.tokens for result in served.generate(messages(small.prompts))] == small.tokens
+            return served.stats().retractions
+
+    assert retractions(0.01) > 0
+    assert retractions(100.0) == 0
+
+
+def test_disable_overlap_schedule(small: Small) -> None:
+    """Planned ahead, a step past the end is computed before the stop token is seen; otherwise it is not."""
+    stop = small.tokens[-1][3]
+    assert small.tokens[-1].index(stop) == 3
+
+    def steps(overlap: bool) -> int:
+        with engine(small, overlap=overlap) as served:
+            (result,) = served.generate([message("a", small.prompts[-1], stop_token_ids=(stop,))])
+            assert result.tokens == small.tokens[-1][:4]
+            served.flush()
+            return served.stats().steps
+
+    assert (steps(True), steps(False)) == (5, 4)
+
+
+# ---- the file that holds arguments
+
+
+def test_config(small: Small, tmp_path: Path) -> None:
+    """What two files say differs; what the command line says goes before both."""
+
+    def longest(context: int, **flags: object) -> int:
+        path = tmp_path / f"{context}.yaml"
+        path.write_text(f"context_length: {context}\n")
+        with engine(small, config=path, **flags) as served:
+            return served.ready.max_request_tokens
+
+    assert (longest(60), longest(80), longest(80, context_length=70)) == (60, 80, 70)

@@ -1,0 +1,255 @@
+"""Arguments of the server do something: two values of each, on real servers, give clients different answers.
+
+Two servers of one model, a very small one with dummy weights: `plain` has the defaults, `other` another value
+of every argument tested here, the half of them from a file. Arguments of the engine are tested in
+`tests/core/test_args_effects.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from e2e_support import START_S, Server, free_port, greedy, launched, wait_until
+from test_e2e_launch_errors import launch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+pytestmark = pytest.mark.e2e
+
+CONTEXT = 100_000  # as many steps take the little model many seconds
+KEY = "a key for tests"
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+HELLO = [{"role": "user", "content": "a b"}]
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "float32",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": len(ALPHABET),
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-5,
+}
+
+
+class Elsewhere(Server):
+    """A server that listens on another address of this machine, and wants the key."""
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.2:{self.port}"
+
+    def client(self, **more: Any) -> httpx.Client:
+        return super().client(headers={"authorization": f"Bearer {KEY}"}, **more)
+
+
+def words(folder: Path, alphabet: str) -> Path:
+    """A tokenizer for which each letter is a token."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.WordLevel({letter: token for token, letter in enumerate(alphabet)}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = words(tmp_path_factory.mktemp("model") / "letters", ALPHABET)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
+    return folder
+
+
+def common(model: Path) -> tuple[str, ...]:
+    """One slot and a pool for two long requests."""
+    pool = ("--max-running-requests", "1", "--max-total-tokens", str(2 * CONTEXT))
+    return ("--device", "cpu", "--model-path", str(model), "--load-format", "dummy", *pool)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with launched(tmp_path_factory.mktemp("plain") / "log", *common(model)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("other")
+    template = folder / "twice.jinja"
+    template.write_text("{% for one in messages %}{{ one.content }} {{ one.content }}{% endfor %}")
+    backwards = words(folder / "backwards", ALPHABET[::-1])
+    config = folder / "serve.yaml"
+    config.write_text(f"served_model_name: another\ncontext_length: 50000\nchat_template: {template}\n")
+    arguments = (
+        *("--config", str(config), "--tokenizer-path", str(backwards), "--host", "127.0.0.2", "--api-key", KEY),
+        *("--max-queued-requests", "1", "--max-stop-strings", "1", "--max-request-bytes", "4096"),
+        *("--log-level", "warning"),
+    )
+    server = Elsewhere((*common(model), *arguments), folder / "log")
+    try:
+        server.start()
+        yield server
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+
+
+def reason(response: httpx.Response) -> tuple[int, str]:
+    """Status, and the code of the error or the empty string."""
+    return response.status_code, "" if response.is_success else response.json()["error"]["code"]
+
+
+def test_config(plain: Server, other: Server) -> None:
+    """Three of the arguments tested below come from the file, and the server says so."""
+    told = [server.get("/get_server_info").json()["arguments"]["served_model_name"] for server in (plain, other)]
+    assert "serve.yaml" in str(told[1])
+    assert "serve.yaml" not in str(told[0])
+
+
+def test_host(plain: Server, other: Server) -> None:
+    for server, there, not_there in ((plain, "127.0.0.1", "127.0.0.2"), (other, "127.0.0.2", "127.0.0.1")):
+        assert httpx.get(f"http://{there}:{server.port}/health", timeout=5).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://{not_there}:{server.port}/health", timeout=5)
+
+
+def test_port(plain: Server, other: Server) -> None:
+    """Each answers where it was told to, and not where the other one does."""
+    assert plain.port != other.port
+    assert plain.health() == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{other.port}/health", timeout=5)
+
+
+def test_served_model_name(plain: Server, other: Server) -> None:
+    assert (plain.model(), other.model()) == ("letters", "another")
+    for server, known, unknown in ((plain, "letters", "another"), (other, "another", "letters")):
+        assert reason(server.post("/v1/completions", model=known, prompt="a", max_tokens=1)) == (200, "")
+        assert reason(server.post("/v1/completions", model=unknown, prompt="a", max_tokens=1))[0] == 404
+
+
+def test_context_length(plain: Server, other: Server) -> None:
+    prompt = [3] * 500
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 50_000, "ignore_eos": True}}
+    assert reason(other.post("/generate", **body)) == (400, "context_length_exceeded")
+    assert [server.get("/v1/models").json()["data"][0]["max_model_len"] for server in (plain, other)] == [100000, 50000]
+    with running(plain, **body):
+        pass  # the plain server takes it
+
+
+def test_tokenizer_path(plain: Server, other: Server) -> None:
+    told = [server.post("/tokenize", prompt="a b").json()["tokens"] for server in (plain, other)]
+    assert told == [[0, 1], [25, 24]]
+
+
+def test_chat_template(plain: Server, other: Server) -> None:
+    counts = []
+    for server in (plain, other):
+        answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=1).json()
+        counts.append(answer["usage"]["prompt_tokens"])
+    assert counts == [2, 4]
+
+
+def test_api_key(plain: Server, other: Server) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert httpx.post(f"{plain.base}/v1/completions", json=body, timeout=30).status_code == 200
+    assert reason(httpx.post(f"{other.base}/v1/completions", json=body, timeout=30)) == (401, "invalid_api_key")
+    assert reason(other.post("/v1/completions", **body)) == (200, "")
+
+
+def test_log_level(plain: Server, other: Server) -> None:
+    for server in (plain, other):
+        assert reason(server.post("/v1/completions", prompt="a", max_tokens=1)) == (200, "")
+    for line in (" api INFO ", " engine INFO "):
+        assert line in plain.log_text()
+        assert line not in other.log_text()
+
+
+def test_max_request_bytes(plain: Server, other: Server) -> None:
+    body = {"prompt": "a" * 5000, "max_tokens": 1}
+    assert reason(plain.post("/v1/completions", **body)) == (200, "")
+    assert reason(other.post("/v1/completions", **body))[0] == 413
+
+
+def test_max_stop_strings(plain: Server, other: Server) -> None:
+    for stop, status in ((["x"], 200), (["x", "y"], 400)):
+        assert plain.post("/v1/completions", prompt="a", max_tokens=1, stop=stop).status_code == 200
+        assert other.post("/v1/completions", prompt="a", max_tokens=1, stop=stop).status_code == status
+
+
+@contextmanager
+def running(server: Server, **body: Any) -> Iterator[threading.Thread]:
+    """A request that is being worked on meanwhile; it is aborted at the end."""
+    clients = [threading.Thread(target=server.post, args=("/generate",), kwargs=body, daemon=True)]
+    clients[0].start()
+    try:
+        wait_until(lambda: server.metrics()["srv_requests_running"] == 1, 30, "the request runs")
+        yield clients[0]
+    finally:
+        server.post("/abort_request", abort_all=True)
+        clients[0].join(30)
+    server.wait_pages_back()
+
+
+def queued(server: Server) -> list[tuple[int, str]]:
+    """What becomes of two more requests while one runs in the only slot and is then aborted."""
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        answers.append(reason(server.post("/generate", **greedy("a", 1))))
+
+    clients = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+    with running(server, **greedy("a", 40_000, rid="long")):
+        clients[0].start()
+        wait_until(lambda: server.metrics()["srv_requests_queued"] == 1, 30, "one request waits")
+        clients[1].start()
+        wait_until(
+            lambda: bool(answers) or server.metrics()["srv_requests_queued"] == 2, 30, "the second one waits or is told"
+        )
+        server.post("/abort_request", rid="long")
+        for client in clients:
+            client.join(30)
+    return answers
+
+
+def test_max_queued_requests(plain: Server, other: Server) -> None:
+    assert queued(plain) == [(200, ""), (200, "")]
+    assert queued(other) == [(503, "queue_full"), (200, "")]
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [("60", "length"), ("0.2", "abort")])
+def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, ends: str) -> None:
+    """Told to stop, one server lets the request come to its end, and the other one cuts it."""
+    count = {"60": 2_000, "0.2": 90_000}[seconds]
+    answers: list[Any] = []
+    with launched(tmp_path / "log", *common(model), "--graceful-shutdown-seconds", seconds) as server:
+        client = threading.Thread(target=lambda: answers.append(server.generate(**greedy("a", count))), daemon=True)
+        client.start()
+        wait_until(lambda: server.metrics()["srv_requests_running"] == 1, 30, "the request runs")
+        told = time.monotonic()
+        server.terminate()
+        client.join(60)
+        assert server.wait() == 0, server.log_text()
+        assert time.monotonic() - told < 30
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == ends
+
+
+def test_engine_start_timeout_seconds(model: Path, plain: Server) -> None:
+    """What the plain server was given time for, a launch without patience gives up, leaving nothing behind."""
+    assert plain.health() == 200
+    arguments = (*common(model), "--port", str(free_port()), "--engine-start-timeout-seconds", "0.05")
+    status, text, seconds = launch(*arguments)
+    assert status == 1
+    assert "the engine was not ready after 0.05 seconds" in text
+    assert "--engine-start-timeout-seconds" in text
+    assert seconds < START_S
