@@ -119,3 +119,9 @@ def test_failures_of_the_hub(raised: Any, code: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     error = refusal("org/name", "main")
     assert (error.code, error.what) == (code, "org/name@main")
+
+
+def test_a_revision_without_a_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="hub id") as refused:
+        locate(None, "v2")
+    assert refused.value.code == "revision_without_hub"

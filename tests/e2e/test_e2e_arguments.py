@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e_support import START_S, Server, free_port, greedy, launched, wait_until
+from e2e_support import Server, free_port, greedy, launched, wait_until
 from test_e2e_launch_errors import launch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -245,11 +245,10 @@ def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, en
 
 
 def test_engine_start_timeout_seconds(model: Path, plain: Server) -> None:
-    """What the plain server was given time for, a launch without patience gives up, leaving nothing behind."""
+    """What the plain server was given time for, a launch without patience gives up."""
     assert plain.health() == 200
     arguments = (*common(model), "--port", str(free_port()), "--engine-start-timeout-seconds", "0.05")
-    status, text, seconds = launch(*arguments)
+    status, text, _ = launch(*arguments)
     assert status == 1
     assert "the engine was not ready after 0.05 seconds" in text
     assert "--engine-start-timeout-seconds" in text
-    assert seconds < START_S

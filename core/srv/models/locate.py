@@ -27,6 +27,9 @@ def locate(model_path: str | None, revision: str | None = None) -> Path:
     Raises ModelError with code no_model, not_found, unsupported_format, revision_without_hub or hub_*.
     """
     if model_path is None:
+        if revision is not None:
+            reason = f"a revision {revision!r} is of a hub id, and no model was named"
+            raise ModelError("revision_without_hub", "(demo model)", reason, "Name the hub id with --model-path")
         return demo_model()
     local = Path(model_path).expanduser()
     if local.exists():
