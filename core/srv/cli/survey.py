@@ -128,8 +128,8 @@ def _find_model(user: UserInput, needed: bool) -> ModelFacts | None:
     path = user.value("model_path")
     try:
         return read_facts(locate(path, user.value("revision")))
-    except ModelError:
-        if path is None and not needed:
+    except ModelError as error:
+        if error.code == "no_model" and not needed:
             return None  # no demo model: what depends on the model stays open
         raise
 
