@@ -164,7 +164,6 @@ def test_chat_template_argument_wins(tmp_path: Path) -> None:
     folder(tmp_path, other={"chat_template": "json"})
     assert load(path, None, str(tmp_path / "other.jinja")).apply_chat_template(HELLO) == "file"
     assert load(path, None, str(tmp_path / "other.json")).apply_chat_template(HELLO) == "json"
-    assert load(path, None, "{{ 1 + 1 }}").apply_chat_template(HELLO) == "2"
 
 
 def test_another_tokenizer_keeps_the_models_chat_template_unless_it_has_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def test_engine_killed_clients_get_an_error_and_health_says_so(tmp_path: Path) -
 def test_server_killed_its_engine_ends_in_the_midst_of_its_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (own := tmp_path / "temporary").mkdir()
+    own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))  # short: a socket's address has about 100 bytes
     monkeypatch.setenv("TMPDIR", str(own))
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
@@ -141,6 +142,7 @@ def test_server_killed_its_engine_ends_in_the_midst_of_its_work(
         server.wait()
         assert_nothing_left(server, engine)
         wait_until(lambda: not list(own.glob("srv-*")), STOP_S, "the engine to remove the sockets")
+    own.rmdir()
 
 
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])

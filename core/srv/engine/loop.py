@@ -119,7 +119,7 @@ class EngineLoop:
             case Finish(request):
                 self._scheduler.finish(request)
             case FlushCache(call):
-                self._flushes.append((call, self._depth))
+                self._flush(call, self._depth)
             case GetStats(call):
                 self._channel.send(self._stats(call))
             case Drain(seconds):
@@ -135,15 +135,19 @@ class EngineLoop:
             self._send([refused])
 
     def _answer_flushes(self) -> None:
-        """Flush if nothing runs. A request that has just ended may have a row in flight still: that is waited for."""
+        """A request that has just ended may have a row in flight still: a flush waits for that, not for more."""
         waiting, self._flushes = self._flushes, []
         for call, steps in waiting:
-            if self._scheduler.flush():
-                self._channel.send(Flushed(call, True))
-            elif steps and self._flying:
-                self._flushes.append((call, steps - 1))
-            else:
-                self._channel.send(Flushed(call, False, "requests are running; the cache can be flushed when none is"))
+            self._flush(call, steps - 1)
+
+    def _flush(self, call: int, steps: int) -> None:
+        """Answer now if that can be; else after at most `steps` more."""
+        if self._scheduler.flush():
+            self._channel.send(Flushed(call, True))
+        elif steps and self._flying:
+            self._flushes.append((call, steps))
+        else:
+            self._channel.send(Flushed(call, False, "requests are running; the cache can be flushed when none is"))
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:

@@ -12,6 +12,7 @@ The module must not know what messages mean.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from srv.io.messages import FromEngine, ToEngine
 
 _LINGER_MS = 2000
 _SCHEME = "ipc://"
+_NAME_BYTES = len("/srv-12345678/from_engine.sock")
 
 
 class EngineSide(Protocol):
@@ -38,10 +40,16 @@ class EngineSide(Protocol):
 
 
 class SocketDirectory:
-    """A private directory for the sockets of one server; `close` removes it."""
+    """A private directory for the sockets of one server; `close` removes it.
+
+    In the temporary directory, or, where that has so long a name that a socket's address cannot hold it (about
+    100 bytes), in /tmp.
+    """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="srv-"))
+        usual = tempfile.gettempdir()
+        fits = len(os.fsencode(usual)) + _NAME_BYTES <= zmq.IPC_PATH_MAX_LEN
+        self.path = Path(tempfile.mkdtemp(prefix="srv-", dir=usual if fits else "/tmp"))
 
     @property
     def to_engine(self) -> str:

@@ -1,0 +1,56 @@
+"""Channels: messages arrive as they were sent, in a directory nobody else can enter, wherever that has to be."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from srv.io.channel import ApiChannel, EngineChannel, SocketDirectory
+from srv.io.messages import Abort, FlushCache, Flushed, FromEngine, Generate, ToEngine
+from srv.types import SamplingParams
+
+TO_ENGINE: list[ToEngine] = [
+    Generate(request="a", tokens=[1, 2, 3], params=SamplingParams(max_tokens=4, logit_bias=((7, -1.5),))),
+    Abort(None),
+    FlushCache(3),
+]
+
+
+async def exchange(directory: SocketDirectory) -> tuple[list[ToEngine], FromEngine]:
+    api = ApiChannel(directory)
+    engine = EngineChannel(directory.to_engine, directory.from_engine)
+    try:
+        for message in TO_ENGINE:
+            await api.send(message)
+        heard: list[ToEngine] = []
+        while len(heard) < len(TO_ENGINE):
+            heard += await asyncio.to_thread(engine.receive, 5.0)
+        engine.send(Flushed(3, True))
+        return heard, await asyncio.wait_for(api.receive(), 5.0)
+    finally:
+        engine.close()
+        api.close()
+
+
+def test_messages_arrive_whole_and_in_order() -> None:
+    directory = SocketDirectory()
+    heard, answer = asyncio.run(exchange(directory))
+    assert heard == TO_ENGINE
+    assert answer == Flushed(3, True)
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    directory.close()
+    assert not directory.path.exists()
+
+
+def test_a_temporary_directory_with_a_long_name_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (deep := tmp_path / ("d" * 60) / ("e" * 60)).mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    directory = SocketDirectory()
+    heard, _ = asyncio.run(exchange(directory))
+    assert heard == TO_ENGINE
+    assert list(deep.iterdir()) == []
+    directory.close()
