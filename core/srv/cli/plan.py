@@ -128,12 +128,17 @@ def to_text(planned: Planned) -> str:
     memory = amount_text(device.memory_bytes, "bytes")
     lines = [f"device  {name}, {device.count} x {memory}{', ' + device.name if device.name else ''}"]
     lines.append(f"model   {_model_line(planned.model)}")
-    group = None
+    group, quiet = None, 0
     for argument in ARGUMENTS.values():
+        story = resolved.stories[argument.name]
+        if argument.arg.planned and story.value == argument.default:
+            quiet += 1
+            continue
         if argument.group != group:
             group = argument.group
             lines += ["", f"[{group}]"]
-        lines.append(str(resolved.stories[argument.name]))
+        lines.append(str(story))
+    lines += ["", f"{quiet} planned arguments have their defaults (`srv args list --status planned` shows them)"]
     lines += ["", "[backends]", *(str(choice) for choice in resolved.backends.values())]
     lines += ["", "[quantities]", *(str(quantity) for quantity in resolved.quantities.values())]
     lines += ["", "[memory budget]"]
