@@ -1,4 +1,4 @@
-# make serve | test | test-all | bench | lint | clean            (make serve ONESHOT=1: one answer, then stop)
+# make serve | test | test-all | bench | matrix | docs | lint | clean            (make serve ONESHOT=1: one answer, then stop)
 # Everything happens in .venv; versions come from constraints.txt. torch goes first, so that nothing pulls another.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env serve test test-all lint bench clean
+.PHONY: env serve test test-all lint bench matrix docs clean
 
 env: $(READY)
 
@@ -40,6 +40,12 @@ test-all: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
+
+matrix: $(READY)
+	$(BIN)/srv matrix generate
+
+docs: matrix
+	$(BIN)/srv matrix site --out build/site
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -102,15 +102,15 @@ def test_ascend_attention_reads_pages_of_128_tokens() -> None:
 
 @pytest.mark.parametrize(("profile", "chunk"), [("a2-32gb", 4096), ("a2", 8192), ("a3", 8192)])
 def test_npu_chunks_by_the_card_s_memory(profile: str, chunk: int) -> None:
-    (default,) = FOUND["npu"].loaded.facts.defaults
-    assert default.argument == "chunked_prefill_size"
+    defaults = FOUND["npu"].loaded.facts.defaults
+    (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
     assert default.compute(seen("npu", profile)) == chunk
 
 
 def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:
     check = backend("cuda", "attention", "flashinfer").check
-    assert check(seen("cuda", "sm90", head_dim=128)) == Requires()
-    verdict = check(seen("cuda", "sm90", head_dim=80))
+    assert check(seen("cuda", "sm90", head_dim=128, architecture="LlamaForCausalLM")) == Requires()
+    verdict = check(seen("cuda", "sm90", head_dim=80, architecture="LlamaForCausalLM"))
     assert isinstance(verdict, Unfit)
     assert "head_dim 80" in verdict.reasons[0]
     bare = SimpleNamespace(device=SimpleNamespace(versions={"torch": "2.13"}), model=None)

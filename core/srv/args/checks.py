@@ -5,6 +5,8 @@ Pure functions over plain values; they know no argument, no platform and no comm
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,30 +14,40 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A law on one value. `wants` completes "must be ..." and is printed in help, refusals and docs."""
+    """A law on one value. `wants` completes "must be ..." and is printed in help, refusals and docs.
+
+    `schema` says as much of it as JSON Schema can, keyword by keyword.
+    """
 
     wants: str
     accepts: Callable[[Any], bool]
+    schema: tuple[tuple[str, Any], ...] = ()
 
 
 def at_least(least: float) -> Check:
     """A number of `least` or more."""
-    return Check(f"at least {least}", lambda value: bool(value >= least))
+    return Check(f"at least {least}", lambda value: bool(value >= least), (("minimum", least),))
 
 
 def above(bound: float) -> Check:
     """A number greater than `bound`."""
-    return Check(f"above {bound}", lambda value: bool(value > bound))
+    return Check(f"above {bound}", lambda value: bool(value > bound), (("exclusiveMinimum", bound),))
 
 
 def between(least: float, most: float) -> Check:
     """A number within [least, most], both included."""
-    return Check(f"between {least} and {most}", lambda value: bool(least <= value <= most))
+    return Check(
+        f"between {least} and {most}",
+        lambda value: bool(least <= value <= most),
+        (("minimum", least), ("maximum", most)),
+    )
 
 
 def fraction() -> Check:
     """A number strictly between 0 and 1."""
-    return Check("above 0 and below 1", lambda value: bool(0 < value < 1))
+    return Check(
+        "above 0 and below 1", lambda value: bool(0 < value < 1), (("exclusiveMinimum", 0), ("exclusiveMaximum", 1))
+    )
 
 
 def at_least_or(least: float, special: float, meaning: str) -> Check:
@@ -43,14 +55,109 @@ def at_least_or(least: float, special: float, meaning: str) -> Check:
     return Check(
         f"at least {least}, or {special} ({meaning})",
         lambda value: bool(value >= least or value == special),
+        (("anyOf", [{"minimum": least}, {"const": special}]),),
     )
 
 
 def one_of(*values: Any) -> Check:
     """One of the values listed."""
-    return Check("one of " + ", ".join(str(value) for value in values), lambda value: value in values)
+    told = "one of " + ", ".join(str(value) for value in values)
+    return Check(told, lambda value: value in values, (("enum", list(values)),))
 
 
 def not_empty() -> Check:
     """A text (or list) that holds something besides white space."""
     return Check("not empty", lambda value: bool(value.strip() if isinstance(value, str) else value))
+
+
+def each(check: Check) -> Check:
+    """A list of which every member obeys `check`, and that has one at least."""
+    return Check(
+        f"a list, each {check.wants}",
+        lambda values: bool(values) and all(check.accepts(value) for value in values),
+        (("minItems", 1), ("items", dict(check.schema))),
+    )
+
+
+def json_object() -> Check:
+    """A text that holds one JSON object."""
+    return Check("a JSON object", lambda value: isinstance(_json(value), dict))
+
+
+def json_list() -> Check:
+    """A text that holds one JSON list."""
+    return Check("a JSON list", lambda value: isinstance(_json(value), list))
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def rising() -> Check:
+    """A list of numbers of 0 or more, each greater than the one before."""
+    return Check(
+        "numbers of 0 or more in rising order",
+        lambda values: bool(values) and values[0] >= 0 and all(a < b for a, b in itertools.pairwise(values)),
+        (("minItems", 1), ("items", {"minimum": 0})),
+    )
+
+
+def bucket_rule() -> Check:
+    """How a histogram is cut: a rule's name and its numbers."""
+    return Check("default, or tse MIDDLE BASE COUNT, or custom BOUND ...", _is_bucket_rule)
+
+
+def _is_bucket_rule(words: tuple[str, ...]) -> bool:
+    """`tse` makes bounds that move away from MIDDLE by powers of BASE, COUNT on either side."""
+    if not words:
+        return False
+    numbers = [_number(word) for word in words[1:]]
+    if any(number is None for number in numbers):
+        return False
+    bounds = [number for number in numbers if number is not None]
+    if words[0] == "default":
+        return not bounds
+    if words[0] == "tse":
+        return len(bounds) == 3 and bounds[0] > 0 and bounds[1] > 1 and bounds[2] >= 1 and bounds[2] == int(bounds[2])
+    # "customer" is what the rule was called before
+    return words[0] in ("custom", "customer") and bool(bounds) and min(bounds) >= 0 and len(set(bounds)) == len(bounds)
+
+
+def _number(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def adapters() -> Check:
+    """Adapters to load, each as PATH, NAME=PATH, or a JSON object with lora_name and lora_path."""
+    return Check(
+        "a list, each PATH, NAME=PATH, or a JSON object of lora_name, lora_path and (if it stays loaded) pinned",
+        lambda words: bool(words) and all(_is_adapter(word) for word in words),
+        (("minItems", 1),),
+    )
+
+
+def _is_adapter(word: str) -> bool:
+    if word.startswith("{"):
+        read = _json(word)
+        if not isinstance(read, dict) or not {"lora_name", "lora_path"} <= read.keys():
+            return False
+        named = all(isinstance(read[key], str) and read[key] for key in ("lora_name", "lora_path"))
+        return named and isinstance(read.get("pinned", False), bool)
+    name, equals, path = word.partition("=")
+    return bool(name.strip()) and (not equals or bool(path.strip()))
+
+
+def all_or_some(*members: str) -> Check:
+    """A list of some of `members`, or the word "all" alone."""
+    return Check(
+        f"all, or some of {', '.join(members)}",
+        lambda words: words == ("all",) or (bool(words) and all(word in members for word in words)),
+        (("minItems", 1), ("items", {"enum": ["all", *members]})),
+    )

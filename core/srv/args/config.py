@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from srv.args.groups.cache import CacheArgs
+from srv.args.groups.debug import DebugArgs
+from srv.args.groups.disaggregation import DisaggregationArgs
+from srv.args.groups.experts import ExpertsArgs
+from srv.args.groups.graphs import GraphsArgs
+from srv.args.groups.lora import LoraArgs
 from srv.args.groups.memory import MemoryArgs
 from srv.args.groups.model import ModelArgs
+from srv.args.groups.observe import ObserveArgs
 from srv.args.groups.parallel import ParallelArgs
 from srv.args.groups.platform import PlatformArgs
 from srv.args.groups.schedule import ScheduleArgs
 from srv.args.groups.server import ServerArgs
-from srv.args.spec import Argument, read_groups
+from srv.args.groups.speculative import SpeculativeArgs
+from srv.args.groups.weights import WeightsArgs
+from srv.args.kinds import Kind
+from srv.args.spec import Arg, Argument, Replacement, read_groups
+from srv.args.spellings import Spellings, read_spellings
 from srv.errors import InternalError
 
 
@@ -27,11 +38,20 @@ class Config:
     """Every argument's value. `Config()` holds the declared defaults."""
 
     model: ModelArgs = field(default_factory=ModelArgs)
+    weights: WeightsArgs = field(default_factory=WeightsArgs)
     platform: PlatformArgs = field(default_factory=PlatformArgs)
     memory: MemoryArgs = field(default_factory=MemoryArgs)
+    cache: CacheArgs = field(default_factory=CacheArgs)
     schedule: ScheduleArgs = field(default_factory=ScheduleArgs)
     server: ServerArgs = field(default_factory=ServerArgs)
+    observe: ObserveArgs = field(default_factory=ObserveArgs)
     parallel: ParallelArgs = field(default_factory=ParallelArgs)
+    experts: ExpertsArgs = field(default_factory=ExpertsArgs)
+    speculative: SpeculativeArgs = field(default_factory=SpeculativeArgs)
+    lora: LoraArgs = field(default_factory=LoraArgs)
+    graphs: GraphsArgs = field(default_factory=GraphsArgs)
+    disaggregation: DisaggregationArgs = field(default_factory=DisaggregationArgs)
+    debug: DebugArgs = field(default_factory=DebugArgs)
 
     def get(self, name: str) -> Any:
         """The value of an argument by its name; KeyError if there is none of that name."""
@@ -57,14 +77,48 @@ class Config:
 GROUPS: Mapping[str, type] = MappingProxyType(
     {
         "model": ModelArgs,
+        "weights": WeightsArgs,
         "platform": PlatformArgs,
         "memory": MemoryArgs,
+        "cache": CacheArgs,
         "schedule": ScheduleArgs,
         "server": ServerArgs,
+        "observe": ObserveArgs,
         "parallel": ParallelArgs,
+        "experts": ExpertsArgs,
+        "speculative": SpeculativeArgs,
+        "lora": LoraArgs,
+        "graphs": GraphsArgs,
+        "disaggregation": DisaggregationArgs,
+        "debug": DebugArgs,
     }
 )
-ARGUMENTS: Mapping[str, Argument] = read_groups(GROUPS)
+
+
+def _read(spellings: Spellings) -> Mapping[str, Argument]:
+    found = dict(read_groups(GROUPS, spellings.names, spellings.old_names))
+    for name, words in spellings.synonyms.items():
+        arg = replace(found[name].arg, synonyms=(*found[name].arg.synonyms, *words))
+        found[name] = replace(found[name], arg=arg)
+    return MappingProxyType(found)
+
+
+def _switch(name: str, said: Replacement) -> Argument:
+    """A deprecated switch as an argument: it has flag, variable and key, and no place in a configuration."""
+    arg = Arg(f"Old way to say {said}.")
+    group = ARGUMENTS[said.argument].group
+    return Argument(name, group, Kind(bool), False, arg, deprecated=f"say {said} instead", replaced_by=said)
+
+
+SPELLINGS = read_spellings()
+ARGUMENTS: Mapping[str, Argument] = _read(SPELLINGS)
+# Switches that a user may still say and a configuration no longer holds; `srv.args.deprecated` translates them.
+DEPRECATED: Mapping[str, Argument] = MappingProxyType(
+    {name: _switch(name, said) for name, said in SPELLINGS.switches.items()}
+)
+_BY_NAME: Mapping[str, Argument] = MappingProxyType(
+    {name: argument for argument in ARGUMENTS.values() for name in argument.names}
+)
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
@@ -76,13 +130,20 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
 
 def find_argument(spelling: str) -> Argument | None:
-    """The argument of a name, alias or flag ("page_size", "page-size", "--page-size")."""
-    name = spelling.removeprefix("--").replace("-", "_")
-    if name in ARGUMENTS:
-        return ARGUMENTS[name]
-    return next((argument for argument in ARGUMENTS.values() if name in argument.names), None)
+    """The argument of a name, alias or flag ("page_size", "page-size", "--page-size"); none of `DEPRECATED`."""
+    return _BY_NAME.get(plain_name(spelling))
+
+
+def find_any(spelling: str) -> Argument | None:
+    """As `find_argument`, and of a deprecated switch too."""
+    return find_argument(spelling) or DEPRECATED.get(plain_name(spelling))
+
+
+def plain_name(spelling: str) -> str:
+    """A name as declarations write it: "page_size" for "--page-size"."""
+    return spelling.removeprefix("--").replace("-", "_")
 
 
 def all_names() -> tuple[str, ...]:
     """Every name and alias, with underscores: what a misspelt one is compared with."""
-    return tuple(name for argument in ARGUMENTS.values() for name in argument.names)
+    return (*_BY_NAME, *DEPRECATED)

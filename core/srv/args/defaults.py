@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from srv.args.rules import disaggregation, experts, lora, memory, parallel, speculative
 from srv.models.facts import ModelFacts
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
@@ -17,6 +18,9 @@ QUANTITIES: Mapping[str, str] = MappingProxyType({RESERVED_MEMORY: "bytes"})  # 
 HOST_MEMORY = "host_memory"  # capability: the device computes in the host's own memory
 
 _GIB = 2**30
+_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # GiB of device memory below which a step has so many prompt tokens
+_LARGEST_CHUNK = 16384
+_MOST_TOKENS = 10**15  # more than any memory holds, however many requests a user asks for
 _ITEM_SIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
 
@@ -26,7 +30,8 @@ def item_size(dtype: str) -> int:
 
 
 def _own_dtype(model: ModelFacts) -> str:
-    return model.dtype if model.dtype in _ITEM_SIZES else "bfloat16"
+    """The type to compute in: of the checkpoint, but bfloat16 where its weights are stored in 4 bits (MXFP4)."""
+    return model.dtype if model.dtype in _ITEM_SIZES and model.quantization != "mxfp4" else "bfloat16"
 
 
 def _dtype(seen: Seen) -> str | None:
@@ -51,15 +56,16 @@ def _chunk(seen: Seen) -> int | None:
         return -1
     if HOST_MEMORY in seen.capabilities:
         return None
-    memory = seen.device.memory_bytes
-    return 2048 if memory < 35 * _GIB else 4096 if memory < 60 * _GIB else 8192
+    total = seen.device.memory_bytes
+    whole = next((tokens for below, tokens in _CHUNKS if total < below * _GIB), _LARGEST_CHUNK)
+    return whole // seen["dp_size"] if seen["enable_dp_attention"] else whole
 
 
 def _total_tokens(seen: Seen) -> int | None:
     context, page = seen["context_length"], seen["page_size"]
     if HOST_MEMORY not in seen.capabilities or context is None:
         return None
-    return int(2 * seen["max_running_requests"] * -(-context // page) * page)
+    return min(_MOST_TOKENS, int(2 * seen["max_running_requests"] * -(-context // page) * page))
 
 
 def _static_fraction(seen: Seen) -> float | None:
@@ -98,6 +104,8 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     ),
     Default("served_model_name", lambda seen: seen.model.name if seen.model else None, "that is the name of the model"),
     Default("load_format", _load_format, "the weights lie in that format"),
+    *speculative.MODEL_DEFAULTS,
+    *memory.MODEL_DEFAULTS,
 )
 
 GENERIC_DEFAULTS: tuple[Default, ...] = (
@@ -112,11 +120,22 @@ GENERIC_DEFAULTS: tuple[Default, ...] = (
         lambda seen: seen.model.path if seen.model else None,
         "the model brings its own tokenizer",
     ),
+    *parallel.DEFAULTS,
+    *speculative.DEFAULTS,
+    *experts.DEFAULTS,
+    *lora.DEFAULTS,
+    *disaggregation.DEFAULTS,
+    *memory.DEFAULTS,
 )
 
 # Of layer GENERIC too, but said only where a platform is known; a platform's own word outranks them.
 DEVICE_DEFAULTS: tuple[Default, ...] = (
-    Default("chunked_prefill_size", _chunk, "that much the platform and the device's memory bear in one step"),
+    Default(
+        "chunked_prefill_size",
+        _chunk,
+        "that much the platform and the device's memory bear in one step",
+        reads=("enable_dp_attention", "dp_size"),
+    ),
     Default(
         "disable_radix_cache",
         lambda seen: None if "prefix_cache" in seen.capabilities else True,
@@ -139,6 +158,7 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         f"{RESERVED_MEMORY} stays free, and no less than 12 % of the memory",
         reads=(RESERVED_MEMORY,),
     ),
+    *memory.DEVICE_DEFAULTS,
 )
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
@@ -162,6 +182,9 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
         lambda seen: min(_GIB // 2, seen.device.memory_bytes // 16),
         "libraries and the allocator's slack take some",
     ),
+    *parallel.CONTRIBUTIONS,
+    *speculative.CONTRIBUTIONS,
+    *memory.CONTRIBUTIONS,
 )
 
 
@@ -214,6 +237,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _format_fits,
         "Name a model that has weights of that format, or pass --load-format dummy for random weights.",
     ),
+    *parallel.CONSTRAINTS,
+    *speculative.CONSTRAINTS,
+    *experts.CONSTRAINTS,
+    *lora.CONSTRAINTS,
+    *disaggregation.CONSTRAINTS,
+    *memory.CONSTRAINTS,
 )
 
 # Said only where a platform is known.

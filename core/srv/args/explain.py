@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from srv.args.cli import metavar
-from srv.args.config import ARGUMENTS, all_names, find_argument
+from srv.args.config import SPELLINGS, all_names, find_any, plain_name
 from srv.args.spec import HIDDEN, Argument, nearest
 from srv.errors import Refusal, Rejected
 
 
 def find(spelling: str) -> Argument:
-    """The argument of a name, alias or flag; Refusal with the nearest name if there is none."""
-    argument = find_argument(spelling)
+    """The argument (or deprecated switch) of a name, alias or flag; Refusal with the nearest name if there is none."""
+    argument = find_any(spelling)
     if argument is None:
-        near = nearest(spelling.lstrip("-").replace("-", "_").lower(), all_names())
+        near = nearest(plain_name(spelling.lower()), all_names())
         remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
         raise Refusal(
             [Rejected("unknown_argument", repr(spelling), None, "command line", "there is no such argument", remedy)]
@@ -36,9 +36,12 @@ def explain(argument: Argument) -> str:
         ("backends", f"of the family {argument.arg.family}; `srv plan` lists them" if argument.arg.family else ""),
         ("needs", argument.arg.needs or ""),
         ("planned", argument.arg.planned or ""),
+        *((f"not yet: {value}", why) for value, why in argument.arg.planned_values),
+        ("deprecated", argument.deprecated or ""),
     ]
     lines = [f"{argument.name} ({argument.group})", f"  {argument.arg.help}", ""]
-    lines += [f"  {label:<12} {text}" for label, text in rows if text]
+    width = max(12, *(len(label) + 1 for label, text in rows if text))
+    lines += [f"  {label:<{width}} {text}" for label, text in rows if text]
     return "\n".join(lines)
 
 
@@ -48,7 +51,9 @@ def to_dict(argument: Argument) -> dict[str, Any]:
         "name": argument.name,
         "group": argument.group,
         "help": argument.arg.help,
+        "status": argument.status,
         "flags": list(argument.flags),
+        "old_names": list(argument.old_names),
         "environment": argument.variable,
         "type": argument.kind.base.__name__.lower(),
         "optional": argument.kind.optional,
@@ -60,20 +65,30 @@ def to_dict(argument: Argument) -> dict[str, Any]:
         "family": argument.arg.family,
         "needs": argument.arg.needs,
         "planned": argument.arg.planned,
+        "planned_values": dict(argument.arg.planned_values),
+        "published_values": list(SPELLINGS.published.get(argument.name, ())),
+        "deprecated": argument.deprecated,
+        "replaced_by": str(argument.replaced_by) if argument.replaced_by else None,
         "secret": argument.arg.secret,
     }
 
 
-def listing(arguments: Iterable[Argument] = ARGUMENTS.values()) -> str:
-    """All arguments, a line each, under their groups."""
+def own_status(argument: Argument) -> str:
+    """What core makes of an argument, on any platform."""
+    return argument.status
+
+
+def listing(arguments: Iterable[Argument], status: Callable[[Argument], str] = own_status) -> str:
+    """Arguments, a line each, under their groups; "" if there are none. `status`: what to mark a line with."""
     arguments = tuple(arguments)
-    width = max(len(argument.name) for argument in arguments)
+    width = max((len(argument.name) for argument in arguments), default=0)
     lines: list[str] = []
     group = None
     for argument in arguments:
         if argument.group != group:
             group = argument.group
             lines += [*([""] if lines else []), group]
-        planned = " [planned]" if argument.arg.planned else ""
-        lines.append(f"  {argument.name:<{width}}  {argument.show(argument.default):<10}  {argument.arg.help}{planned}")
+        told = status(argument)
+        mark = "" if told == "implemented" else f" [{told}]"
+        lines.append(f"  {argument.name:<{width}}  {argument.show(argument.default):<10}  {argument.arg.help}{mark}")
     return "\n".join(lines)

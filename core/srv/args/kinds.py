@@ -45,7 +45,7 @@ class Kind:
     def parse(self, text: str) -> Any:
         """The value of a text from a command line or an environment variable (lists: comma-separated)."""
         if self.many:
-            return tuple(self._parse_one(part.strip()) for part in text.split(",") if part.strip())
+            return tuple(self._parse_one(part.strip()) for part in _members(text) if part.strip())
         return self._parse_one(text)
 
     def _parse_one(self, text: str) -> Any:
@@ -98,6 +98,20 @@ class Kind:
 
     def _dump_one(self, value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
+
+
+def _members(text: str) -> list[str]:
+    """The members of a comma-separated list; a comma within braces or brackets (JSON) separates nothing."""
+    if "{" not in text and "[" not in text:
+        return text.split(",")
+    members, depth = [""], 0
+    for character in text:
+        depth += (character in "{[") - (character in "}]")
+        if character == "," and depth <= 0:
+            members.append("")
+        else:
+            members[-1] += character
+    return members
 
 
 def _finite(text: str) -> float:

@@ -30,6 +30,7 @@ from srv.args.defaults import (
 from srv.args.seen import Facts, View, ask
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Quantity, Resolved, Statement, Story, UserInput
+from srv.args.support import refusing
 from srv.errors import PluginError, Refusal, Rejected
 from srv.models.facts import ModelFacts
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts
@@ -114,9 +115,9 @@ def _take_user(work: _Work, user: UserInput, manifest: Manifest | None) -> None:
             remedy = f"See `srv args explain {argument.name}`."
             work.reject(argument.name, "bad_value", given.value, given.source, f"it {against}", remedy)
             continue
-        if given.value != argument.default and argument.arg.planned:
-            remedy = f"Leave it at {argument.show(argument.default)}."
-            work.reject(argument.name, "planned", given.value, given.source, argument.arg.planned, remedy)
+        if planned := argument.why_planned(given.value):
+            remedy = f"Leave it at {argument.show(argument.default)}." if argument.arg.planned else _others(argument)
+            work.reject(argument.name, "planned", given.value, given.source, planned, remedy)
             continue
         needs = argument.arg.needs
         if manifest and needs and needs not in work.facts.capabilities and given.value != argument.default:
@@ -129,6 +130,12 @@ def _take_user(work: _Work, user: UserInput, manifest: Manifest | None) -> None:
         work.said[argument.name].append(
             Statement(argument.name, given.value, Layer.USER, given.source, reason, given.origin)
         )
+
+
+def _others(argument: Argument) -> str:
+    """A remedy: the choices of an argument that are there."""
+    planned = {value for value, _ in argument.arg.planned_values}
+    return f"Choose {', '.join(value for value in argument.choices if value not in planned)}."
 
 
 def _user_winners(work: _Work) -> dict[str, Statement]:
@@ -172,13 +179,16 @@ def _owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribut
 
 def _decide(work: _Work, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]) -> None:
     """Decide every argument and quantity, each after what its statements read."""
+    by_argument: dict[str, list[OwnedDefault]] = {}
+    for each in defaults:
+        by_argument.setdefault(each.default.argument, []).append(each)
     for name in _order(defaults, contributions):
         if name in QUANTITIES:
-            parts = [_part(work, owner, each) for owner, each in contributions if each.quantity == name]
+            parts = [_part(work, owner, part) for owner, part in contributions if part.quantity == name]
             work.quantities[name] = Quantity(name, QUANTITIES[name], tuple(parts))
             work.values[name] = work.quantities[name].total
         else:
-            _decide_argument(work, name, [each for each in defaults if each.default.argument == name])
+            _decide_argument(work, name, by_argument.get(name, ()))
 
 
 def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]) -> list[str]:
@@ -269,11 +279,15 @@ def _check_constraints(work: _Work, manifest: Manifest | None) -> None:
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
     if manifest is not None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
-        owned += [(f"platform {manifest.name}", each) for each in manifest.facts.constraints]
+        theirs = (*manifest.facts.constraints, *refusing(manifest.facts.support))
+        owned += [(f"platform {manifest.name}", each) for each in theirs]
     for owner, constraint in owned:
         reads = {constraint.argument, *constraint.reads}
         member = f"constraint {constraint.code} on {constraint.argument}"
-        for unknown in reads - ARGUMENTS.keys() - QUANTITIES.keys() or {constraint.argument} - ARGUMENTS.keys():
+        unknown = next((name for name in reads if name not in ARGUMENTS and name not in QUANTITIES), None)
+        if unknown is None and constraint.argument not in ARGUMENTS:
+            unknown = constraint.argument
+        if unknown is not None:
             raise PluginError(owner, member, f"{unknown} is no argument", "It must name arguments of srv.")
         if reads & work.refused:
             continue  # judged on a value that will not stand, it would only repeat the refusal

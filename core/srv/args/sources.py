@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from srv.args.cli import read_command_line, read_text, unknown_flags
-from srv.args.config import ARGUMENTS
-from srv.args.spec import nearest
+from srv.args.config import ARGUMENTS, find_any
+from srv.args.deprecated import translate
+from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.args.yaml import read_file
 from srv.errors import Rejected
+
+_PREFIX = "SRV_"
 
 
 def gather(namespace: argparse.Namespace, environment: Mapping[str, str]) -> UserInput:
@@ -26,18 +29,26 @@ def gather(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Use
     if (config := getattr(namespace, "config", None)) is not None:
         more, refused = read_file(Path(config))
         statements, rejections = statements + more, rejections + refused
-    return UserInput(tuple(statements), tuple(rejections), misspelt_variables(environment))
+    statements, contradictions, notes = translate(statements)
+    return UserInput(tuple(statements), (*rejections, *contradictions), (*notes, *misspelt_variables(environment)))
+
+
+def _of_variable(variable: str) -> Argument | None:
+    """The argument that a variable sets, by any of its names."""
+    name = variable.removeprefix(_PREFIX)
+    return find_any(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejected]]:
     """What `SRV_<NAME>` variables say, and what of it cannot be read. A variable set to "" counts as unset."""
     statements: list[UserStatement] = []
     rejections: list[Rejected] = []
-    for argument in ARGUMENTS.values():
-        text = environment.get(argument.variable)
-        if not text:
+    for variable in sorted(environment):
+        argument, text = _of_variable(variable), environment[variable]
+        if argument is None or not text:
             continue
-        read = read_text(argument, text, Origin.ENVIRONMENT, f"environment {argument.variable}")
+        name = variable.removeprefix(_PREFIX).lower()
+        read = read_text(argument, text, Origin.ENVIRONMENT, f"environment {variable}", name)
         if isinstance(read, Rejected):
             rejections.append(read)
         else:
@@ -49,8 +60,10 @@ def misspelt_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """A note for each variable that is nearly one of ours. Others may well begin with SRV_ and are left alone."""
     known = [argument.variable for argument in ARGUMENTS.values()]
     notes: list[str] = []
-    for variable in sorted(environment.keys() - set(known)):
-        near = nearest(variable, known, cutoff=0.85) if variable.startswith("SRV_") else None
+    for variable in sorted(environment):
+        if not variable.startswith(_PREFIX) or _of_variable(variable) is not None:
+            continue
+        near = nearest(variable, known, cutoff=0.85)
         if near:
             notes.append(f"environment {variable} sets no argument and is ignored; did you mean {near}?")
     return tuple(notes)

@@ -20,6 +20,7 @@ from srv.args.kinds import Kind, kind_of
 
 AUTO = "auto"  # where it is a choice, a user who says it asks for what would happen without him
 HIDDEN = "(hidden)"
+STATUSES = ("implemented", "planned", "deprecated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,11 @@ class Arg:
 
     help: one sentence. check: a law on the value. choices: texts it may take (a Literal gives them too).
     family: the backend family whose registered names are its choices. needs: the capability without which
-    only the default is accepted. planned: why nothing but the default is accepted yet. unit: "tokens",
-    "bytes", "seconds". metavar: what help prints for the value (the unit, if not given). aliases: further
-    names, with underscores. secret: the value is never printed.
+    only the default is accepted. planned: why nothing but the default is accepted yet; planned_values: further
+    choices with the reason why each is not accepted yet. unit: "tokens", "bytes", "seconds". metavar: what
+    help prints for the value (the unit, if not given). aliases: further names, with underscores. synonyms:
+    other words for a choice. bare: what the flag means if no value follows it. secret: the value is never
+    printed.
     """
 
     help: str
@@ -42,23 +45,53 @@ class Arg:
     unit: str | None = None
     metavar: str | None = None
     aliases: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str], ...] = ()
+    bare: str | None = None
+    planned_values: tuple[tuple[str, str], ...] = ()
     secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """What a deprecated switch says today: `argument` takes `value`, or the value of the argument `same_as`."""
+
+    argument: str
+    value: str = ""
+    same_as: str = ""
+
+    def __str__(self) -> str:
+        said = f"the value of --{self.same_as.replace('_', '-')}" if self.same_as else self.value
+        return f"--{self.argument.replace('_', '-')} {said}"
+
+
+@dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument as everybody else sees it: its declaration, read."""
+    """An argument as everybody else sees it: its declaration, read.
+
+    spellings: names of it that other engines use and a declaration here may not (they name a device).
+    old_names: names that still work, with a note. deprecated: why a switch should no longer be used; only
+    those of `srv.args.config.DEPRECATED` have that, and `replaced_by` then tells what it stands for.
+    """
 
     name: str
     group: str
     kind: Kind
     default: Any
     arg: Arg
+    spellings: tuple[str, ...] = ()
+    old_names: tuple[str, ...] = ()
+    deprecated: str | None = None
+    replaced_by: Replacement | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name and its aliases, with underscores."""
-        return (self.name, *self.arg.aliases)
+        """Every name it has, its own first, with underscores."""
+        return (self.name, *self.arg.aliases, *self.spellings, *self.old_names)
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`: what core makes of it, on any platform."""
+        return "deprecated" if self.deprecated else "planned" if self.arg.planned else "implemented"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -75,7 +108,8 @@ class Argument:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return self.kind.choices or self.arg.choices
+        """Texts that it may take, those that are only planned last; () if any text will do."""
+        return (*(self.kind.choices or self.arg.choices), *(value for value, _ in self.arg.planned_values))
 
     @property
     def wants(self) -> str:
@@ -94,6 +128,23 @@ class Argument:
         if self.arg.check and not self.arg.check.accepts(value):
             return f"must be {self.wants}"
         return None
+
+    def read(self, value: object) -> Any:
+        """The value of a typed one (YAML, JSON), synonyms replaced; ValueError if it has the wrong type."""
+        return self._canonical(self.kind.read(value))
+
+    def parse(self, text: str) -> Any:
+        """The value of a text, synonyms replaced; ValueError if it is none."""
+        return self._canonical(self.kind.parse(text))
+
+    def _canonical(self, value: Any) -> Any:
+        return next((meant for word, meant in self.arg.synonyms if word == value), value)
+
+    def why_planned(self, value: Any) -> str | None:
+        """Why a value that may be right one day is not taken yet; None if it is."""
+        if value == self.default:
+            return None
+        return self.arg.planned or next((why for word, why in self.arg.planned_values if word == value), None)
 
     def asks_for_automatic(self, value: Any) -> bool:
         """Whether the value is the word "auto", which leaves the choice to the layers below."""
@@ -129,17 +180,28 @@ def _read_field(group: str, field: dataclasses.Field[Any], hint: Any) -> Argumen
     return argument
 
 
-def read_groups(groups: Mapping[str, type]) -> Mapping[str, Argument]:
-    """All arguments by name, in order of declaration; a name or alias used twice is a TypeError."""
+def read_groups(
+    groups: Mapping[str, type],
+    spellings: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    old_names: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> Mapping[str, Argument]:
+    """All arguments by name, in order of declaration; a name or alias used twice is a TypeError.
+
+    `spellings` and `old_names` give further names by argument.
+    """
     found: dict[str, Argument] = {}
     taken: dict[str, str] = {}
     for group, declaration in groups.items():
-        for argument in read_group(group, declaration):
+        for read in read_group(group, declaration):
+            more, old = spellings.get(read.name, ()), old_names.get(read.name, ())
+            argument = dataclasses.replace(read, spellings=more, old_names=old) if more or old else read
             for name in argument.names:
                 if name in taken:
                     raise TypeError(f"{group}.{argument.name}: the name {name} belongs to {taken[name]}")
                 taken[name] = f"{group}.{argument.name}"
             found[argument.name] = argument
+    if unknown := (spellings.keys() | old_names.keys()) - found.keys():
+        raise TypeError(f"further names are given for what is no argument: {', '.join(sorted(unknown))}")
     return MappingProxyType(found)
 
 

@@ -35,12 +35,17 @@ class Origin(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class UserStatement:
-    """One value that the user gave, of the argument's type. `source`: "config file a.yaml line 3"."""
+    """One value that the user gave, of the argument's type.
+
+    `source`: "config file a.yaml line 3". `name`: the name that he used, if it is not the argument's own.
+    `argument` may be a deprecated switch until `srv.args.deprecated` has translated it.
+    """
 
     argument: str
     value: Any
     origin: Origin
     source: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

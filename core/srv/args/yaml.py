@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from srv.args.cli import SOURCE, bad_value
-from srv.args.config import all_names, find_argument
+from srv.args.config import all_names, find_any, plain_name
 from srv.args.spec import nearest
 from srv.args.statement import Origin, UserStatement
 from srv.errors import Rejected
@@ -77,7 +77,7 @@ def _read_mapping(
 
 def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source: str) -> UserStatement | Rejected:
     key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is no text"
-    argument = find_argument(key)
+    argument = find_any(key)
     if argument is None or key.startswith("-"):
         near = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
         remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
@@ -91,7 +91,9 @@ def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source:
             "bad_value", argument.name, "null", source, "it is null", "Leave the key out to leave it unset."
         )
     try:
-        return UserStatement(argument.name, argument.kind.read(value), Origin.CONFIG_FILE, source)
+        name = plain_name(key)
+        said_as = "" if name == argument.name else name
+        return UserStatement(argument.name, argument.read(value), Origin.CONFIG_FILE, source, said_as)
     except ValueError as error:
         return bad_value(argument, value, source, f"it {error}")
 

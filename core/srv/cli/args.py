@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from srv.args import explain
-from srv.args.config import ARGUMENTS
-from srv.args.spec import Argument
+from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, SPELLINGS
+from srv.args.spec import STATUSES, Argument
 from srv.args.statement import UserInput
+from srv.args.support import REFUSED, by_argument, on_variant, said_of_argument
+from srv.cli.translate import add_translate
 from srv.errors import Refusal
+
+if TYPE_CHECKING:
+    from srv.platform.facts import DeviceFacts
+    from srv.platform.manifest import Manifest
+
+UNSUPPORTED = "unsupported"  # implemented, and not to be had on the platform asked about
+_ALL = (*ARGUMENTS.values(), *DEPRECATED.values())
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,9 +34,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     explaining.add_argument("--device", metavar="NAME[:PROFILE]", help="also say what it would be on this platform")
     explaining.add_argument("--json", action="store_true", help="print JSON")
     explaining.set_defaults(handler=run_explain)
-    listing = verbs.add_parser("list", help="all arguments, a line each")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing = verbs.add_parser("list", help="all arguments, a line each, and how many there are of which status")
+    listing.add_argument("--group", choices=tuple(GROUPS), help="only those of this group")
+    listing.add_argument("--status", choices=(*STATUSES, UNSUPPORTED), help="only those of this status")
+    listing.add_argument("--platform", metavar="NAME[:PROFILE]", help="status on this platform")
+    listing.add_argument("--json", action="store_true", help="print JSON, with counts for every platform")
     listing.set_defaults(handler=run_list)
+    schema = verbs.add_parser("schema", help="JSON Schema of the configuration file, for editors")
+    schema.set_defaults(handler=run_schema)
+    add_translate(verbs)
+    completing = verbs.add_parser("completion", help="completion script for a shell")
+    completing.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    completing.set_defaults(handler=run_completion)
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -32,19 +54,91 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def run_list(namespace: argparse.Namespace) -> int:
-    """Print all declarations."""
+    """Print declarations, and how many there are of each status."""
+    status = _status_on(namespace.platform) if namespace.platform else explain.own_status
+    chosen = [
+        argument
+        for argument in _ALL
+        if namespace.group in (None, argument.group) and namespace.status in (None, status(argument))
+    ]
     if namespace.json:
-        print(json.dumps([explain.to_dict(argument) for argument in ARGUMENTS.values()], indent=2))
-    else:
-        print(explain.listing())
+        told = [{**explain.to_dict(argument), "status": status(argument)} for argument in chosen]
+        counts: dict[str, Any] = {"status": _counts(chosen, status), "platforms": _platform_counts(chosen)}
+        print(json.dumps({"arguments": told, "counts": counts}, indent=2))
+        return 0
+    if chosen:
+        print(explain.listing(sorted(chosen, key=lambda each: list(GROUPS).index(each.group)), status) + "\n")
+    summary = ", ".join(f"{count} {name}" for name, count in _counts(chosen, status).items())
+    where = f" on {namespace.platform}" if namespace.platform else ""
+    print(f"{len(chosen)} arguments{where}: " + (summary or "none"))
+    return 0
+
+
+def _counts(arguments: Iterable[Argument], status: Callable[[Argument], str]) -> dict[str, int]:
+    counted = Counter(status(argument) for argument in arguments)
+    return {name: counted[name] for name in (*STATUSES, UNSUPPORTED) if counted[name]}
+
+
+def _status_on(device: str) -> Callable[[Argument], str]:
+    """What a platform's device makes of an argument: core's own status, or that the platform has not got it."""
+    from srv.cli.plan import find_target
+
+    target = find_target(device)
+    return partial(_device_status, target.manifest, target.device)
+
+
+def _device_status(manifest: Manifest, device: DeviceFacts, argument: Argument) -> str:
+    """An implemented argument is unsupported if no value but its default is accepted there."""
+    if argument.status != "implemented":
+        return argument.status
+    if argument.arg.needs and argument.arg.needs not in manifest.facts.capabilities(device):
+        return UNSUPPORTED
+    said = said_of_argument(on_variant(device.variant, by_argument(manifest.facts.support).get(argument.name, ())))
+    return UNSUPPORTED if said is not None and said.status in REFUSED else argument.status
+
+
+def _platform_counts(arguments: list[Argument]) -> Mapping[str, dict[str, int]]:
+    """Counts by status for every variant of every installed platform, by NAME:VARIANT."""
+    from srv.platform.registry import find_platforms
+
+    counts: dict[str, dict[str, int]] = {}
+    for name, found in sorted(find_platforms().items()):
+        if found.error is None:
+            manifest = found.loaded
+            for variant in manifest.variants:
+                status = partial(_device_status, manifest, manifest.facts.profiles[variant])
+                counts[f"{name}:{variant}"] = _counts(arguments, status)
+    return counts
+
+
+def run_schema(_: argparse.Namespace) -> int:
+    """Print the JSON Schema of the configuration file."""
+    from srv.args.schema import make_schema
+
+    print(json.dumps(make_schema(), indent=2))
+    return 0
+
+
+def run_completion(namespace: argparse.Namespace) -> int:
+    """Print a completion script."""
+    from srv.args.completion import script
+    from srv.cli.main import build_parser
+
+    values = {
+        flag: argument.choices or SPELLINGS.published.get(argument.name, ())
+        for argument in ARGUMENTS.values()
+        for flag in argument.flags
+    }
+    print(script(namespace.shell, build_parser(), values), end="")
     return 0
 
 
 def run_explain(namespace: argparse.Namespace) -> int:
     """Print one declaration and, if a device is named, the value there with its story."""
     argument = explain.find(namespace.name)
-    told, text = explain.to_dict(argument), explain.explain(argument)
-    if namespace.device is not None:
+    told: dict[str, Any] = explain.to_dict(argument)
+    text = explain.explain(argument)
+    if namespace.device is not None and not argument.deprecated:
         story, backends = _on_device(argument, namespace.device)
         told["on_device"] = {"device": namespace.device, "story": story, "backends": backends}
         lines = story.splitlines() + ([f"backends there: {', '.join(backends)}"] if backends else [])

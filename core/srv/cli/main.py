@@ -1,22 +1,32 @@
 """`srv`: runs the subcommand named, and turns our errors into text and exit status.
 
+A distribution adds a subcommand through the entry-point group `srv.commands`: name = the command, value = a function
+that adds it to the subparsers. They are looked for only if the command line names none of core's own.
+
 Exit status: 0 done, 1 a bug of ours, 2 something the operator can put right, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import srv
 from srv.args.cli import Parser, unknown_flags
 from srv.args.spec import nearest
-from srv.errors import InternalError, Refusal, Rejected, SrvError
+from srv.cli.translate import expand_dialect
+from srv.errors import InternalError, PluginError, Refusal, Rejected, SrvError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS = ("launch", "plan", "args", "platforms")  # modules of this package, in the order of the help
+COMMAND_GROUP = "srv.commands"
 OPERATOR, INTERRUPTED = 2, 130
 
 
@@ -38,8 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    parser = build_parser()
-    _refuse_unknown_command(words)
+    words = expand_dialect(words)
+    known = bool(words) and words[0] in COMMANDS
+    further = () if known else _further_commands()
+    _refuse_unknown_command(words, (*COMMANDS, *(each.name for each in further)))
+    parser = build_parser(words[:1] if known else COMMANDS, further)
     namespace, unknown = parser.parse_known_args(words)
     if getattr(namespace, "handler", None) is None:
         parser.print_help()
@@ -50,21 +63,51 @@ def _run(words: list[str]) -> int:
     return int(namespace.handler(namespace))
 
 
-def build_parser() -> Parser:
-    """The parser of `srv` with every subcommand."""
+def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[EntryPoint] = ()) -> Parser:
+    """The parser of `srv` with these subcommands. What is not run need not be imported."""
     parser = Parser(prog="srv", description="A hardware-neutral server for large language models.")
     parser.add_argument("--version", action="version", version=f"srv {srv.__version__}")
     subparsers: argparse._SubParsersAction[Parser] = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
+    for name in commands:
         importlib.import_module(f"srv.cli.{name}").add(subparsers)
+    for each in further:
+        _add_further(each, subparsers)
     return parser
 
 
-def _refuse_unknown_command(words: Sequence[str]) -> None:
+def _further_commands() -> tuple[EntryPoint, ...]:
+    """Subcommands that distributions bring; of two of one name, the first. Core's own names are not theirs to take."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    for each in sorted(entry_points(group=COMMAND_GROUP), key=lambda each: (each.name, each.value)):
+        if each.name not in COMMANDS:
+            found.setdefault(each.name, each)
+    return tuple(found.values())
+
+
+def _add_further(command: EntryPoint, subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Let a distribution add its command; one that cannot is listed as such, and harms no other."""
+    try:
+        command.load()(subparsers)
+    except Exception as error:  # noqa: BLE001 - whatever a distribution does wrong is its own command's fault
+        distribution = command.dist.name if command.dist is not None else "(unknown distribution)"
+        reason = f"adding it raised {type(error).__name__}: {error}"
+        remedy = f"Reinstall or update {distribution}, or uninstall it"
+        fault = PluginError(distribution, f"command {command.name}", reason, remedy)
+        parser = subparsers.choices.get(command.name) or subparsers.add_parser(command.name, help="cannot be loaded")
+        parser.set_defaults(handler=functools.partial(_refuse_broken, fault), takes_server_arguments=True)
+
+
+def _refuse_broken(fault: PluginError, namespace: argparse.Namespace) -> NoReturn:
+    raise fault
+
+
+def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
     """argparse would list the choices; we name the nearest."""
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        near = nearest(words[0], COMMANDS)
-        remedy = f"Did you mean {near}?" if near else f"There are: {', '.join(COMMANDS)}."
+    if words and not words[0].startswith("-") and words[0] not in known:
+        near = nearest(words[0], known)
+        remedy = f"Did you mean {near}?" if near else f"There are: {', '.join(known)}."
         raise Refusal(
             [Rejected("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
         )

@@ -36,6 +36,7 @@ class Planned:
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from srv.args.cli import add_arguments
+    from srv.cli.translate import add_dialect
 
     parser = subparsers.add_parser(
         "plan",
@@ -45,6 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_arguments(parser)
+    add_dialect(parser)
     parser.set_defaults(handler=run)
 
 
@@ -128,12 +130,17 @@ def to_text(planned: Planned) -> str:
     memory = amount_text(device.memory_bytes, "bytes")
     lines = [f"device  {name}, {device.count} x {memory}{', ' + device.name if device.name else ''}"]
     lines.append(f"model   {_model_line(planned.model)}")
-    group = None
+    group, quiet = None, 0
     for argument in ARGUMENTS.values():
+        story = resolved.stories[argument.name]
+        if argument.arg.planned and story.value == argument.default:
+            quiet += 1
+            continue
         if argument.group != group:
             group = argument.group
             lines += ["", f"[{group}]"]
-        lines.append(str(resolved.stories[argument.name]))
+        lines.append(str(story))
+    lines += ["", f"{quiet} planned arguments have their defaults (`srv args list --status planned` shows them)"]
     lines += ["", "[backends]", *(str(choice) for choice in resolved.backends.values())]
     lines += ["", "[quantities]", *(str(quantity) for quantity in resolved.quantities.values())]
     lines += ["", "[memory budget]"]

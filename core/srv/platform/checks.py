@@ -21,12 +21,14 @@ from srv.platform import API_VERSION
 from srv.platform.capabilities import CAPABILITIES
 from srv.platform.facts import (
     FAMILIES,
+    SUPPORT,
     BackendSpec,
     Constraint,
     Contribution,
     Default,
     DeviceFacts,
     PlatformFacts,
+    Support,
 )
 from srv.platform.manifest import Manifest
 
@@ -196,6 +198,7 @@ def _check_facts(plugin: _Plugin, manifest: Manifest) -> None:
     _check_statements(plugin, facts.defaults, Default, "compute", "PlatformFacts.defaults")
     _check_statements(plugin, facts.contributions, Contribution, "compute", "PlatformFacts.contributions")
     _check_statements(plugin, facts.constraints, Constraint, "check", "PlatformFacts.constraints")
+    _check_support(plugin, manifest)
     plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
     for family, specs in facts.backends.items():
         check_backends(family, specs, plugin.distribution)
@@ -251,6 +254,25 @@ def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], func
                 plugin.require_text(getattr(statement, field.name), f"{where}.{field.name}")
         _check_names(plugin, statement.reads, f"{where}.reads")
         plugin.require_signature(getattr(statement, function), f"{where}.{function}", "seen: Seen")
+
+
+def _check_support(plugin: _Plugin, manifest: Manifest) -> None:
+    plugin.require_type(manifest.facts.support, tuple, "PlatformFacts.support")
+    for index, said in enumerate(manifest.facts.support):
+        where = f"PlatformFacts.support[{index}]"
+        plugin.require_type(said, Support, where)
+        plugin.require_text(said.argument, f"{where}.argument")
+        known = said.status in SUPPORT
+        plugin.require(known, f"{where}.status", f"is {_shown(said.status)}", f"Use one of {', '.join(SUPPORT)}")
+        if said.status != "supported":
+            plugin.require_text(said.reason, f"{where}.reason")
+        _check_names(plugin, said.variants, f"{where}.variants")
+        unknown = sorted(set(said.variants) - set(manifest.variants))
+        plugin.require(not unknown, f"{where}.variants", f"names {unknown}", f"Use {', '.join(manifest.variants)}")
+        for member in ("values", "only"):
+            plugin.require_type(getattr(said, member), tuple, f"{where}.{member}")
+        both = bool(said.values and said.only)
+        plugin.require(not both, where, "has both `values` and `only`", "Give one of them, or neither")
 
 
 def check_backends(family: str, specs: object, distribution: str) -> tuple[BackendSpec, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from srv.models.facts import ModelFacts
 
 FAMILIES = ("attention", "sampling", "moe", "quantization", "grammar")
+SUPPORT = ("supported", "limited", "experimental", "unsupported", "not_applicable")  # what `Support.status` may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,26 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class Support:
+    """What a platform says of an argument before anyone asks: the support matrix prints it, and launch obeys it.
+
+    `status` is one of `SUPPORT`. `variants`: those it speaks of, () for all. `values`: it speaks of these values
+    alone. `only`: of all values but the declared default, these alone are supported. Without either it speaks of
+    every value but the declared default. What is unsupported or not applicable is refused, whoever sets it.
+    `reason` is a clause for an operator; it may be empty where the status is "supported". `since`: the release
+    of the platform's package that first said so.
+    """
+
+    argument: str
+    status: str
+    reason: str = ""
+    variants: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()
+    only: tuple[Any, ...] = ()
+    since: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Requires:
     """A backend fits if each argument named here takes one of the values listed (best first)."""
 
@@ -127,7 +148,8 @@ class PlatformFacts:
 
     `capabilities(device)` is conservative: what is not listed is not there. `profiles` names devices for
     `srv plan --device NAME:PROFILE` (every variant has one of its own name; others may follow, such as a
-    32 GiB card). Values in `defaults` and `constraints` speak as layer PLATFORM.
+    32 GiB card). Values in `defaults` and `constraints` speak as layer PLATFORM. `support`: what the platform
+    says of arguments that no other statement speaks of, planned ones among them.
     """
 
     capabilities: Callable[[DeviceFacts], frozenset[str]]
@@ -136,3 +158,4 @@ class PlatformFacts:
     contributions: tuple[Contribution, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     backends: Mapping[str, tuple[BackendSpec, ...]] = field(default_factory=dict)
+    support: tuple[Support, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv_cuda.attention_specs import SPECS, model_reasons
 
 VARIANTS = ("sm80", "sm90", "sm100")
 
@@ -39,6 +40,7 @@ def _flashinfer(seen: Seen) -> Requires | Unfit:
         reasons.append("the package flashinfer-python is not installed")
     if seen.model is not None and seen.model.head_dim not in _FLASHINFER_HEADS:
         reasons.append(f"head_dim {seen.model.head_dim} is not among {', '.join(map(str, _FLASHINFER_HEADS))}")
+    reasons += model_reasons(seen)
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 
@@ -64,6 +66,7 @@ BACKENDS = {
             kv_order="page_token_head",
             summary="the Triton kernels of srv-kernels",
         ),
+        *SPECS,
     ),
     "sampling": (
         BackendSpec(

@@ -6,6 +6,7 @@ Limits are those that the fused attention operator documents (op-plugin, npu_fus
 from __future__ import annotations
 
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv_npu.support import SUPPORT
 
 VARIANTS = ("a2", "a3")
 
@@ -52,8 +53,42 @@ def _fits(seen: Seen) -> Requires:
     return Requires()
 
 
+def _graph_batch(seen: Seen) -> int | None:
+    if seen["disable_graphs"]:
+        return None
+    memory, wide = seen.device.memory_bytes, seen["tp_size"] >= 4
+    if memory <= 32 * _GIB:
+        return 64 if wide else 16
+    return (256 if wide else 64) if memory <= 64 * _GIB else None
+
+
+def _tier_layout(seen: Seen) -> str | None:
+    if not seen["enable_hierarchical_cache"]:
+        return None
+    latent = seen.model is not None and "kv_lora_rank" in seen.model.config
+    return "page_first_kv_split" if latent else "page_first_direct"
+
+
 DEFAULTS = (
     Default("chunked_prefill_size", _chunk, "cards of up to 32 GiB have room for 4096 tokens, up to 64 GiB for 8192"),
+    Default(
+        "graph_max_batch_size",
+        _graph_batch,
+        "graphs of that size fit into cards of up to 32 or 64 GiB, and into more of them together",
+        reads=("disable_graphs", "tp_size"),
+    ),
+    Default(
+        "hicache_io_backend",
+        lambda seen: "kernel_ascend" if seen["enable_hierarchical_cache"] else None,
+        "its kernel copies pages between host and device",
+        reads=("enable_hierarchical_cache",),
+    ),
+    Default(
+        "hicache_mem_layout",
+        _tier_layout,
+        "the copy kernel reads whole pages, latent ones in two parts",
+        reads=("enable_hierarchical_cache",),
+    ),
 )
 
 BACKENDS = {
@@ -78,4 +113,4 @@ BACKENDS = {
     ),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, defaults=DEFAULTS, backends=BACKENDS)
+FACTS = PlatformFacts(capabilities, PROFILES, defaults=DEFAULTS, backends=BACKENDS, support=SUPPORT)

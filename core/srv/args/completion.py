@@ -1,0 +1,155 @@
+"""Completion scripts for shells, made from the command line's own parser: static text, nothing runs while completing.
+
+Knows argparse's parsers and no argument of `srv`: whatever a subcommand takes is completed. Hidden flags are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from srv.args.cli import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A flag of a command: all its spellings, whether a value follows, the values if they are known, and its help."""
+
+    flags: tuple[str, ...]
+    takes_value: bool
+    choices: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command by its words ("args list"), with its subcommands and options."""
+
+    words: tuple[str, ...]
+    children: tuple[str, ...]
+    options: tuple[Option, ...]
+
+
+def script(shell: str, parser: argparse.ArgumentParser, values: Mapping[str, tuple[str, ...]]) -> str:
+    """The script for a shell (one of `SHELLS`). `values`: known values of flags that argparse does not know them of."""
+    commands = tuple(_commands(parser, (), values))
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
+
+
+def _commands(
+    parser: argparse.ArgumentParser, words: tuple[str, ...], values: Mapping[str, tuple[str, ...]]
+) -> Iterator[Command]:
+    if isinstance(parser, Parser):
+        parser.complete()
+    children: dict[str, argparse.ArgumentParser] = {}
+    options: list[Option] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            children.update(action.choices)
+        elif action.option_strings and action.help != argparse.SUPPRESS:
+            known = next((values[flag] for flag in action.option_strings if flag in values), ())
+            choices = tuple(str(choice) for choice in action.choices or ()) or known
+            options.append(Option(tuple(action.option_strings), action.nargs != 0, choices, action.help or ""))
+    yield Command(words, tuple(children), tuple(options))
+    for name, child in children.items():
+        yield from _commands(child, (*words, name), values)
+
+
+def _bash(commands: tuple[Command, ...]) -> str:
+    """A function that finds the command typed so far, and a table of what may follow it."""
+    follow, values = [], []
+    for command in commands:
+        words = " ".join((*command.children, *(flag for option in command.options for flag in option.flags)))
+        follow.append(f'        "{" ".join(command.words)}") words="{words}" ;;')
+        for option in command.options:
+            if option.takes_value:
+                pattern = "|".join(f'"{" ".join(command.words)} {flag}"' for flag in option.flags)
+                known = " ".join(option.choices)
+                values.append(f'        {pattern}) words="{known}"; value=1 ;;')
+    known_commands = "|".join(f'"{" ".join(command.words)}"' for command in commands if command.words)
+    return "\n".join(
+        [
+            "# bash completion for srv; put `source <(srv args completion bash)` into ~/.bashrc",
+            "_srv() {",
+            '    local word command="" words="" value="" current="${COMP_WORDS[COMP_CWORD]}" before=""',
+            '    [ "$COMP_CWORD" -gt 0 ] && before="${COMP_WORDS[COMP_CWORD-1]}"',
+            '    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
+            '        case "${command:+$command }$word" in',
+            f'        {known_commands}) command="${{command:+$command }}$word" ;;',
+            "        esac",
+            "    done",
+            '    case "$command $before" in',
+            *values,
+            "    esac",
+            '    if [ -z "$value" ]; then',
+            '        case "$command" in',
+            *follow,
+            "        esac",
+            "    fi",
+            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+            '    if [ -n "$value" ] && [ -z "$words" ]; then COMPREPLY=($(compgen -f -- "$current")); fi',
+            "}",
+            "complete -F _srv srv",
+            "",
+        ]
+    )
+
+
+def _zsh(commands: tuple[Command, ...]) -> str:
+    """One function a command, each handing what follows a subcommand to that one's function."""
+    lines = ["#compdef srv", "# zsh completion for srv; write it to a file _srv in a folder of $fpath"]
+    for command in commands:
+        lines += ["", f"{_zsh_name(command.words)}() {{", "    local -a options", "    options=("]
+        lines += [f"        {spec}" for option in command.options for spec in _zsh_specs(option)]
+        lines.append("    )")
+        if command.children:
+            offered = " ".join(command.children)
+            depth = len(command.words) + 2
+            lines += [
+                f"    if (( CURRENT > {depth} )); then",
+                f'        case "$words[{depth}]" in',
+                *(f"        {name}) {_zsh_name((*command.words, name))}; return ;;" for name in command.children),
+                "        esac",
+                "    fi",
+                f'    _arguments $options "*:command:({offered})"',
+            ]
+        else:
+            lines.append("    _arguments $options")
+        lines.append("}")
+    return "\n".join([*lines, "", "compdef _srv srv", ""])
+
+
+def _zsh_name(words: tuple[str, ...]) -> str:
+    return "_".join(("_srv", *words)).replace("-", "_")
+
+
+def _zsh_specs(option: Option) -> Iterator[str]:
+    told = _quiet(option.help).replace("[", "(").replace("]", ")").replace(":", " -")
+    for flag in option.flags:
+        values = f":value:({' '.join(option.choices)})" if option.choices else ":value:_files"
+        yield f"'{flag}[{told}]{values if option.takes_value else ''}'"
+
+
+def _fish(commands: tuple[Command, ...]) -> str:
+    """A line for each thing that may follow, with the condition under which it may."""
+    lines = ["# fish completion for srv; put `srv args completion fish | source` into config.fish"]
+    for command in commands:
+        seen = [f"__fish_seen_subcommand_from {word}" for word in command.words]
+        if command.children:
+            seen.append(f"not __fish_seen_subcommand_from {' '.join(command.children)}")
+        condition = f" -n '{'; and '.join(seen)}'" if seen else ""
+        lines += [f"complete -c srv -f{condition} -a {child}" for child in command.children]
+        for option in command.options:
+            names = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
+            value = f" -x -a '{' '.join(option.choices)}'" if option.choices else " -r" if option.takes_value else ""
+            lines.append(f"complete -c srv{condition} {names}{value} -d '{_quiet(option.help)}'")
+    return "\n".join([*lines, ""])
+
+
+def _quiet(text: str) -> str:
+    """The first sentence of a help text, without what a quoted word in a shell cannot hold."""
+    first = text.replace("%%", "%").split(". ")[0].split(" (default:")[0].split(" [planned")[0]
+    return "".join("" if character in "'`\\$\"" else character for character in first).rstrip(".")

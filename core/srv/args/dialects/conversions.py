@@ -1,0 +1,79 @@
+"""All conversions by name, and `convert`, which applies a row to what a flag says.
+
+They convert units and senses; whether the outcome is a good value is for the argument's own declaration to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from srv.args.dialects import joint, single
+from srv.args.dialects.given import Conversion, Converted, Given, Outcome, Unfit
+from srv.args.dialects.values import json_text, read_json
+from srv.args.dialects.words import short
+from srv.args.spec import nearest
+
+
+def convert(given: Given) -> Outcome:
+    """What a flag says, by its row: harmless values first, then the refusal, then the conversion."""
+    row = given.row
+    if given.text.strip().lower() in (value.lower() for value in row.harmless):
+        return Converted({}, "nothing needs to be said")
+    if row.refused:
+        return Unfit("no_equivalent", row.refused, row.remedy)
+    if row.yields_to and given.other(row.yields_to):
+        return Converted({}, f"{row.yields_to} says it")
+    outcome = CONVERSIONS[row.conversion](given)
+    if row.also and isinstance(outcome, Converted) and outcome.settings:
+        return replace(outcome, settings={**outcome.settings, **row.also})
+    return outcome
+
+
+def json_fields(given: Given) -> Outcome:
+    """A JSON object, key by key, by the row's `fields`; what one key refuses, the whole flag is refused for."""
+    read = read_json(given.text)
+    if not isinstance(read, dict):
+        return Unfit("bad_value", "it is no JSON object", f"Write {given.flag} '{{...}}'.")
+    texts = {key: json_text(value) for key, value in read.items() if value is not None}
+    settings: dict[str, str] = {}
+    for key, text in texts.items():
+        row = given.row.fields.get(key)
+        if row is None:
+            near = nearest(key, given.row.fields)
+            remedy = f"Did you mean {near}?" if near else f"Keys that are known: {', '.join(given.row.fields)}."
+            return Unfit("unknown_key", f"its key {short(key)} is not known", remedy)
+        outcome = convert(replace(given, flag=f"{given.flag} {key}", text=text, row=row, others=texts))
+        if isinstance(outcome, Unfit):
+            return replace(outcome, reason=f"key {key}: {outcome.reason}")
+        settings.update(outcome.settings)
+    return Converted(settings)
+
+
+CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
+    {
+        "same": single.same,
+        "opposite": single.opposite,
+        "whole_scale": single.whole_scale,
+        "reserve": single.reserve,
+        "choice": single.choice,
+        "token_count": single.token_count,
+        "filled": single.filled,
+        "only_one": single.only_one,
+        "adapters": single.adapters,
+        "memory_fraction": joint.memory_fraction,
+        "memory_left": joint.memory_left,
+        "product": joint.product,
+        "unless_zero": joint.unless_zero,
+        "replicas": joint.replicas,
+        "nodes": joint.nodes,
+        "node_of_rank": joint.node_of_rank,
+        "concurrency": joint.concurrency,
+        "address": joint.address,
+        "step_budget": joint.step_budget,
+        "draft_tokens": joint.draft_tokens,
+        "json_fields": json_fields,
+        "json_entry": single.json_entry,
+    }
+)

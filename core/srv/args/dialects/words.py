@@ -1,0 +1,189 @@
+"""A foreign command line, read word by word: which flag of the dialect (or of `srv`) says what.
+
+Values stay texts; what they mean is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from srv.args.config import all_names, find_any, plain_name
+from srv.args.dialects.table import Dialect, Row, plain
+from srv.args.spec import Argument, nearest
+from srv.errors import Rejected
+
+TRUE = ("true", "1", "yes", "on", "t", "y")
+FALSE = ("false", "0", "no", "off", "f", "n")
+_NUMBER = re.compile(r"-[0-9.]")
+_OWN = ("--config",)  # flags of `srv` that are no arguments, each with a value
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One flag as the user wrote it, and its value as text ("true" or "false" for a switch, a,b,c for a list).
+
+    Exactly one of `row` and `argument` is set: the dialect's flag, or an argument of `srv` under a name of it.
+    """
+
+    flag: str
+    text: str
+    row: Row | None = None
+    argument: Argument | None = None
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was read of a command line. `passed`: words for `srv` itself, unchanged."""
+
+    said: list[Said] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    rejections: list[Rejected] = field(default_factory=list)
+
+
+def read_words(dialect: Dialect, words: Sequence[str], who: str) -> Reading:
+    """Read a whole command line; `who` is what refusals call it."""
+    return _Reader(dialect, who).read(_without_launcher(dialect, words))
+
+
+def _without_launcher(dialect: Dialect, words: Sequence[str]) -> list[str]:
+    for launcher in dialect.launchers:
+        if tuple(words[: len(launcher)]) == launcher:
+            return list(words[len(launcher) :])
+    return list(words)
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is a flag: it begins with a hyphen and is no number."""
+    return len(word) > 1 and word[0] == "-" and not _NUMBER.match(word)
+
+
+class _Reader:
+    """Goes through the words once, from left to right."""
+
+    def __init__(self, dialect: Dialect, who: str) -> None:
+        self._dialect, self._who = dialect, who
+        self._rows = dialect.by_flag
+        self._reading = Reading()
+        self._left: list[str] = []
+
+    def read(self, words: Sequence[str]) -> Reading:
+        self._left = list(reversed(words))
+        seen_flag = False
+        while self._left:
+            word = self._left.pop()
+            if is_flag(word):
+                seen_flag = True
+                self._read_flag(word)
+            elif self._dialect.positional and not seen_flag and not self._reading.said:
+                row = self._rows[plain(self._dialect.positional)]
+                self._reading.said.append(Said(self._dialect.positional, word, row))
+            else:
+                self._refuse("unexpected_word", word, "no flag takes it", "Put a flag before it.")
+        return self._reading
+
+    def _read_flag(self, word: str) -> None:
+        flag, equals, attached = word.partition("=")
+        inline = attached if equals else None
+        if flag in _OWN and plain(flag) not in self._rows:
+            text = self._one_value(flag, inline)
+            self._reading.passed += [] if text is None else [flag, text]
+        elif (found := self._find_row(flag)) is not None:
+            row, negated, rest = found
+            text = self._value(flag, row.takes, negated, rest or inline)
+            if text is not None:
+                self._reading.said.append(Said(flag if rest is None else flag[:2], text, row))
+        elif (own := self._find_own(flag)) is not None:
+            argument, negated = own
+            takes = "list" if argument.kind.many else "switch" if argument.kind.base is bool else "value"
+            text = self._value(flag, takes, negated, inline, argument.arg.bare)
+            if text is not None:
+                self._reading.said.append(Said(flag, text, argument=argument))
+        else:
+            self._refuse_unknown(flag)
+            if inline is None:  # its values are nobody's words
+                self._all_values()
+
+    def _find_row(self, flag: str) -> tuple[Row, bool, str | None] | None:
+        """The row of a flag, whether the flag is its negation, and a value written without a space (-O3)."""
+        if (row := self._rows.get(plain(flag))) is not None:
+            return row, False, None
+        if plain(flag).startswith("--no-"):
+            row = self._rows.get("--" + plain(flag).removeprefix("--no-"))
+            return (row, True, None) if row is not None and row.takes == "switch" else None
+        if flag[1:2].isupper() and (row := self._rows.get(flag[:2])) is not None:
+            return row, False, flag[2:]
+        return None
+
+    def _find_own(self, flag: str) -> tuple[Argument, bool] | None:
+        """An argument of `srv` that a flag names, and whether the flag is its negation."""
+        if not flag.startswith("--"):
+            return None
+        if (argument := find_any(flag)) is not None:
+            return argument, False
+        argument = find_any("--" + flag.removeprefix("--no-")) if flag.startswith("--no-") else None
+        return (argument, True) if argument is not None and argument.kind.base is bool else None
+
+    def _value(self, flag: str, takes: str, negated: bool, inline: str | None, bare: str | None = None) -> str | None:
+        if takes == "list":
+            return self._list(flag, inline)
+        if takes == "value" and inline is None and bare is not None and not self._next_is_value():
+            return bare
+        if takes == "value":
+            return self._one_value(flag, inline)
+        text = inline
+        if text is None and self._left and self._left[-1].lower() in TRUE + FALSE:
+            text = self._left.pop()
+        if text is not None and text.lower() not in TRUE + FALSE:
+            self._refuse("bad_value", flag, "it is neither true nor false", "Write true or false after it.", text)
+            return None
+        return "true" if (text is None or text.lower() in TRUE) != negated else "false"
+
+    def _list(self, flag: str, inline: str | None) -> str | None:
+        values = [inline] if inline is not None else self._all_values()
+        if not values:
+            return self._missing(flag)
+        return ",".join(values)
+
+    def _one_value(self, flag: str, inline: str | None) -> str | None:
+        if inline is not None:
+            return inline
+        return self._left.pop() if self._next_is_value() else self._missing(flag)
+
+    def _missing(self, flag: str) -> str | None:
+        self._refuse("missing_value", flag, "no value follows it", "Write its value after it, or leave it out.")
+        return None
+
+    def _next_is_value(self) -> bool:
+        return bool(self._left) and not is_flag(self._left[-1])
+
+    def _all_values(self) -> list[str]:
+        values = []
+        while self._next_is_value():
+            values.append(self._left.pop())
+        return values
+
+    def _refuse_unknown(self, flag: str) -> None:
+        remedy = f"`srv args translate --from {self._dialect.name} --table` lists what is known."
+        if near := self._nearest(flag):
+            remedy = f"Did you mean {near}?"
+        self._refuse("unknown_flag", flag, f"neither {self._dialect.engine} nor srv is known to have it", remedy)
+
+    def _nearest(self, flag: str) -> str | None:
+        known: Iterable[str] = [name for name in self._rows if name.startswith("--")]
+        if self._dialect.ours:
+            known = [*known, *("--" + name.replace("_", "-") for name in all_names())]
+        stems = {name.removeprefix("--"): name for name in known}
+        near = nearest(plain_name(flag.lower()).replace("_", "-").lstrip("-"), stems, cutoff=0.6)
+        return stems[near] if near else None
+
+    def _refuse(self, code: str, what: str, reason: str, remedy: str, value: str | None = None) -> None:
+        shown = None if value is None else short(value)
+        self._reading.rejections.append(Rejected(code, short(what), shown, self._who, reason, remedy))
+
+
+def short(text: str) -> str:
+    """A text as one printable line of at most 60 characters, for a refusal or a note."""
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    return printable if len(printable) <= 60 else printable[:57] + "..."

@@ -1,0 +1,132 @@
+"""Rules of pools, tiers and graphs: what a device's memory allows, and what a family of models needs."""
+
+from __future__ import annotations
+
+from srv.platform.facts import Constraint, Contribution, Default, Seen
+
+_GIB = 2**30
+_ONE_POOL = frozenset(
+    {
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration",
+        "Gemma3nForCausalLM",
+        "Gemma3nForConditionalGeneration",
+        "GptOssForCausalLM",
+    }
+)
+# Device memory below which the pair is the largest batch of a graph: with fewer than four ranks, with four or more.
+_GRAPH_BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
+_LARGEST_GRAPH = 512
+_VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder that the figures below are for
+
+
+def _graph_batch(seen: Seen) -> int | None:
+    if seen["disable_graphs"] or "graphs" not in seen.capabilities:
+        return None
+    for below, few, many in _GRAPH_BATCHES:
+        if seen.device.memory_bytes < below * _GIB:
+            return few if seen["tp_size"] < 4 else many
+    return _LARGEST_GRAPH
+
+
+def _vision_bytes(seen: Seen) -> float:
+    """A twentieth of the device for an encoder like ViT-L/14, more for a larger one, up to 24 %."""
+    vision = seen.model.config.get("vision_config") if seen.model else None
+    if not seen["enable_multimodal"] or not isinstance(vision, dict):
+        return 0.0
+    layers, width = vision.get("num_hidden_layers", _VISION_LAYERS), vision.get("hidden_size", _VISION_WIDTH)
+    if not isinstance(layers, int) or not isinstance(width, int):
+        return 0.0
+    times = layers * width**2 / (_VISION_LAYERS * _VISION_WIDTH**2)
+    kept = 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (times - 1.0)))
+    return max(0.0, (1.0 - kept) * seen.device.memory_bytes)
+
+
+def _one_reuse(seen: Seen) -> str | None:
+    if not seen["enable_hierarchical_cache"] or not seen["disable_radix_cache"]:
+        return None
+    return "there are no cached prefixes to keep (disable_radix_cache is true)"
+
+
+def _one_keeper(seen: Seen) -> str | None:
+    if not seen["enable_lmcache"] or not seen["enable_hierarchical_cache"]:
+        return None
+    return "enable_hierarchical_cache keeps the tiers already"
+
+
+def _mooncake_order(seen: Seen) -> str | None:
+    if seen["hicache_storage_backend"] != "mooncake" or seen["hicache_mem_layout"] != "layer_first":
+        return None
+    return "mooncake stores whole pages, and layer_first scatters a page over the layers"
+
+
+def _sizes_agree(seen: Seen) -> str | None:
+    sizes, most = seen["graph_batch_sizes"], seen["graph_max_batch_size"]
+    if not sizes or most is None or max(sizes) <= most:
+        return None
+    return f"graph_max_batch_size is {most}"
+
+
+MODEL_DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "disable_hybrid_swa_memory",
+        lambda seen: True if seen.model and seen.model.architecture in _ONE_POOL else None,
+        "windowed layers of this family cannot have a pool of their own",
+    ),
+)
+
+DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "hicache_mem_layout",
+        lambda seen: "page_first" if seen["hicache_storage_backend"] == "mooncake" else None,
+        "mooncake stores whole pages",
+        reads=("hicache_storage_backend",),
+    ),
+)
+
+DEVICE_DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "graph_max_batch_size",
+        _graph_batch,
+        "graphs of that size fit beside weights and KV pool in the device's memory",
+        reads=("disable_graphs", "tp_size"),
+    ),
+)
+
+CONTRIBUTIONS: tuple[Contribution, ...] = (
+    Contribution(
+        "reserved_memory",
+        "vision",
+        _vision_bytes,
+        "the vision encoder and the images in it need that much",
+        reads=("enable_multimodal",),
+    ),
+)
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "enable_hierarchical_cache",
+        "excluded",
+        _one_reuse,
+        "Leave one of the two out.",
+        reads=("disable_radix_cache",),
+    ),
+    Constraint(
+        "enable_lmcache", "excluded", _one_keeper, "Leave one of the two out.", reads=("enable_hierarchical_cache",)
+    ),
+    Constraint(
+        "hicache_mem_layout",
+        "excluded",
+        _mooncake_order,
+        "Leave it out to take page_first.",
+        reads=("hicache_storage_backend",),
+    ),
+    Constraint(
+        "graph_batch_sizes",
+        "out_of_order",
+        _sizes_agree,
+        "Give no larger size, or raise graph_max_batch_size.",
+        reads=("graph_max_batch_size",),
+    ),
+)

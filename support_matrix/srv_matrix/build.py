@@ -1,0 +1,278 @@
+"""Making the records: for each argument, value, platform and variant, what is declared, what core does, what ran.
+
+What a platform declares is asked of the functions that refuse at launch (`judge`); a planned argument, which core
+refuses before any platform is asked, has what the platform's `Support` says of it. No page is written here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from srv.args.config import ARGUMENTS
+from srv.args.spec import Argument
+from srv.args.support import Said, by_argument, on_variant, said_of_argument, said_of_value
+from srv.models.facts import ModelFacts
+from srv.platform.facts import DeviceFacts, Support
+from srv.platform.manifest import Manifest
+from srv_matrix.judge import Baseline, Verdict, baseline, planned_verdicts, verdict
+from srv_matrix.published import Table
+from srv_matrix.records import Evidence, Key, Level, Record, Status, lower
+from srv_matrix.sweep import is_closed, values_of
+
+PLANNED = "planned"
+_ABSENT = frozenset({"capability_missing", "unsupported", "unknown_backend", "no_backend", "dtype_missing"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """One variant of a platform, and what it comes to by itself."""
+
+    manifest: Manifest
+    variant: str
+    device: DeviceFacts
+    capabilities: frozenset[str]
+    support: Mapping[str, tuple[Support, ...]]
+    base: Baseline
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One value with what core says by itself, and what came of it at a place."""
+
+    value: Any
+    core: Verdict
+    there: Verdict
+
+
+def build(
+    manifests: Iterable[Manifest],
+    models: Sequence[ModelFacts],
+    evidence: Sequence[Evidence] = (),
+    tables: Sequence[Table] = (),
+) -> tuple[Record, ...]:
+    """Every record of these platforms, in order of declaration, then platform, then variant.
+
+    `models`: what values are judged with, the most ordinary first.
+    """
+    manifests = tuple(manifests)
+    places = [place for manifest in manifests for place in _places(manifest, models[0])]
+    planned = _ask_planned(places, models[0])
+    records: list[Record] = []
+    for argument in ARGUMENTS.values():
+        core: dict[str, Verdict] = {}
+        for place in places:
+            tried = _try(argument, place, models, core, planned)
+            records += _records(argument, place, tried)
+    return tuple(_with_evidence(_with_published(records, tables), evidence))
+
+
+def _places(manifest: Manifest, model: ModelFacts) -> Iterator[Place]:
+    for variant in manifest.variants:
+        device = manifest.facts.profiles[variant]
+        said = {name: on_variant(variant, each) for name, each in by_argument(manifest.facts.support).items()}
+        capabilities = manifest.facts.capabilities(device)
+        yield Place(manifest, variant, device, capabilities, said, baseline(model, manifest, device))
+
+
+def _ask_planned(places: Sequence[Place], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
+    planned = [argument for argument in ARGUMENTS.values() if argument.arg.planned]
+    wanted = {
+        argument.name: tuple(value for place in places for value in _named(argument, place)) for argument in planned
+    }
+    return planned_verdicts(wanted, model)
+
+
+def _try(
+    argument: Argument,
+    place: Place,
+    models: Sequence[ModelFacts],
+    core: dict[str, Verdict],
+    planned: Mapping[tuple[str, str], Verdict],
+) -> list[Tried]:
+    """Ask about every value. `core` keeps core's own verdicts by value, so that they are asked for once."""
+    if argument.arg.planned:
+        verdicts = [
+            (value, planned.get((argument.name, argument.show(value)), Verdict())) for value in _named(argument, place)
+        ]
+        return [Tried(value, each, each) for value, each in verdicts]
+    tried: list[Tried] = []
+    for value in _named(argument, place):
+        shown = argument.show(value)
+        if shown not in core:
+            core[shown] = verdict(argument.name, value, models, None)
+        there = place.base.verdict
+        if there.taken:
+            there = verdict(argument.name, value, models, (place.manifest, place.device))
+        tried.append(Tried(value, core[shown], there))
+    return tried
+
+
+def _named(argument: Argument, place: Place) -> tuple[Any, ...]:
+    """The values to try there: the declaration's, those that the platform speaks of, and the one it would take."""
+    own = place.base.values.get(argument.name)
+    more = [*_spoken_of(argument, place), *([] if argument.arg.planned or own is None else [own])]
+    return values_of(argument, _backends(argument, place), more)
+
+
+def _spoken_of(argument: Argument, place: Place) -> list[Any]:
+    named = [part for said in place.support.get(argument.name, ()) for part in (*said.values, *said.only)]
+    return [(part,) if argument.kind.many else part for part in named]
+
+
+def _backends(argument: Argument, place: Place) -> tuple[str, ...]:
+    family = argument.arg.family
+    return tuple(spec.name for spec in place.manifest.facts.backends.get(family, ())) if family else ()
+
+
+def _records(argument: Argument, place: Place, tried: Sequence[Tried]) -> Iterator[Record]:
+    yield _of_argument(argument, place, tried)
+    closed = is_closed(argument, _backends(argument, place))
+    if argument.kind.base in (int, float) and not argument.arg.planned:
+        closed = True  # the boundaries that were tried are cells of their own
+    named = _spoken_of(argument, place)
+    for each in tried:
+        if (closed or each.value in named) and not argument.arg.secret:
+            yield _of_value(argument, place, each)
+
+
+def _of_argument(argument: Argument, place: Place, tried: Sequence[Tried]) -> Record:
+    said = said_of_argument(place.support.get(argument.name, ()))
+    if argument.arg.planned:
+        core = Status.PLANNED
+        declared, code, reason = _silent(argument, place, said)
+        if lower(declared, core) is Status.PLANNED:
+            code, reason = PLANNED, argument.arg.planned
+    else:
+        core = Status.SUPPORTED
+        declared, code, reason = _summary(argument, tried)
+        if said is not None and declared is Status.SUPPORTED:
+            declared, reason = Status(said.status), said.reason
+        later = [argument.show(each.value) for each in tried if each.core.code == PLANNED]
+        if later:
+            core = Status.LIMITED
+            code, reason = code or PLANNED, reason or f"not yet: {', '.join(later)}"
+    return _record(argument, place, "arg", argument.name, (declared, core), (code, reason), said)
+
+
+def _silent(argument: Argument, place: Place, said: Said | None) -> tuple[Status, str, str]:
+    """What a platform says of what core would refuse before asking it."""
+    if said is not None:
+        status = Status(said.status)
+        return status, "" if status is Status.SUPPORTED else status.value, said.reason
+    needs = argument.arg.needs
+    if needs and needs not in place.capabilities:
+        return Status.UNSUPPORTED, "capability_missing", f"platform {place.name} lacks the capability {needs} here"
+    return Status.UNKNOWN, "", ""
+
+
+def _summary(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, str]:
+    """An argument by its values other than the default, those that core itself allows."""
+    others = [each for each in tried if each.value != argument.default and each.core.taken]
+    if not others:
+        return _by_core_alone(argument, tried)
+    refused = [each for each in others if not each.there.taken]
+    if not refused:
+        return Status.SUPPORTED, "", ""
+    first = refused[0]
+    words = ", ".join(argument.show(each.value) for each in refused)
+    reason = f"not {words}: {first.there.reason}"
+    if len(refused) < len(others):
+        return Status.LIMITED, first.there.code, reason
+    absent = first.there.code in _ABSENT
+    return (Status.UNSUPPORTED if absent else Status.LIMITED), first.there.code, reason
+
+
+def _by_core_alone(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, str]:
+    """Core refused whatever was tried (it wants another argument beside it, say): no platform was asked."""
+    for each in tried:
+        if each.value != argument.default and each.core.code != PLANNED:
+            return Status.LIMITED, each.core.code, f"not {argument.show(each.value)} alone: {each.core.reason}"
+    return Status.SUPPORTED, "", ""
+
+
+def _of_value(argument: Argument, place: Place, tried: Tried) -> Record:
+    said = said_of_value(argument, tried.value, place.support.get(argument.name, ()))
+    is_default = bool(tried.value == argument.default)
+    if tried.core.code == PLANNED and not is_default:
+        core = Status.PLANNED
+        declared, code, reason = _silent(argument, place, said)
+        if lower(declared, core) is Status.PLANNED:
+            code, reason = tried.core.code, tried.core.reason
+    else:
+        core = Status.SUPPORTED if tried.core.taken else Status.UNSUPPORTED
+        code, reason = tried.there.code, tried.there.reason
+        against = not tried.there.taken and tried.core.taken
+        declared = Status.UNSUPPORTED if against else Status(said.status) if said else Status.SUPPORTED
+        reason = reason or (said.reason if said else "")
+    feature = f"{argument.name}={argument.show(tried.value)}"
+    made = _record(argument, place, "value", feature, (declared, core), (code, reason), said)
+    return replace(made, default=is_default)
+
+
+def _record(
+    argument: Argument,
+    place: Place,
+    kind: Any,
+    feature: str,
+    facts: tuple[Status, Status],
+    why: tuple[str, str],
+    said: Said | None,
+) -> Record:
+    declared, core = facts
+    silent = declared is Status.UNKNOWN
+    return Record(
+        feature,
+        kind,
+        place.name,
+        place.variant,
+        declared,
+        core,
+        reason_code=why[0],
+        reason=why[1],
+        requires=argument.arg.needs or "",
+        since=said.since if said else "",
+        declared_by="" if silent else f"platform {place.name}",
+        base=None if silent else Level.E1,
+    )
+
+
+def _with_published(records: Iterable[Record], tables: Sequence[Table]) -> Iterator[Record]:
+    """A cell that nobody but the vendor's page speaks of is of level E0."""
+    published = {
+        (argument.name, table.platform, variant)
+        for table in tables
+        for row in table.rows
+        if (argument := table.argument(row)) is not None
+        for variant in row.says
+    }
+    for record in records:
+        silent = record.base is None and record.key in published
+        yield replace(record, base=Level.E0) if silent else record
+
+
+def _with_evidence(records: Iterable[Record], evidence: Sequence[Evidence]) -> list[Record]:
+    by_cell: dict[Key, list[Evidence]] = defaultdict(list)
+    for each in evidence:
+        for feature in each.covers:
+            by_cell[feature, each.platform, each.variant].append(each)
+    found = [replace(record, evidence=tuple(by_cell.get(record.key, ()))) for record in records]
+    values: dict[Key, list[Record]] = defaultdict(list)
+    for record in found:
+        if record.kind == "value":
+            values[record.argument, record.platform, record.variant].append(record)
+    return [replace(each, rolled_up=roll_up(values[each.key])) if each.kind == "arg" else each for each in found]
+
+
+def roll_up(values: Sequence[Record]) -> Level | None:
+    """The level of an argument from its values: all that work, the default aside, must have been shown to."""
+    levels = [record.level for record in values if record.status.works and not record.default]
+    if not levels or any(level is None for level in levels):
+        return None
+    return min(level for level in levels if level is not None)

@@ -1,0 +1,206 @@
+"""`srv matrix`: generate, check, diff, show, site, coverage. Core finds it by the entry-point group `srv.commands`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from srv.args.config import ARGUMENTS, DEPRECATED
+from srv_matrix.check import check, write_outputs
+from srv_matrix.diff import Compared, Outcome, compare_table, counts
+from srv_matrix.evidence import compare, read_file
+from srv_matrix.matrix import Matrix, read_matrix
+from srv_matrix.pages import mark
+from srv_matrix.published import Table, read_rows
+from srv_matrix.records import Record, Status
+from srv_matrix.repository import MatrixError, Repository, find_repository
+from srv_matrix.site import write_site
+
+FAULTY = 2
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand to the command line of `srv`."""
+    parser = subparsers.add_parser("matrix", help="what works on which platform, and who says so")
+    parser.set_defaults(handler=lambda _: _help(parser))
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, told, handler in (
+        ("generate", "write the pages under docs/support", run_generate),
+        ("check", "fail if records, evidence, published tables and pages do not agree", run_check),
+        ("diff", "compare our declarations with a vendor's published table", run_diff),
+        ("show", "the arguments on one platform and variant", run_show),
+        ("site", "write the filterable page", run_site),
+        ("coverage", "counts by status and platform", run_coverage),
+    ):
+        verb = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".")
+        verb.add_argument("--root", type=Path, default=Path.cwd(), help="a folder of the checkout (default: this one)")
+        verb.set_defaults(handler=handler)
+        _add_options(name, verb)
+
+
+def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
+    if name == "check":
+        verb.add_argument(
+            "--rerun", type=Path, metavar="FILE", help="also compare this fresh evidence with the committed"
+        )
+    if name == "site":
+        verb.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write it")
+    if name == "diff":
+        verb.add_argument("--against", type=Path, metavar="CSV", help="one table (default: all that index.toml names)")
+        verb.add_argument("--all", action="store_true", help="show rows that agree, too")
+    if name == "show":
+        verb.add_argument("--device", required=True, metavar="NAME:VARIANT", help="as in npu:a3")
+        verb.add_argument("--status", choices=[each.value for each in Status], help="show these alone")
+    if name in ("diff", "show", "coverage"):
+        verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0
+
+
+def run_generate(namespace: argparse.Namespace) -> int:
+    """Write the pages and name those that changed."""
+    repository = _repository(namespace.root)
+    changed = write_outputs(read_matrix(repository), repository.pages)
+    print(f"{len(changed)} files changed" + "".join(f"\n  {name}" for name in sorted(changed)))
+    return 0
+
+
+def run_site(namespace: argparse.Namespace) -> int:
+    """Write the static site and name its page."""
+    print(write_site(read_matrix(_repository(namespace.root)), namespace.out))
+    return 0
+
+
+def run_check(namespace: argparse.Namespace) -> int:
+    """Print every fault; exit status 2 if there is one."""
+    repository = _repository(namespace.root)
+    matrix = read_matrix(repository)
+    faults = check(matrix, repository)
+    if namespace.rerun is not None:
+        faults += compare(matrix.evidence, read_file(namespace.rerun))
+    for fault in faults:
+        print(f"- {fault}")
+    verdict = "the support matrix is consistent" if not faults else f"{len(faults)} faults"
+    print(f"{verdict}: {len(matrix.records)} cells, {len(matrix.evidence)} lines of evidence")
+    return FAULTY if faults else 0
+
+
+def run_diff(namespace: argparse.Namespace) -> int:
+    """Print how published tables compare; exit status 2 if a row is not explained."""
+    matrix = read_matrix(_repository(namespace.root))
+    compared = [(table, compare_table(matrix, table)) for table in _tables(matrix, namespace.against)]
+    wanted = {
+        table.name: [each for each in rows if namespace.all or each.outcome is not Outcome.AGREE]
+        for table, rows in compared
+    }
+    if namespace.json:
+        told = {
+            table.name: {
+                "rows": len(table.rows),
+                "counts": counts(rows),
+                "differences": [_difference(each) for each in wanted[table.name]],
+            }
+            for table, rows in compared
+        }
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        for table, rows in compared:
+            print(f"{table.title}: {len(table.rows)} rows against platform {table.platform}")
+            print("".join(f"  {name:<16}{count:>4}\n" for name, count in counts(rows).items()))
+            for each in wanted[table.name]:
+                print(f"{each.outcome.value:<16}{each.flag}  {each.detail}" + _below(each.reason, 16))
+    explained = all(each.explained for _, rows in compared for each in rows)
+    return 0 if explained else FAULTY
+
+
+def _difference(compared: Compared) -> dict[str, str]:
+    return {
+        "argument": compared.flag,
+        "class": compared.outcome.value,
+        "detail": compared.detail,
+        "reason": compared.reason,
+    }
+
+
+def _below(text: str, indent: int) -> str:
+    return f"\n{'':<{indent}}{text}" if text else ""
+
+
+def run_show(namespace: argparse.Namespace) -> int:
+    """Print one platform's arguments on one variant."""
+    platform, _, variant = namespace.device.partition(":")
+    matrix = read_matrix(find_repository(namespace.root.resolve()), (platform,))
+    variants = matrix.manifests[0].variants
+    if variant not in variants:
+        raise MatrixError(f"--device {namespace.device}: name a variant of {platform}, one of {', '.join(variants)}")
+    cells = [each for each in _cells(matrix, platform, variant) if namespace.status in (None, each.status.value)]
+    if namespace.json:
+        print(json.dumps([_shown(each) for each in cells], indent=2, ensure_ascii=False))
+        return 0
+    for each in cells:
+        why = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
+        print(f"{each.feature:<48}{mark(each)}" + _below(why, 6))
+    return 0
+
+
+def _cells(matrix: Matrix, platform: str, variant: str) -> list[Record]:
+    return [cell for name in ARGUMENTS if (cell := matrix.cell(name, platform, variant)) is not None]
+
+
+def _shown(record: Record) -> dict[str, str | None]:
+    return {
+        "argument": record.feature,
+        "status": record.status.value,
+        "declared": record.declared.value,
+        "core": record.core.value,
+        "level": record.level.name if record.level is not None else None,
+        "reason_code": record.reason_code,
+        "reason": record.reason,
+    }
+
+
+def run_coverage(namespace: argparse.Namespace) -> int:
+    """Print how many arguments have which status on each platform, and how many were run."""
+    matrix = read_matrix(find_repository(namespace.root.resolve()))
+    places = [(manifest.name, variant) for manifest in matrix.manifests for variant in manifest.variants]
+    told = {f"{name}:{variant}": _numbers(_cells(matrix, name, variant)) for name, variant in places}
+    core = Counter(argument.status for argument in (*ARGUMENTS.values(), *DEPRECATED.values()))
+    if namespace.json:
+        print(json.dumps({"arguments": core.total(), "core": core, "platforms": told}, indent=2))
+        return 0
+    print(f"{core.total()} arguments: " + ", ".join(f"{count} {status}" for status, count in core.items()))
+    columns = [*(status.value for status in Status), "verified"]
+    print(f"{'':<14}" + "".join(f"{column:>16}" for column in columns))
+    for place, numbers in told.items():
+        print(f"{place:<14}" + "".join(f"{numbers[column]:>16}" for column in columns))
+    return 0
+
+
+def _numbers(cells: Sequence[Record]) -> dict[str, int]:
+    counted = Counter(each.status.value for each in cells)
+    return {status.value: counted[status.value] for status in Status} | {"verified": sum(c.verified for c in cells)}
+
+
+def _repository(root: Path) -> Repository:
+    found = find_repository(root.resolve())
+    if found is None:
+        raise MatrixError(f"{root} lies in no checkout of srv. Run it there, or name one with --root")
+    return found
+
+
+def _tables(matrix: Matrix, path: Path | None) -> tuple[Table, ...]:
+    """The tables to compare with: all, or the one named like this file, with the rows of this file."""
+    if path is None:
+        return matrix.tables
+    known = {table.name: table for table in matrix.tables}
+    if path.stem not in known or not path.is_file():
+        raise MatrixError(f"--against {path}: published/index.toml names the tables {', '.join(known) or 'none'}")
+    table = known[path.stem]
+    return (replace(table, rows=read_rows(path, table.variants)),)

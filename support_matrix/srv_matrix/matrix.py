@@ -1,0 +1,86 @@
+"""The whole matrix as the tables see it: records by cell, the platforms, defaults there, published tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from srv.args.config import ARGUMENTS
+from srv.args.resolve import resolve
+from srv.args.statement import UserInput
+from srv.errors import Refusal
+from srv.models.facts import ModelFacts
+from srv.platform.manifest import Manifest
+from srv.platform.registry import find_platforms
+from srv_matrix.build import build
+from srv_matrix.evidence import read_folder
+from srv_matrix.published import Table, read_tables
+from srv_matrix.records import Evidence, Key, Record, by_key
+from srv_matrix.repository import MatrixError, Repository
+from srv_matrix.sample import sample_models
+
+BUILT_IN = "srv"  # the distribution whose platforms the committed pages are about
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Everything that a page may show. `defaults`: (platform, variant) -> argument -> value as shown."""
+
+    manifests: tuple[Manifest, ...]
+    records: Mapping[Key, Record]
+    defaults: Mapping[tuple[str, str], Mapping[str, str]]
+    tables: tuple[Table, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+    def cell(self, feature: str, platform: str, variant: str) -> Record | None:
+        return self.records.get((feature, platform, variant))
+
+    @cached_property
+    def values(self) -> Mapping[Key, tuple[Record, ...]]:
+        """The records of an argument's values, by the argument's own cell."""
+        found: dict[Key, list[Record]] = {}
+        for record in self.records.values():
+            if record.kind == "value":
+                found.setdefault((record.argument, record.platform, record.variant), []).append(record)
+        return {key: tuple(records) for key, records in found.items()}
+
+    def table_of(self, platform: str) -> Table | None:
+        """The published table of a platform, if there is one."""
+        return next((table for table in self.tables if table.platform == platform), None)
+
+
+def make_matrix(
+    manifests: Iterable[Manifest],
+    *,
+    tables: Sequence[Table] = (),
+    evidence: Sequence[Evidence] = (),
+    models: Sequence[ModelFacts] = (),
+) -> Matrix:
+    """Judge every cell of these platforms. `models`: what cells are judged with, `sample_models` unless given."""
+    manifests = tuple(manifests)
+    records = by_key(build(manifests, models or sample_models(), evidence, tables))
+    defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
+    return Matrix(manifests, records, defaults, tuple(tables), tuple(evidence))
+
+
+def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) -> Matrix:
+    """The matrix of a checkout's inputs: built-in platforms, or (`platforms`) those named, whoever brings them."""
+    found = find_platforms()
+    if unknown := sorted(set(platforms) - found.keys()):
+        raise MatrixError(f"there is no platform {', '.join(unknown)}; installed are {', '.join(found)}")
+    chosen = [each for name, each in found.items() if name in platforms or not platforms]
+    manifests = [each.loaded for each in chosen if platforms or each.distribution == BUILT_IN]
+    if repository is None:
+        return make_matrix(manifests)
+    tables = read_tables(repository.published)
+    return make_matrix(manifests, tables=tables, evidence=read_folder(repository.evidence))
+
+
+def _defaults(manifest: Manifest, variant: str) -> Mapping[str, str]:
+    """What each argument is on a variant if nobody says anything and no model is known."""
+    try:
+        resolved = resolve(UserInput(), manifest=manifest, device=manifest.facts.profiles[variant])
+    except Refusal:
+        return {name: argument.show(argument.default) for name, argument in ARGUMENTS.items()}
+    return {name: argument.show(resolved.config.get(name)) for name, argument in ARGUMENTS.items()}

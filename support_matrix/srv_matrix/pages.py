@@ -1,0 +1,241 @@
+"""The Markdown pages: an index, one page a platform, one a published table. Text in, nothing written here.
+
+A platform with a published table keeps that table's sections, order and columns, so that the two can be laid side by
+side; the others have our own groups. Pages are made of committed inputs alone: no date, no commit, no machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from srv.args.config import ARGUMENTS
+from srv.args.spec import Argument
+from srv.platform.manifest import Manifest
+from srv_matrix.diff import Outcome, compare_table, counts
+from srv_matrix.matrix import Matrix
+from srv_matrix.published import Row, Table
+from srv_matrix.records import LEVELS, Level, Record, Status
+
+MADE = "<!-- Made by `srv matrix generate` (make matrix). Do not edit. -->"
+WORDS = {
+    Status.SUPPORTED: "yes",
+    Status.LIMITED: "partly",
+    Status.EXPERIMENTAL: "experimental",
+    Status.UNKNOWN: "unknown",
+    Status.PLANNED: "planned",
+    Status.UNSUPPORTED: "no",
+    Status.NOT_APPLICABLE: "not applicable",
+}
+MEANINGS = {
+    Status.SUPPORTED: "every value is taken; printed as the word of its level until it has been run",
+    Status.LIMITED: "some values are taken, or only beside others",
+    Status.EXPERIMENTAL: "taken, and may change or break",
+    Status.UNKNOWN: "nobody has said anything",
+    Status.PLANNED: "refused for now on every platform, because core does not implement it yet",
+    Status.UNSUPPORTED: "refused, because the platform does not have it",
+    Status.NOT_APPLICABLE: "refused, because it has no meaning on this platform",
+}
+
+
+def pages(matrix: Matrix) -> dict[str, str]:
+    """Every page by file name."""
+    made = {"index.md": index_page(matrix)}
+    made |= {f"{each.name}.md": platform_page(matrix, each) for each in matrix.manifests}
+    return made | {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
+
+
+def mark(record: Record | None) -> str:
+    """What a cell prints: its status in a word and the level of its evidence; a yes only if it was run."""
+    if record is None:
+        return "not in srv"
+    level, word = record.level, WORDS[record.status]
+    if level is None:
+        return word
+    if record.status is Status.PLANNED:
+        declared = f"platform: {WORDS[record.declared]}" if record.declared.works else "platform: silent"
+        return f"planned ({declared}, {level.name})"
+    if not record.status.works:
+        return f"{word} ({level.name})"
+    if record.verified:
+        return f"✅ {word} ({level.name})"
+    known = level.word if record.status is Status.SUPPORTED else f"{word}, {level.word}"
+    return f"{known} ({level.name})"
+
+
+def index_page(matrix: Matrix) -> str:
+    """What the marks mean, and how far each platform is."""
+    lines = [MADE, "# What works where", ""]
+    lines += [
+        "Each cell holds two facts, what the platform declares and what core implements, and prints the lower. The",
+        "level beside it says how well that is known. Only E4 and E5 were run on the device, and print as a ✅ yes;",
+        "below them stands what is known instead: a declaration comes from the same rules that accept or refuse the",
+        "argument when a server starts, and is no more than that.",
+        "",
+        *_counts_table(matrix),
+        "",
+        "## Words",
+        "",
+        "| Word | Status | Meaning |",
+        "| --- | --- | --- |",
+        *(f"| {WORDS[each]} | `{each.value}` | {meaning} |" for each, meaning in MEANINGS.items()),
+        "",
+        "## Levels",
+        "",
+        "| Level | Word | Meaning |",
+        "| --- | --- | --- |",
+        *(f"| {level.name} | {level.word} | {meaning} |" for level, meaning in LEVELS.items()),
+        "",
+        "## Files",
+        "",
+        "- [support.json](support.json) and [support.csv](support.csv): the same cells, for programs.",
+        *(
+            f"- [{table.title}](published-{table.name}.md): compared with our page, row by row."
+            for table in matrix.tables
+        ),
+    ]
+    return _text(lines)
+
+
+def _counts_table(matrix: Matrix) -> Iterator[str]:
+    yield "| Platform | Variant | " + " | ".join(WORDS[each] for each in Status) + " | run on the device |"
+    yield "| --- | --- |" + " ---: |" * (len(Status) + 1)
+    for manifest in matrix.manifests:
+        for variant in manifest.variants:
+            cells = [each for name in ARGUMENTS if (each := matrix.cell(name, manifest.name, variant)) is not None]
+            counted = Counter(each.status for each in cells)
+            numbers = [counted[status] for status in Status] + [sum(each.verified for each in cells)]
+            shown = " | ".join(str(number) for number in numbers)
+            yield f"| [{manifest.name}]({manifest.name}.md) | {variant} | {shown} |"
+
+
+def platform_page(matrix: Matrix, manifest: Manifest) -> str:
+    """One platform: every argument, section by section."""
+    table = matrix.table_of(manifest.name)
+    lines = [MADE, f"# Arguments on {manifest.name}", "", manifest.summary + ".", "", *_caution(matrix, manifest), ""]
+    if table is None:
+        groups = dict.fromkeys(argument.group for argument in ARGUMENTS.values())
+        for group in groups:
+            ours = [(_flags(each), each) for each in ARGUMENTS.values() if each.group == group]
+            lines += _section("##", _title(group), ours, matrix, manifest)
+        return _text(lines)
+    lines += [f"Sections and order are those of the published page ({table.title}).", ""]
+    for section in table.sections:
+        rows = [(_row_flags(row, table), table.argument(row)) for row in table.rows if row.section == section]
+        lines += _section("##", section, rows, matrix, manifest)
+    known = {argument.name for row in table.rows if (argument := table.argument(row)) is not None}
+    further = [(_flags(each), each) for name, each in ARGUMENTS.items() if name not in known]
+    if further:
+        lines += _section("#", "Arguments that the published page does not have", further, matrix, manifest)
+    return _text(lines)
+
+
+def _caution(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
+    for variant in manifest.variants:
+        cells = [each for each in matrix.records.values() if (each.platform, each.variant) == (manifest.name, variant)]
+        ran = [level for each in cells for evidence in each.evidence if (level := evidence.level) >= Level.E3]
+        if not ran:
+            yield f"- `{variant}`: nothing has been run there yet; every mark is a declaration."
+        else:
+            yield f"- `{variant}`: {sum(each.verified for each in cells)} cells were run on the device."
+
+
+def _section(
+    depth: str, title: str, rows: Sequence[tuple[str, Argument | None]], matrix: Matrix, manifest: Manifest
+) -> Iterator[str]:
+    """One table, and beneath it why its cells are below a yes."""
+    yield from (f"{depth} {title}", "")
+    columns = [
+        "Argument",
+        "Description",
+        "Defaults",
+        "Options",
+        *(f"{each.upper()} Supported" for each in manifest.variants),
+    ]
+    yield "| " + " | ".join(columns) + " |"
+    yield "| --- | --- | --- | --- |" + " :---: |" * len(manifest.variants)
+    for flags, argument in rows:
+        yield _row(flags, argument, matrix, manifest)
+    yield ""
+    reasons = list(_reasons([argument for _, argument in rows if argument is not None], matrix, manifest))
+    if reasons:
+        yield from ("<details><summary>Why</summary>", "", *reasons, "", "</details>", "")
+
+
+def _row(flags: str, argument: Argument | None, matrix: Matrix, manifest: Manifest) -> str:
+    if argument is None:
+        return f"| {flags} | | | |" + " not in srv |" * len(manifest.variants)
+    marks = [mark(matrix.cell(argument.name, manifest.name, variant)) for variant in manifest.variants]
+    told = [_escape(argument.arg.help), _default(argument, matrix, manifest), _escape(options(argument))]
+    return "| " + " | ".join([flags, *told, *marks]) + " |"
+
+
+def options(argument: Argument) -> str:
+    """The values an argument takes, in words."""
+    if argument.kind.base is bool:
+        return "true, false"
+    if argument.choices:
+        return ", ".join(argument.choices)
+    wants = f", {argument.wants}" if argument.wants else ""
+    return f"Type: {argument.kind.name}{wants}"
+
+
+def _default(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
+    by_variant = {each: matrix.defaults[manifest.name, each][argument.name] for each in manifest.variants}
+    if len(set(by_variant.values())) == 1:
+        return f"`{next(iter(by_variant.values())) or ' '}`"
+    return "<br>".join(f"{variant}: `{value}`" for variant, value in by_variant.items())
+
+
+def _reasons(arguments: Iterable[Argument], matrix: Matrix, manifest: Manifest) -> Iterator[str]:
+    """A line a reason: the cells it holds for."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for argument in arguments:
+        for variant in manifest.variants:
+            cell = matrix.cell(argument.name, manifest.name, variant)
+            if cell is not None and cell.reason:
+                cells = found.setdefault((cell.reason_code, cell.reason), {})
+                cells.setdefault(argument.flag, []).append(variant)
+    for (code, reason), cells in found.items():
+        shown = [
+            f"`{flag}`" + ("" if len(variants) == len(manifest.variants) else f" ({', '.join(variants)})")
+            for flag, variants in cells.items()
+        ]
+        yield f"- {', '.join(shown)}: {_escape(reason)}." + (f" `[{code}]`" if code else "")
+
+
+def published_page(matrix: Matrix, table: Table) -> str:
+    """How a published table compares with what our platform declares."""
+    compared = compare_table(matrix, table)
+    lines = [MADE, f"# {table.title}: compared", ""]
+    lines += [f"{len(table.rows)} rows, against what the platform `{table.platform}` declares.", ""]
+    lines += ["| Class | Rows |", "| --- | ---: |"]
+    lines += [f"| {name} | {count} |" for name, count in counts(compared).items()]
+    lines += ["", "Rows that differ, and arguments of ours that the page does not have:", ""]
+    lines += ["| Argument | Class | What | Why |", "| --- | --- | --- | --- |"]
+    for each in compared:
+        if each.outcome is not Outcome.AGREE:
+            lines.append(f"| `{each.flag}` | {each.outcome.value} | {_escape(each.detail)} | {_escape(each.reason)} |")
+    return _text(lines)
+
+
+def _row_flags(row: Row, table: Table) -> str:
+    argument = table.argument(row)
+    ours = argument.flags if argument is not None else ()
+    return "<br>".join(f"`{flag}`" for flag in dict.fromkeys((row.flag, *row.aliases, *ours)))
+
+
+def _flags(argument: Argument) -> str:
+    return "<br>".join(f"`{flag}`" for flag in argument.flags)
+
+
+def _title(group: str) -> str:
+    return group.replace("_", " ").capitalize()
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(lines).rstrip("\n") + "\n"

@@ -1,0 +1,129 @@
+"""Vendors' published tables of support, and our reasons where we differ: read from `support_matrix/published/`.
+
+`index.toml` names each table, the platform it speaks of, and which column is which variant. A flag that `srv` calls
+by another name is listed there under `renamed`. Nothing is compared here.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srv.args.config import find_argument
+from srv.args.spec import Argument
+from srv_matrix.repository import MatrixError
+
+_FREE = ("type:", "bool flag", "list[", "optional[", "n/a")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as published. `options`: the values listed, () where the column gives a type. `says`: by variant."""
+
+    section: str
+    flag: str
+    aliases: tuple[str, ...]
+    default: str
+    options_text: str
+    says: Mapping[str, bool]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        text = self.options_text.strip()
+        if not text or text.lower().startswith(_FREE) or not any(char.isalpha() for char in text):
+            return ()
+        return tuple(part.strip().strip("'\"") for part in text.split(",") if part.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why rows of one class are as they are."""
+
+    outcome: str
+    flags: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table. `variants`: our variant -> its column. `renamed`: its flag -> our argument's name."""
+
+    name: str
+    platform: str
+    title: str
+    variants: Mapping[str, str]
+    rows: tuple[Row, ...]
+    reasons: tuple[Reason, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.section for row in self.rows))
+
+    def argument(self, row: Row) -> Argument | None:
+        """Our argument of a row, by flag, alias or `renamed`; None if there is none."""
+        spellings = (self.renamed.get(row.flag, row.flag), *row.aliases)
+        return next((found for each in spellings if (found := find_argument(each)) is not None), None)
+
+    def row_of(self, argument: Argument) -> Row | None:
+        return next((row for row in self.rows if self.argument(row) is argument), None)
+
+
+def read_tables(folder: Path) -> tuple[Table, ...]:
+    """Every table that `index.toml` names; MatrixError if one cannot be read."""
+    index = folder / "index.toml"
+    if not index.exists():
+        return ()
+    return tuple(read_table(folder, entry) for entry in _toml(index).get("table", ()))
+
+
+def read_table(folder: Path, entry: Mapping[str, Any]) -> Table:
+    """One table of the index, with its reasons."""
+    try:
+        variants = dict(entry["variants"])
+        rows = read_rows(folder / entry["file"], variants)
+        reasons = _reasons(folder / entry["reasons"])
+        return Table(
+            entry["name"], entry["platform"], entry["title"], variants, rows, reasons, dict(entry.get("renamed", {}))
+        )
+    except KeyError as error:
+        raise MatrixError(f"{folder / 'index.toml'}: a table has no {error}") from error
+
+
+def read_rows(path: Path, variants: Mapping[str, str]) -> tuple[Row, ...]:
+    """The rows of one table's CSV; `variants` as in `Table`. MatrixError if a cell is neither yes nor no."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(
+            Row(
+                raw["group"],
+                raw["argument"],
+                tuple(raw["aliases"].split()),
+                raw["default"],
+                raw["options"],
+                {variant: _yes(raw[column], path, raw["argument"]) for variant, column in variants.items()},
+            )
+            for raw in csv.DictReader(file)
+        )
+
+
+def _yes(text: str, path: Path, flag: str) -> bool:
+    if text not in ("yes", "no"):
+        raise MatrixError(f"{path}: {flag} has {text!r} where yes or no must stand")
+    return text == "yes"
+
+
+def _reasons(path: Path) -> tuple[Reason, ...]:
+    return tuple(
+        Reason(entry["class"], tuple(entry["arguments"]), entry["reason"]) for entry in _toml(path).get("reason", ())
+    )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise MatrixError(f"{path} cannot be read: {error}") from error

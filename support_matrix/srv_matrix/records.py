@@ -1,0 +1,167 @@
+"""What a cell of the support matrix holds. Plain values: nothing here asks a platform or reads a file.
+
+A cell holds two facts, what its platform declares and what core implements, and prints the lower. Beside it
+stands the level of the strongest evidence. Nothing is ever shown greener than it was run.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["arg", "value", "pair", "op", "model", "endpoint"]
+Key = tuple[str, str, str]  # feature, platform, variant
+
+
+class Status(enum.Enum):
+    """How far a feature is supported, best first. UNKNOWN: nobody has said anything."""
+
+    SUPPORTED = "supported"
+    LIMITED = "limited"
+    EXPERIMENTAL = "experimental"
+    UNKNOWN = "unknown"
+    PLANNED = "planned"
+    UNSUPPORTED = "unsupported"
+    NOT_APPLICABLE = "not_applicable"
+
+    @property
+    def works(self) -> bool:
+        """Whether a user may set it."""
+        return self in (Status.SUPPORTED, Status.LIMITED, Status.EXPERIMENTAL)
+
+
+_RANK = {status: rank for rank, status in enumerate(reversed(Status))}
+
+
+def lower(one: Status, other: Status) -> Status:
+    """The less favourable of two facts. `planned` lies below `unknown`: silence makes no feature."""
+    return min(one, other, key=_RANK.__getitem__)
+
+
+class Level(enum.IntEnum):
+    """How well a cell is known. Only E4 and E5 print as verified."""
+
+    E0 = 0
+    E1 = 1
+    E2 = 2
+    E3 = 3
+    E4 = 4
+    E5 = 5
+
+    @property
+    def word(self) -> str:
+        """What a cell of this level says of itself."""
+        return _WORDS[self]
+
+    @property
+    def verified(self) -> bool:
+        return self >= Level.E4
+
+
+_WORDS = {
+    Level.E0: "published",
+    Level.E1: "declared",
+    Level.E2: "contract-tested",
+    Level.E3: "simulated or compiled",
+    Level.E4: "verified",
+    Level.E5: "verified, fast",
+}
+
+LEVELS = {
+    Level.E0: "the vendor's page says so",
+    Level.E1: "a plugin declares it",
+    Level.E2: "a contract test passed without the device",
+    Level.E3: "it ran on a simulated device, or its kernels compiled for the target",
+    Level.E4: "it ran on this variant",
+    Level.E5: "it ran on this variant, and met its performance floor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One test that has run. `covers`: cells by feature ("schedule_policy=lpm"). `commit`: the one tested.
+
+    `note` marks what weakens it, such as "forced path" (a newer machine made to take an older one's code).
+    """
+
+    covers: tuple[str, ...]
+    platform: str
+    variant: str
+    level: Level
+    test: str
+    outcome: str
+    commit: str
+    plugin_version: str
+    driver: str
+    device: str
+    date: str
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One cell. `feature` is an argument's name, or "name=value" of one value of it.
+
+    `declared` is the platform's fact, `core` core's. `reason_code` and `reason` say why the status is below
+    supported. `base` is the level without any test: E1 where the platform's package declares the cell, E0 where
+    the vendor's page alone does. `default`: the value is the declared default.
+    """
+
+    feature: str
+    kind: Kind
+    platform: str
+    variant: str
+    declared: Status
+    core: Status
+    reason_code: str = ""
+    reason: str = ""
+    requires: str = ""
+    since: str = ""
+    declared_by: str = ""
+    base: Level | None = None
+    default: bool = False
+    evidence: tuple[Evidence, ...] = ()
+    rolled_up: Level | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.feature, self.platform, self.variant
+
+    @property
+    def argument(self) -> str:
+        return self.feature.partition("=")[0]
+
+    @property
+    def status(self) -> Status:
+        """What the cell prints: the lower of its two facts."""
+        return lower(self.declared, self.core)
+
+    @property
+    def level(self) -> Level | None:
+        """The strongest level that stands behind the cell; None: nothing does."""
+        ran = [each.level for each in self.evidence if each.passed]
+        return max((level for level in (self.base, self.rolled_up, *ran) if level is not None), default=None)
+
+    @property
+    def verified(self) -> bool:
+        return self.status.works and self.level is not None and self.level.verified
+
+    @property
+    def failed(self) -> tuple[Evidence, ...]:
+        return tuple(each for each in self.evidence if not each.passed)
+
+
+def by_key(records: Iterable[Record]) -> dict[Key, Record]:
+    """Records by their cell; ValueError if two claim one."""
+    found: dict[Key, Record] = {}
+    for record in records:
+        if record.key in found:
+            raise ValueError(f"two records of the cell {' '.join(record.key)}")
+        found[record.key] = record
+    return found

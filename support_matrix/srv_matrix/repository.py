@@ -1,0 +1,65 @@
+"""Where the matrix's inputs and pages lie, and what git says of commits."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from srv.errors import SrvError
+
+MARK = Path("support_matrix") / "published" / "index.toml"
+
+
+class MatrixError(SrvError):
+    """The support matrix cannot be made: an input is missing or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A checkout of the source tree."""
+
+    root: Path
+
+    @property
+    def published(self) -> Path:
+        return self.root / "support_matrix" / "published"
+
+    @property
+    def evidence(self) -> Path:
+        return self.root / "support_matrix" / "evidence"
+
+    @property
+    def pages(self) -> Path:
+        return self.root / "docs" / "support"
+
+    def head(self) -> str:
+        """The commit checked out."""
+        return self._git("rev-parse", "HEAD")
+
+    def is_ancestor(self, commit: str) -> bool:
+        """Whether a commit lies in the history of HEAD; a commit that git does not know does not."""
+        return self._run("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+    def changed_files(self) -> tuple[str, ...]:
+        """Files whose content is not that of HEAD, untracked ones among them."""
+        lines = self._git("status", "--porcelain", "--untracked-files=all").splitlines()
+        return tuple(line[3:] for line in lines)
+
+    def _git(self, *words: str) -> str:
+        done = self._run(*words)
+        if done.returncode != 0:
+            raise MatrixError(f"git {' '.join(words)} failed in {self.root}: {done.stderr.strip()}")
+        return done.stdout.rstrip("\n")
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(self.root), *words]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        except OSError as error:
+            raise MatrixError(f"git cannot be run: {error}. The support matrix is judged in a checkout.") from error
+
+
+def find_repository(start: Path) -> Repository | None:
+    """The checkout that `start` lies in; None if it lies in none."""
+    return next((Repository(folder) for folder in (start, *start.parents) if (folder / MARK).exists()), None)

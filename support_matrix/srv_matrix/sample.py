@@ -1,0 +1,42 @@
+"""The models that cells are judged with: ordinary in every respect, so that a refusal is about the argument.
+
+No file stands behind it; resolution reads facts alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from srv.models.facts import CacheGroup, ModelFacts
+
+_LAYERS = 32
+
+
+def sample_models() -> tuple[ModelFacts, ...]:
+    """What a value may be judged with: it is refused only if no model lets it pass."""
+    dense = _dense()
+    gguf = replace(dense, name="sample-8b-gguf", path="/models/sample-8b.gguf", format="gguf", dtype="float16")
+    return dense, replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000)
+
+
+def _dense() -> ModelFacts:
+    """A decoder of eight thousand million parameters in bfloat16: 32 query heads, 8 KV heads of 128, context 131072."""
+    return ModelFacts(
+        name="sample-8b",
+        path="/models/sample-8b",
+        format="safetensors",
+        architecture="LlamaForCausalLM",
+        config={"intermediate_size": 14336},
+        dtype="bfloat16",
+        quantization=None,
+        vocab_size=128256,
+        hidden_size=4096,
+        layers=_LAYERS,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        context_length=131072,
+        parameters=8_030_000_000,
+        weight_bytes=16_060_000_000,
+        cache_groups=(CacheGroup("full", tuple(range(_LAYERS)), 8, 128, 128),),
+    )

@@ -1,0 +1,272 @@
+"""`srv matrix check` and `diff`: what makes them fail, and that the committed matrix does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matrix_world import VARIANTS, evidence, matrix, row, table
+
+from srv.args.config import ARGUMENTS
+from srv.platform.facts import Support
+from srv_matrix import check
+from srv_matrix.diff import Outcome, compare_table, counts, stale_reasons
+from srv_matrix.evidence import compare, faults, from_line, read_file, to_line, write_file
+from srv_matrix.matrix import Matrix, read_matrix
+from srv_matrix.pages import platform_page
+from srv_matrix.published import Reason
+from srv_matrix.records import Level, Status
+from srv_matrix.repository import MatrixError, Repository
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = [("imagined", variant) for variant in VARIANTS]
+PLANNED = next(argument for argument in ARGUMENTS.values() if argument.arg.planned and argument.kind.base is bool)
+NINE = (
+    "--model-impl",
+    "--expert-parallel-size",
+    "--moe-a2a-backend",
+    "--moe-runner-backend",
+    "--deepep-mode",
+    "--cuda-graph-max-bs",
+    "--cuda-graph-bs",
+    "--disable-cuda-graph-padding",
+    "--piecewise-cuda-graph-max-tokens",
+)
+
+
+@pytest.fixture(scope="module")
+def small() -> Matrix:
+    return matrix()
+
+
+@pytest.fixture(scope="module")
+def committed() -> Matrix:
+    """The matrix of this checkout."""
+    return read_matrix(Repository(ROOT))
+
+
+def test_the_committed_matrix_is_consistent(committed: Matrix) -> None:
+    assert check.check(committed, Repository(ROOT)) == []
+
+
+def test_all_published_rows_are_classified_and_explained(committed: Matrix) -> None:
+    (ascend,) = committed.tables
+    compared = compare_table(committed, ascend)
+    assert sum(each.row is not None for each in compared) == 255
+    assert [each.flag for each in compared if not each.explained] == []
+    assert sum(counts(compared).values()) == len(compared)
+
+
+def test_the_nine_rows_that_differ_there_differ_here(committed: Matrix) -> None:
+    (ascend,) = committed.tables
+    differing = [each for each in ascend.rows if len(set(each.says.values())) > 1]
+    assert [each.flag for each in differing] == list(NINE)
+    for each in differing:
+        argument = ascend.argument(each)
+        assert argument is not None, each.flag
+        cells = [committed.cell(argument.name, "npu", variant) for variant in ("a2", "a3")]
+        assert len({cell.declared for cell in cells if cell is not None}) == 2, each.flag
+
+
+def test_the_page_of_the_published_platform_has_its_sections_and_columns(committed: Matrix) -> None:
+    (ascend,) = committed.tables
+    npu = next(each for each in committed.manifests if each.name == "npu")
+    lines = platform_page(committed, npu).splitlines()
+    assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == list(ascend.sections)
+    assert len(ascend.sections) == 28
+    heads = {line for line in lines if line.startswith("| Argument")}
+    assert heads == {"| Argument | Description | Defaults | Options | A2 Supported | A3 Supported |"}
+    rows = [line for line in lines if line.startswith("| `--")]
+    assert [line.split("`")[1] for line in rows[:255]] == [each.flag for each in ascend.rows]
+
+
+def test_a_golden_page() -> None:
+    """The whole head of a page, with each kind of mark."""
+    published = table(
+        row("--page-size", True, True, "Type: int"),
+        row(PLANNED.flag, True, False, section="Two"),
+        row("--warp-factor", False, False, section="Two"),
+    )
+    shown = matrix(
+        Support("page_size", "supported"),
+        Support(PLANNED.name, "supported", variants=("mk1",)),
+        Support(PLANNED.name, "unsupported", "the device cannot", variants=("mk2",)),
+        tables=[published],
+        evidence=[evidence("page_size", variant="mk2")],
+    )
+    page = platform_page(shown, shown.manifests[0])
+    size = ARGUMENTS["page_size"]
+    assert page[: page.index("# Arguments that the published page does not have")] == (
+        "<!-- Made by `srv matrix generate` (make matrix). Do not edit. -->\n"
+        "# Arguments on imagined\n"
+        "\n"
+        "exists in tests only.\n"
+        "\n"
+        "- `mk1`: nothing has been run there yet; every mark is a declaration.\n"
+        "- `mk2`: 1 cells were run on the device.\n"
+        "\n"
+        "Sections and order are those of the published page (What the vendor says).\n"
+        "\n"
+        "## One\n"
+        "\n"
+        "| Argument | Description | Defaults | Options | MK1 Supported | MK2 Supported |\n"
+        "| --- | --- | --- | --- | :---: | :---: |\n"
+        f"| `--page-size` | {size.arg.help} | `32` | Type: int, at least 1 | partly, declared (E1) | ✅ partly (E4) |\n"
+        "\n"
+        "<details><summary>Why</summary>\n"
+        "\n"
+        "- `--page-size`: not 2: wide: requires page_size 32, not 2 (set by the user). `[no_backend_fits]`\n"
+        "\n"
+        "</details>\n"
+        "\n"
+        "## Two\n"
+        "\n"
+        "| Argument | Description | Defaults | Options | MK1 Supported | MK2 Supported |\n"
+        "| --- | --- | --- | --- | :---: | :---: |\n"
+        f"| {'<br>'.join(f'`{flag}`' for flag in PLANNED.flags)} | {PLANNED.arg.help} | "
+        f"`{PLANNED.show(PLANNED.default)}` | true, false | planned (platform: yes, E1) | no (E1) |\n"
+        "| `--warp-factor` | | | | not in srv | not in srv |\n"
+        "\n"
+        "<details><summary>Why</summary>\n"
+        "\n"
+        f"- `{PLANNED.flag}` (mk1): {PLANNED.arg.planned}. `[planned]`\n"
+        f"- `{PLANNED.flag}` (mk2): the device cannot. `[unsupported]`\n"
+        "\n"
+        "</details>\n"
+        "\n"
+    )
+
+
+def test_check_sees_a_missing_and_an_unknown_argument(small: Matrix) -> None:
+    records = [each for each in small.records.values() if each.key != ("port", "imagined", "mk2")]
+    records.append(replace(records[0], feature="warp_factor"))
+    assert list(check.record_faults(records, PLACES)) == [
+        "the record warp_factor on imagined:mk1 names an unknown argument",
+        "the argument port has no record on imagined:mk2",
+    ]
+
+
+def test_check_wants_a_code_and_a_reason(small: Matrix) -> None:
+    record = small.cell("port", "imagined", "mk1")
+    assert record is not None
+    bare = {**small.records, record.key: replace(record, declared=Status.UNSUPPORTED)}
+    assert list(check.record_faults(bare.values(), PLACES)) == [
+        "port on imagined:mk1 is unsupported without a code and a reason"
+    ]
+
+
+def test_check_sees_declarations_that_do_not_hold() -> None:
+    said = matrix(Support("warp_factor", "supported"), Support("disable_radix_cache", "supported"))
+    assert list(check.declaration_faults(said)) == ["platform imagined declares warp_factor, which is no argument"]
+
+
+def test_check_sees_stale_missing_and_strange_pages(small: Matrix, tmp_path: Path) -> None:
+    folder = tmp_path / "support"
+    made = check.outputs(small)
+    assert [fault for fault in check.page_faults(made, folder) if "is missing" not in fault] == []
+    check.write_outputs(small, folder)
+    assert list(check.page_faults(made, folder)) == []
+    (folder / "imagined.md").write_text(made["imagined.md"].replace("declared", "verified", 1))
+    (folder / "index.md").unlink()
+    (folder / "other.md").write_text("x")
+    told = "\n".join(check.page_faults(made, folder))
+    assert "support/imagined.md is stale: run `make matrix`" in told
+    assert "support/index.md is missing" in told
+    assert "support/other.md is no page of the matrix" in told
+    assert set(check.write_outputs(small, folder)) == {"imagined.md", "index.md", "other.md"}
+    assert list(check.page_faults(made, folder)) == []
+
+
+def test_pages_do_not_change_from_one_making_to_the_next(small: Matrix) -> None:
+    assert check.outputs(matrix()) == check.outputs(small)
+
+
+MARKS = {"tests/test_it.py::test_it": {"covers": ["schedule_policy=lpm"], "level": "E4"}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        (evidence("schedule_policy=lpm", test="tests/test_it.py::test_gone"), "there is no such test"),
+        (evidence("schedule_policy=lpm", "port"), "the test does not cover port"),
+        (evidence("schedule_policy=lpm", level=Level.E5), "the evidence says E5, the test's mark E4"),
+        (evidence("schedule_policy=lpm", variant="mk9"), "there is no cell schedule_policy=lpm of imagined:mk9"),
+        (evidence("schedule_policy=lpm", commit="dead"), "commit dead is no ancestor of HEAD"),
+        (evidence("schedule_policy=lpm", outcome="failed"), "its outcome is failed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_evidence_is_refused(small: Matrix, bad: object, fault: str) -> None:
+    good = evidence("schedule_policy=lpm")
+    assert faults([good], small.records, MARKS, "c0ffee".__eq__) == []
+    (told,) = faults([good, bad], small.records, MARKS, "c0ffee".__eq__)  # type: ignore[list-item]
+    assert fault in told
+
+
+@pytest.mark.parametrize("change", ['"level": "E9"', '"outcome": "maybe"', '"covers": []', '"date": "today"', '"x": 1'])
+def test_a_damaged_line_names_file_and_line(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "x.jsonl"
+    write_file(path, [evidence("port")])
+    assert read_file(path) == (evidence("port"),)
+    line = to_line(evidence("port"))
+    assert from_line(line) == evidence("port")
+    path.write_text(line + "\n" + line.removesuffix("}") + ", " + change + "}\n")
+    with pytest.raises(MatrixError, match=r"x\.jsonl line 2: "):
+        read_file(path)
+
+
+def test_a_second_run_is_compared_with_what_is_committed() -> None:
+    once = [evidence("port", test="a"), evidence("host", test="b"), evidence("port", test="c", variant="mk2")]
+    again = [
+        evidence("port", test="a", outcome="failed", commit="1", date="2027-01-01"),
+        evidence("host", test="d"),
+    ]
+    assert compare(once, once) == []
+    assert compare(once, again) == [
+        "b on imagined:mk1 is committed, and did not run again",
+        "d on imagined:mk1 ran, and is not committed",
+        "a on imagined:mk1: outcome was passed, and is failed",
+    ]
+
+
+DIFFS = [
+    ("AGREE", row("--port", True, True), ()),
+    ("AGREE", row("--log-level", True, True, "debug, info, warning, error"), ()),
+    ("VENDOR_ONLY", row("--schedule-policy", True, True), ("schedule_policy", ())),
+    ("OURS_ONLY", row("--port", False, False), ()),
+    ("VALUE_SUBSET", row("--log-level", True, True, "info, error"), ()),
+    ("VARIANT_DIFFERS", row("--schedule-policy", True, True), ("schedule_policy", ("mk2",))),
+    ("MISSING_ARG", row("--warp-factor", True, True), ()),
+    ("NO_EVIDENCE", row(PLANNED.flag, True, True), ()),
+]
+
+
+@pytest.mark.parametrize(("outcome", "theirs", "ours"), DIFFS)
+def test_rows_are_classified(outcome: str, theirs: object, ours: tuple[str, tuple[str, ...]]) -> None:
+    said = [Support(ours[0], "unsupported", "no", variants=ours[1])] if ours else []
+    vendor = table(theirs)  # type: ignore[arg-type]
+    compared = compare_table(matrix(*said), vendor)
+    assert compared[0].outcome is Outcome(outcome)
+    assert compared[0].explained == (outcome == "AGREE")
+    assert {each.outcome for each in compared[1:]} == {Outcome.UNKNOWN_ARG}
+
+
+def test_unexplained_rows_and_reasons_for_nothing_are_faults(small: Matrix) -> None:
+    rows = (row("--port", False, False), row("--warp-factor", True, True))
+    bare = replace(small, tables=(table(*rows),))
+    assert [fault.partition(" and nobody")[0] for fault in check.table_faults(bare, "vendor")] == [
+        "vendor: --port is OURS_ONLY",
+        "vendor: --warp-factor is MISSING_ARG",
+    ]
+    reasons = (
+        Reason("OURS_ONLY", ("--port",), "HTTP is ours"),
+        Reason("MISSING_ARG", ("*",), "not yet"),
+        Reason("AGREE", ("--port",), "once"),
+    )
+    vendor = table(*rows, reasons=reasons)
+    told = replace(small, tables=(vendor,))
+    assert list(check.table_faults(told, "vendor")) == [
+        "vendor: a reason for --port as AGREE, but it is OURS_ONLY",
+    ]
+    assert stale_reasons(vendor, compare_table(told, vendor)) == list(check.table_faults(told, "vendor"))

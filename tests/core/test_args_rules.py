@@ -1,0 +1,317 @@
+"""Core's rules of features: each asked directly, since what is planned cannot be set by a user yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from args_world import CAPABLE, GIB, device, model
+
+from srv.args.checks import adapters, all_or_some, bucket_rule, json_list, json_object, rising
+from srv.args.config import ARGUMENTS
+from srv.args.defaults import (
+    CONSTRAINTS,
+    CONTRIBUTIONS,
+    DEVICE_CONSTRAINTS,
+    DEVICE_DEFAULTS,
+    GENERIC_DEFAULTS,
+    MODEL_DEFAULTS,
+)
+from srv.args.seen import Facts, View
+from srv.platform.facts import Default
+
+DEFAULTS = (*MODEL_DEFAULTS, *GENERIC_DEFAULTS, *DEVICE_DEFAULTS)
+DEEPSEEK = model(architecture="DeepseekV3ForCausalLM")
+
+
+def view(reads: tuple[str, ...], facts: Facts | None = None, **values: Any) -> View:
+    """What a statement sees with these values and the declared defaults of all else."""
+    everything = {name: argument.default for name, argument in ARGUMENTS.items()} | values
+    facts = facts or Facts(device(), model(), CAPABLE | {"graphs"})
+    return View("test", "test", facts, reads, everything)
+
+
+def broken(**values: Any) -> set[tuple[str, str]]:
+    """(argument, code) of every constraint of core that these values break."""
+    return {
+        (each.argument, each.code)
+        for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
+        if each.check(view((each.argument, *each.reads), **values)) is not None
+    }
+
+
+def given(argument: str, facts: Facts | None = None, **values: Any) -> Any:
+    """What core's defaults say of an argument; the ones that say something must agree."""
+    said = [
+        each.compute(view(each.reads, facts, **values))
+        for each in DEFAULTS
+        if isinstance(each, Default) and each.argument == argument
+    ]
+    said = [value for value in said if value is not None]
+    assert all(value == said[0] for value in said)
+    return said[0] if said else None
+
+
+def reserved(name: str, facts: Facts | None = None, **values: Any) -> float:
+    (part,) = (each for each in CONTRIBUTIONS if each.name == name)
+    return part.compute(view(part.reads, facts, **values)) / GIB
+
+
+def test_declared_defaults_break_no_rule() -> None:
+    assert broken() == set()
+
+
+CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
+    ({"tp_size": 3, "nnodes": 2}, ("nnodes", "not_divisible")),
+    ({"nnodes": 2, "tp_size": 2, "node_rank": 2}, ("node_rank", "rank_missing")),
+    ({"pp_size": 2}, ("pp_size", "excluded")),
+    ({"pp_size": 2, "disable_overlap_schedule": True, "speculative_algorithm": "NGRAM"}, ("pp_size", "excluded")),
+    ({"dp_size": 2, "nnodes": 2, "tp_size": 2}, ("dp_size", "excluded")),
+    ({"enable_dp_attention": True}, ("enable_dp_attention", "not_divisible")),
+    ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 3}, ("enable_dp_attention", "not_divisible")),
+    ({"enable_dp_lm_head": True}, ("enable_dp_lm_head", "other_missing")),
+    ({"speculative_num_steps": 3}, ("speculative_num_steps", "other_missing")),
+    ({"speculative_algorithm": "EAGLE"}, ("speculative_algorithm", "excluded")),
+    (
+        {
+            "speculative_algorithm": "EAGLE",
+            "disable_overlap_schedule": True,
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 8,
+        },
+        ("speculative_num_draft_tokens", "guesses_disagree"),
+    ),
+    (
+        {"speculative_ngram_min_match_window_size": 13},
+        ("speculative_ngram_max_match_window_size", "out_of_order"),
+    ),
+    (
+        {"speculative_ngram_max_bfs_breadth": 1, "speculative_ngram_min_bfs_breadth": 2},
+        ("speculative_ngram_max_bfs_breadth", "out_of_order"),
+    ),
+    ({"moe_a2a_backend": "deepep", "tp_size": 4}, ("ep_size", "not_divisible")),
+    ({"enable_eplb": True}, ("enable_eplb", "other_missing")),
+    ({"lora_paths": ("a",)}, ("lora_paths", "excluded")),
+    ({"enable_lora": True, "max_lora_rank": 8}, ("enable_lora", "other_missing")),
+    ({"max_loaded_loras": 4}, ("max_loaded_loras", "too_few")),
+    (
+        {"enable_lora": True, "lora_paths": ("a", "b"), "max_loaded_loras": 1, "max_loras_per_batch": 1},
+        ("max_loaded_loras", "too_few"),
+    ),
+    (
+        {"disaggregation_mode": "decode", "disable_radix_cache": True, "disaggregation_decode_tp": 2},
+        ("disaggregation_decode_tp", "excluded"),
+    ),
+    (
+        {"disaggregation_mode": "decode", "disable_radix_cache": True, "disaggregation_decode_dp": 2},
+        ("disaggregation_decode_dp", "excluded"),
+    ),
+    ({"disaggregation_mode": "decode"}, ("disable_radix_cache", "excluded")),
+    (
+        {"disaggregation_mode": "decode", "disable_radix_cache": True, "dp_size": 2},
+        ("dp_size", "other_missing"),
+    ),
+    (
+        {"disaggregation_mode": "prefill", "tp_size": 4, "disaggregation_decode_tp": 6},
+        ("disaggregation_decode_tp", "not_divisible"),
+    ),
+    (
+        {"enable_hierarchical_cache": True, "disable_radix_cache": True},
+        ("enable_hierarchical_cache", "excluded"),
+    ),
+    ({"enable_hierarchical_cache": True, "enable_lmcache": True}, ("enable_lmcache", "excluded")),
+    ({"hicache_storage_backend": "mooncake"}, ("hicache_mem_layout", "excluded")),
+    ({"graph_batch_sizes": (1, 9), "graph_max_batch_size": 8}, ("graph_batch_sizes", "out_of_order")),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), CASES, ids=[f"{i}-{name}" for i, (_, (name, _c)) in enumerate(CASES)])
+def test_a_rule_is_broken_by_what_it_is_about_and_nothing_else(
+    values: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    assert broken(**values) == {expected}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tp_size": 4, "nnodes": 2, "node_rank": 1},
+        {"pp_size": 2, "disable_overlap_schedule": True},
+        {"tp_size": 4, "dp_size": 2, "enable_dp_attention": True, "enable_dp_lm_head": True, "nnodes": 2},
+        {"moe_a2a_backend": "deepep", "tp_size": 4, "ep_size": 4, "enable_eplb": True},
+        {"enable_lora": True, "lora_paths": ("a",), "max_loaded_loras": 8},
+        {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ("all",)},
+        {"disaggregation_mode": "prefill", "tp_size": 2, "disaggregation_decode_tp": 8},
+        {"hicache_storage_backend": "mooncake", "hicache_mem_layout": "page_first"},
+    ],
+)
+def test_what_fits_breaks_no_rule(values: dict[str, Any]) -> None:
+    assert broken(**values) == set()
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: f"{each.argument}-{each.code}")
+def test_a_rule_names_a_remedy_that_is_a_sentence(constraint: Any) -> None:
+    assert constraint.remedy[0].isupper()
+    assert constraint.remedy.endswith(".")
+    assert {constraint.argument, *constraint.reads} <= ARGUMENTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "architecture", "guesses"),
+    [
+        ("EAGLE", "LlamaForCausalLM", (5, 4, 8)),
+        ("EAGLE", "Qwen3ForCausalLM", (5, 4, 8)),
+        ("NEXTN", "DeepseekV3ForCausalLM", (3, 1, 4)),
+        ("EAGLE3", "GptOssForCausalLM", (3, 1, 4)),
+        ("STANDALONE", "LlamaForCausalLM", (3, 1, 4)),
+        ("NGRAM", "LlamaForCausalLM", (None, None, None)),
+        (None, "LlamaForCausalLM", (None, None, None)),
+    ],
+)
+def test_guesses_by_guesser_and_family(algorithm: str | None, architecture: str, guesses: tuple[Any, ...]) -> None:
+    facts = Facts(device(), model(architecture=architecture), CAPABLE)
+    steps = given("speculative_num_steps", facts, speculative_algorithm=algorithm)
+    branches = given("speculative_eagle_topk", facts, speculative_algorithm=algorithm)
+    decided = {"speculative_num_steps": steps, "speculative_eagle_topk": branches}
+    checked = given("speculative_num_draft_tokens", facts, speculative_algorithm=algorithm, **decided)
+    assert (steps, branches, checked) == guesses
+
+
+def test_a_chain_of_guesses_checks_one_token_more() -> None:
+    said = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 6, "speculative_eagle_topk": 1}
+    assert given("speculative_num_draft_tokens", **said) == 7
+
+
+def test_a_family_with_its_own_head_needs_no_path() -> None:
+    said = {"speculative_algorithm": "EAGLE", "model_path": "/m"}
+    assert given("speculative_draft_model_path", Facts(device(), DEEPSEEK, CAPABLE), **said) == "/m"
+    assert given("speculative_draft_model_path", **said) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "values", "expected"),
+    [
+        ("max_running_requests", {"speculative_algorithm": "EAGLE"}, 48),
+        ("disable_overlap_schedule", {"speculative_algorithm": "EAGLE", "pp_size": 2}, True),
+        ("schedule_conservativeness", {"enable_dp_attention": True}, 0.3),
+        ("ep_size", {"moe_a2a_backend": "deepep", "tp_size": 8}, 8),
+        ("expert_distribution_recorder_mode", {"enable_eplb": True}, "stat"),
+        ("expert_distribution_recorder_buffer_size", {"expert_distribution_recorder_mode": "stat"}, 1000),
+        ("ep_dispatch_algorithm", {"init_expert_location": "x.json"}, "static"),
+        ("enable_lora", {"lora_paths": ("a",)}, True),
+        ("disaggregation_decode_tp", {"disaggregation_mode": "prefill", "tp_size": 4}, 4),
+        ("disaggregation_prefill_pp", {"disaggregation_mode": "prefill", "pp_size": 2}, 2),
+        ("disable_radix_cache", {"disaggregation_mode": "decode"}, True),
+        ("hicache_mem_layout", {"hicache_storage_backend": "mooncake"}, "page_first"),
+    ],
+)
+def test_a_default_follows_from_another_argument(argument: str, values: dict[str, Any], expected: object) -> None:
+    assert given(argument) is None
+    assert given(argument, **values) == expected
+
+
+@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "GptOssForCausalLM"])
+def test_a_family_that_keeps_one_pool(architecture: str) -> None:
+    facts = Facts(device(), model(architecture=architecture), CAPABLE)
+    assert given("disable_hybrid_swa_memory", facts) is True
+    assert given("disable_hybrid_swa_memory") is None
+
+
+def test_weights_in_four_bits_compute_in_bfloat16() -> None:
+    facts = Facts(device(), model(dtype="float16", quantization="mxfp4"), CAPABLE)
+    assert given("dtype", facts) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("memory", "chunk", "few", "many"),
+    [
+        (16, 2048, 8, 8),
+        (24, 2048, 24, 80),
+        (48, 4096, 32, 160),
+        (80, 8192, 256, 512),
+        (141, 8192, 256, 512),
+        (180, 16384, 512, 512),
+    ],
+)
+def test_sizes_by_the_device_s_memory(memory: int, chunk: int, few: int, many: int) -> None:
+    facts = Facts(replace(device(), memory_bytes=memory * GIB), model(), CAPABLE | {"graphs"})
+    assert given("chunked_prefill_size", facts) == chunk
+    assert given("chunked_prefill_size", facts, enable_dp_attention=True, dp_size=2) == chunk // 2
+    assert given("graph_max_batch_size", facts, disable_graphs=False) == few
+    assert given("graph_max_batch_size", facts, disable_graphs=False, tp_size=4) == many
+    assert given("graph_max_batch_size", facts) is None
+
+
+def test_reserves_are_named_and_sum_up() -> None:
+    assert reserved("guesser", speculative_algorithm="EAGLE") == 2
+    assert reserved("guesser", speculative_algorithm="STANDALONE") == 6
+    assert reserved("guesser", speculative_algorithm="NGRAM") == 0
+    assert reserved("dp_attention", enable_dp_attention=True) == 4
+    assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(0.3)
+    large = Facts(device(80 * GIB), model(), CAPABLE)
+    assert reserved("ranks", large, tp_size=8) == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize(
+    ("vision", "share"),
+    [
+        ({"num_hidden_layers": 24, "hidden_size": 1024}, 0.05),
+        ({"num_hidden_layers": 48, "hidden_size": 1024}, 0.145),
+        ({"num_hidden_layers": 99, "hidden_size": 4096}, 0.24),
+        ({"num_hidden_layers": 1, "hidden_size": 8}, 0.0025),
+        ({"num_hidden_layers": "many"}, 0.0),
+        (None, 0.0),
+    ],
+)
+def test_a_vision_encoder_reserves_a_share(vision: dict[str, Any] | None, share: float) -> None:
+    facts = Facts(device(100 * GIB), model(config={"vision_config": vision}), CAPABLE)
+    assert reserved("vision", facts, enable_multimodal=True) == pytest.approx(100 * share, abs=0.3)
+    assert reserved("vision", facts) == 0
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        (
+            bucket_rule(),
+            [("default",), ("tse", "1000", "2", "8"), ("custom", "0", "5"), ("customer", "1")],
+            [
+                (),
+                ("default", "1"),
+                ("tse", "1000", "2"),
+                ("tse", "0", "2", "8"),
+                ("tse", "1", "1", "8"),
+                ("tse", "1", "2", "0"),
+                ("tse", "1", "2", "1.5"),
+                ("tse", "a", "2", "1"),
+                ("custom",),
+                ("custom", "1", "1"),
+                ("custom", "-1"),
+                ("custom", "inf"),
+                ("custom", "nan"),
+                ("other", "1"),
+            ],
+        ),
+        (
+            adapters(),
+            [("path/to",), ("a=b", "c"), ('{"lora_name": "a", "lora_path": "b", "pinned": true}',)],
+            [(), ("=b",), ("a=",), ("",), ('{"lora_name": "a"}',), ("{",), ('{"lora_name": 1, "lora_path": "b"}',)],
+        ),
+        (all_or_some("q", "k"), [("all",), ("q",), ("q", "k")], [(), ("all", "q"), ("v",)]),
+        (rising(), [(0.1, 1.0)], [(), (1.0, 1.0), (-1.0, 2.0), (2.0, 1.0)]),
+        (json_object(), ["{}", '{"a": 1}'], ["", "[]", "{", "null", "[" * 100_000]),
+        (json_list(), ["[]", "[1]"], ["", "{}", "["]),
+    ],
+    ids=["buckets", "adapters", "layers", "rising", "object", "list"],
+)
+def test_checks_of_composed_values(check: Any, good: list[Any], bad: list[Any]) -> None:
+    assert [value for value in good if not check.accepts(value)] == []
+    assert [value for value in bad if check.accepts(value)] == []
+    assert check.wants
+
+
+def test_adapters_as_json_keep_their_commas() -> None:
+    text = 'a=b,{"lora_name": "x", "lora_path": "y"},z'
+    assert ARGUMENTS["lora_paths"].parse(text) == ("a=b", '{"lora_name": "x", "lora_path": "y"}', "z")

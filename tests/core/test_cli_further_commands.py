@@ -1,0 +1,70 @@
+"""Subcommands that distributions bring through the entry-point group `srv.commands`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srv.cli import main as cli
+
+GREETING = """
+def add(subparsers):
+    parser = subparsers.add_parser("greet", help="say something kind")
+    parser.add_argument("--name", default="you")
+    parser.set_defaults(handler=greet)
+
+def greet(namespace):
+    print(f"good day, {namespace.name}")
+    return 0
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One good command, and one whose module is broken."""
+    (tmp_path / "greeting_command.py").write_text(GREETING)
+    (tmp_path / "broken_command.py").write_text("raise RuntimeError('half installed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    brought = EntryPoints(
+        EntryPoint(name, f"{module}:add", cli.COMMAND_GROUP)
+        for name, module in (("greet", "greeting_command"), ("wreck", "broken_command"), ("plan", "broken_command"))
+    )
+    real = importlib.metadata.entry_points
+
+    def entry_points(**wanted: Any) -> Any:
+        return brought if wanted.get("group") == cli.COMMAND_GROUP else real(**wanted)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_distribution_brings_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["greet", "--name", "Ada"]) == 0
+    assert capsys.readouterr().out == "good day, Ada\n"
+
+
+@pytest.mark.usefixtures("commands")
+def test_help_and_misspellings_know_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    out = capsys.readouterr().out
+    assert "say something kind" in out
+    assert "cannot be loaded" in out
+    assert cli.main(["gret"]) == 2
+    assert "Did you mean greet?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_broken_one_says_so_when_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wreck", "--anything"]) == 2
+    assert "command wreck: adding it raised RuntimeError: half installed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("commands")
+def test_core_s_own_names_are_not_theirs_to_take() -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", "--help"])
+    assert ended.value.code == 0

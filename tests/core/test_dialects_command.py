@@ -1,0 +1,114 @@
+"""`srv args translate` and `--dialect`, as an operator meets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from srv.args.cli import Parser
+from srv.cli.translate import add_translate, expand_dialect
+from srv.errors import Refusal
+
+
+def run(*words: str) -> int:
+    """The exit status of `srv args translate`; a Refusal where the program prints one and ends with 2."""
+    parser = Parser(prog="srv")
+    add_translate(parser.add_subparsers())
+    namespace, unknown = parser.parse_known_args(["translate", *words])
+    namespace.unknown = unknown
+    return int(namespace.handler(namespace))
+
+
+def test_the_counts_of_rtp_llm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--from", "rtp-llm", "--counts") == 0
+    assert capsys.readouterr().out == (
+        "RTP-LLM: 94 rows: 14 mapped, 45 converted, 35 refused, 0 unknown\n"
+        "18 flags that its page of arguments does not list: 12 mapped, 6 converted, 0 refused\n"
+    )
+
+
+def test_the_table_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--from", "rtp-llm", "--table") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("--reuse-cache") and line.endswith("converted  --disable-radix-cache") for line in lines)
+    assert run("--from", "vllm", "--table", "--format", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"flags": ["--block-size"], "arguments": ["page_size"]}.items() <= next(
+        row for row in rows if row["flags"] == ["--block-size"]
+    ).items()
+
+
+def test_a_translation_is_printed_as_command_line_and_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--from", "rtp-llm", "--", "--tp_size", "2", "--reuse-cache", "0", "--lora-info", '{"a": "/x y"}') == 0
+    assert capsys.readouterr().out == (
+        "command line\n"
+        "  srv launch --tp-size 2 --disable-radix-cache --lora-paths 'a=/x y'\n"
+        "\n"
+        "as YAML, for --config\n"
+        "  tp_size: 2\n"
+        "  disable_radix_cache: true\n"
+        "  lora_paths:\n"
+        "  - a=/x y\n"
+        "\n"
+        "notes\n"
+        "  - --reuse-cache false: disable_radix_cache = true\n"
+        '  - --lora-info {"a": "/x y"}: lora_paths = a=/x y\n'
+    )
+
+
+def test_a_command_line_may_be_pasted_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--from", "vllm", "--format", "command", "vllm", "serve", "x/m", "-tp", "2") == 0
+    assert capsys.readouterr().out == "srv launch --model-path x/m --tp-size 2\n"
+
+
+def test_what_a_file_cannot_hold_is_said_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--from", "sglang", "--format", "yaml", "--", "--model", "x/m", "--config=own.yaml") == 0
+    assert capsys.readouterr().out == "model_path: x/m\n# not in it: '--config own.yaml'\n"
+
+
+def test_refusals_come_after_what_could_be_translated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refusal, match="no_equivalent"):
+        run("--from", "rtp-llm", "--format", "command", "--", "--tp-size", "2", "--m-split", "4")
+    assert capsys.readouterr().out == "srv launch --tp-size 2\n"
+
+
+def test_json_says_whether_all_of_it_was_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--from", "rtp-llm", "--format", "json", "--", "--m-split", "4") == 2
+    told = json.loads(capsys.readouterr().out)
+    assert not told["accepted"]
+    assert told["refusals"][0]["code"] == "no_equivalent"
+    assert run("--from", "rtp-llm", "--format", "json", "--", "--m-split", "0") == 0
+    assert json.loads(capsys.readouterr().out)["accepted"]
+
+
+def test_words_without_a_dialect_stay_as_they_are() -> None:
+    for words in ([], ["args", "list"], ["launch", "--tp-size", "2"], ["args", "--dialect", "vllm"]):
+        assert expand_dialect(words) == words
+
+
+def test_launch_and_plan_take_foreign_words(capsys: pytest.CaptureFixture[str]) -> None:
+    expanded = expand_dialect(["plan", "--json", "--dialect", "rtp-llm", "--tp_size", "2", "--reuse_cache", "0"])
+    assert expanded == ["plan", "--json", "--tp-size", "2", "--disable-radix-cache"]
+    assert capsys.readouterr().err == "note: --reuse_cache false: disable_radix_cache = true\n"
+    assert expand_dialect(["launch", "--dialect=vllm", "m", "--max-num-seqs", "8"]) == [
+        "launch",
+        "--model-path",
+        "m",
+        "--max-running-requests",
+        "8",
+    ]
+
+
+def test_foreign_words_that_cannot_be_said_are_refused() -> None:
+    with pytest.raises(Refusal, match="Did you mean --tp-size"):
+        expand_dialect(["launch", "--dialect", "rtp-llm", "--tp_sizes", "2"])
+    with pytest.raises(Refusal, match="There are: rtp-llm, vllm, sglang"):
+        expand_dialect(["launch", "--dialect", "tgi"])
+    with pytest.raises(Refusal, match="no engine follows it"):
+        expand_dialect(["launch", "--dialect"])
+
+
+def test_a_forgotten_separator_is_named() -> None:
+    with pytest.raises(Refusal, match="Write -- before the command line to translate"):
+        run("--from", "rtp-llm", "--tp_size", "2")
