@@ -38,5 +38,5 @@ def _quota(file: Path) -> int | None:
 
 
 def worker_env(device: DeviceFacts, rank: int) -> Mapping[str, str]:
-    """One compute thread a core, and none that spins between steps: the API process needs the cores too."""
-    return {_THREADS: str(threads()), "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    """One compute thread a core. How they wait is left to the runtime: sleeping at once, they wake too late."""
+    return {_THREADS: str(threads())}
