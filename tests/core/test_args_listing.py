@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def _imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         name: Found(name, f"{name}-platform", "1.0", each, None) for name, each in [("imagined", rich), ("poor", poor)]
     }
-    monkeypatch.setattr(registry, "find_platforms", lambda: found)
+    monkeypatch.setattr(registry, "find_platforms", lambda only=None: found)
     monkeypatch.setattr(registry, "find_backends", lambda platform, family: ())
 
 
@@ -81,6 +82,23 @@ def test_list_on_a_platform_marks_what_it_has_not(capsys: pytest.CaptureFixture[
     text = told(capsys, "list", "--platform", "poor:mk1", "--group", "memory")
     assert "KV pool. [unsupported]\n" in text
     assert " arguments on poor:mk1: " in text
+
+
+@pytest.mark.parametrize("words", ["args list", "args explain port", "launch --help", "plan --help"])
+def test_what_only_tells_of_arguments_starts_quickly(words: str) -> None:
+    """A figure would depend on the machine; what is imported does not."""
+    code = (
+        "import sys\n"
+        "from srv.cli.main import main\n"
+        "try:\n"
+        f"    main({words.split()!r})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "slow = {'torch', 'numpy', 'transformers', 'asyncio', 'rich', 'yaml', 'msgspec', 'importlib.metadata'}\n"
+        "sys.exit(f'imported {sorted(slow & set(sys.modules))}' if slow & set(sys.modules) else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_list_that_is_empty_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ The module wires parts together and owns none of their concerns.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import gc
 import importlib
@@ -27,6 +26,8 @@ from typing import TYPE_CHECKING
 from srv.errors import Refusal, Rejected
 
 if TYPE_CHECKING:
+    import asyncio
+
     from srv.args.config import Config
     from srv.cli.survey import Situation
     from srv.engine.spec import EngineSpec
@@ -51,6 +52,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(namespace: argparse.Namespace) -> int:
+    import asyncio  # here and below: help need not wait for it
+
     from srv.cli.survey import survey
 
     situation = survey(namespace, os.environ)
@@ -109,6 +112,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(situation: Situation, listener: socket.socket) -> int:
     """Load the tokenizer, start the engine, serve; the engine never outlives this function."""
+    import asyncio
+
     from srv.engine.supervisor import EngineProcess, EngineStartError
     from srv.server.tokenizer import load_text_processor
 
@@ -143,6 +148,8 @@ class _CancelOnSigterm:
     """SIGTERM while the engine loads gives the start up. While HTTP is served the server has a handler of its own."""
 
     def __init__(self) -> None:
+        import asyncio
+
         self.came = False
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._before = signal.signal(signal.SIGTERM, self._come)
@@ -231,6 +238,8 @@ def _settings(situation: Situation, ready: Ready, vocab_size: int) -> ServerSett
 async def _serve_http(
     config: Config, engine: EngineProcess, settings: ServerSettings, text: TextProcessor, listener: socket.socket
 ) -> None:
+    import asyncio
+
     import uvicorn
 
     from srv.server.app import create_app

@@ -98,8 +98,8 @@ def find_target(text: str | None, who: str = "command line") -> Target:
 
     if text is None:
         return this_machine(None, who)
-    found = find_platforms()
     request = parse_device(text, who)
+    found = find_platforms(request.name)
     device = device_for_plan(request, found) if _is_described(text) else _own_or_only(text, who)
     return make_target(found[request.name].loaded, device, f"set by {who}")
 
@@ -113,11 +113,12 @@ def _own_or_only(text: str, who: str) -> DeviceFacts:
     from srv.platform.choose import choose, device_for_plan, parse_device
     from srv.platform.registry import find_platforms
 
-    found = find_platforms()
+    request = parse_device(text, who)
+    found = find_platforms(request.name)
     try:
         return choose(text, found, who=who).device
     except PlatformUnavailable:
-        return device_for_plan(parse_device(text, who), found)
+        return device_for_plan(request, found)
 
 
 def to_text(planned: Planned) -> str:
