@@ -270,7 +270,7 @@ BASH = shutil.which("bash") or ""
     ("line", "offered"),
     [
         ("srv la", {"launch"}),
-        ("srv args ", {"explain", "list", "schema", "completion", "-h", "--help"}),
+        ("srv args ", {"explain", "list", "schema", "translate", "completion", "-h", "--help"}),
         ("srv args list --stat", {"--status"}),
         ("srv args list --status pl", {"planned"}),
         ("srv launch --page-s", {"--page-size"}),
