@@ -40,6 +40,7 @@ test-all: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
+	$(BIN)/python tests/bench/bad_input.py --json docs/benchmarks/bad_input.json
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate
