@@ -2,7 +2,8 @@
 
 torch's `F.linear` hands oneDNN a plain matrix, which it reads at about half the speed of a blocked one when
 there are few rows (one row, bfloat16, two Zen 4 cores: 14 against 26 GB/s). The ops used are those that
-torch's compiler emits for frozen weights; where torch has none, or the weight's dtype is not served, the plain product stays.
+torch's compiler emits for frozen weights; where torch has none, or the weight's dtype is not
+served, the plain product stays.
 """
 
 from __future__ import annotations
