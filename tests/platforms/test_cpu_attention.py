@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from srv.errors import InternalError
@@ -15,9 +15,13 @@ from srv.memory.layout import KVLayout
 from srv.models.facts import CacheGroup
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
 from srv_cpu.attention import TorchNativeAttention
+from srv_cpu.native_attention import NativeAttention
+from srv_cpu.packed import ORDER, shapes
 from srv_kernels import oracles
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+BACKENDS = {"torch_native": TorchNativeAttention, "native": NativeAttention}
+each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 HEADS = {"grouped": (9, 3), "one each": (4, 4), "one key head": (6, 1)}
 
 
@@ -36,6 +40,7 @@ class World:
         window: int | None = None,
         soft_cap: float | None = None,
         layers: int = 1,
+        backend: type[TorchNativeAttention] | type[NativeAttention] = TorchNativeAttention,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.rows, self.page_size, self.dtype = rows, page_size, dtype
@@ -46,15 +51,40 @@ class World:
         self.table = torch.zeros(len(rows), max(counts) + 2, dtype=torch.int32)
         for row, count in enumerate(counts):
             self.table[row, :count] = torch.tensor([ids.pop() for _ in range(count)], dtype=torch.int32)
-        shape = (pages + 1, page_size, heads[1], dim)
+        self.packed = backend is NativeAttention
+        plain = (pages + 1, page_size, heads[1], dim)
         group = CacheGroup("full", tuple(range(layers)), heads[1], dim, dim)
-        layout = KVLayout(group, page_size, str(dtype).removeprefix("torch."))
-        buffers = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2 * layers)]
-        self.kv = KVBuffers(layout, pages, tuple(buffers[:layers]), tuple(buffers[layers:]))
-        self.backend = TorchNativeAttention(
+        order = ORDER if self.packed else "page_token_head"
+        layout = KVLayout(group, page_size, str(dtype).removeprefix("torch."), order)
+        key_shape, value_shape = shapes(layout, pages + 1) if self.packed else (plain, plain)
+        self.kv = KVBuffers(
+            layout,
+            pages,
+            tuple(torch.full(key_shape, torch.nan, dtype=dtype) for _ in range(layers)),
+            tuple(torch.full(value_shape, torch.nan, dtype=dtype) for _ in range(layers)),
+        )
+        self.backend = backend(
             BackendContext(cast(Any, None), torch.device("cpu"), self.kv, len(rows), sum(q for q, _ in rows))
         )
         self._write_past(layers)
+
+    def keys(self, layer: int = 0) -> torch.Tensor:
+        """The pool's keys, [pages, page_size, kv_heads, dim]; a copy where the pool has another order."""
+        buffer = self.kv.keys[layer]
+        return buffer.permute(0, 2, 4, 1, 3, 5).flatten(4).flatten(1, 2) if self.packed else buffer
+
+    def values(self, layer: int = 0) -> torch.Tensor:
+        buffer = self.kv.values[layer]
+        return buffer.permute(0, 2, 3, 5, 1, 4).flatten(1, 3) if self.packed else buffer
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Fill the whole pool of a layer from tensors of the plain order."""
+        if self.packed:
+            pages, size, heads, dim = keys.shape
+            keys = keys.view(pages, size // 16, 16, heads, dim // 2, 2).permute(0, 3, 1, 4, 2, 5)
+            values = values.view(pages, size // 16, 8, 2, heads, dim).permute(0, 4, 1, 2, 5, 3)
+        self.kv.keys[layer].copy_(keys)
+        self.kv.values[layer].copy_(values)
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
@@ -64,10 +94,13 @@ class World:
         return self.table[row, positions // self.page_size].long(), positions % self.page_size
 
     def _write_past(self, layers: int) -> None:
-        for row, (queries, length) in enumerate(self.rows):
-            at = self.slots(row, 0, length - queries)
-            for buffer in (*self.kv.keys, *self.kv.values):
-                buffer[at] = self.random(length - queries, *buffer.shape[2:])
+        for layer in range(layers):
+            plain = self.keys(layer).clone(), self.values(layer).clone()
+            for row, (queries, length) in enumerate(self.rows):
+                at = self.slots(row, 0, length - queries)
+                for buffer in plain:
+                    buffer[at] = self.random(length - queries, *buffer.shape[2:])
+            self.write(layer, *plain)
 
     @property
     def batch(self) -> AttentionBatch:
@@ -86,8 +119,8 @@ class World:
         layer, batch, at = self.layer, self.batch, self.layer.index
         return oracles.paged_attention(
             q,
-            self.kv.keys[at],
-            self.kv.values[at],
+            self.keys(at),
+            self.values(at),
             self.table,
             batch.query_lens,
             batch.kv_lens,
@@ -102,11 +135,11 @@ class World:
         assert got.shape == q.shape
         assert got.dtype == q.dtype
         # The oracle reads the pool, so it also proves that k and v were written where the pages say.
-        begin = 0
+        begin, keys, values = 0, self.keys(), self.values()
         for row, (queries, length) in enumerate(self.rows):
             at = self.slots(row, length - queries, length)
-            assert torch.equal(self.kv.keys[0][at], k[begin : begin + queries])
-            assert torch.equal(self.kv.values[0][at], v[begin : begin + queries])
+            assert torch.equal(keys[at], k[begin : begin + queries])
+            assert torch.equal(values[at], v[begin : begin + queries])
             begin += queries
         tolerance = TOLERANCE[self.dtype] * (4 if self.layer.soft_cap else 1)
         torch.testing.assert_close(got.double(), self.oracle(q), rtol=tolerance, atol=tolerance)
@@ -121,15 +154,18 @@ def ragged() -> st.SearchStrategy[list[tuple[int, int]]]:
 @settings(max_examples=60, deadline=None)
 @given(
     rows=ragged(),
-    page_size=st.sampled_from((1, 16, 128)),
+    page_size=st.sampled_from((16, 1, 128)),
     heads=st.sampled_from(sorted(HEADS.values())),
-    dim=st.sampled_from((32, 64, 128)),
+    dim=st.sampled_from((32, 64, 80, 128)),
     dtype=st.sampled_from(sorted(TOLERANCE, key=str)),
+    backend=st.sampled_from(sorted(BACKENDS.values(), key=str)),
     window=st.sampled_from((None, None, 1, 7, 64)),
     soft_cap=st.sampled_from((None, None, 5.0)),
     seed=st.integers(0, 99),
 )
 def test_any_batch_agrees_with_dense_attention(rows: list[tuple[int, int]], **options: Any) -> None:
+    if options["backend"] is NativeAttention:
+        assume(options["page_size"] > 1 and options["dtype"] != torch.float16)
     World(rows, **options).check()
 
 
@@ -147,29 +183,44 @@ def test_any_batch_agrees_with_dense_attention(rows: list[tuple[int, int]], **op
         pytest.param([(1, 4), (5, 9), (1, 20), (3, 3)], id="mixed"),
     ],
 )
-def test_shapes_that_take_each_path(rows: list[tuple[int, int]], dtype: torch.dtype, heads: tuple[int, int]) -> None:
-    World(rows, heads=heads, dtype=dtype).check()
+@each_backend
+def test_shapes_that_take_each_path(
+    rows: list[tuple[int, int]], dtype: torch.dtype, heads: tuple[int, int], backend: Any
+) -> None:
+    if backend is NativeAttention and dtype == torch.float16:
+        pytest.skip("the native kernels serve float32 and bfloat16")
+    World(rows, heads=heads, dtype=dtype, backend=backend).check()
 
 
 @pytest.mark.parametrize("rows", [[(1, 500), (1, 3)], [(300, 300)], [(270, 600), (1, 90)]])
 @pytest.mark.parametrize(("window", "soft_cap"), [(50, None), (None, 10.0), (50, 10.0)])
+@each_backend
 def test_windows_and_soft_caps_over_blocks(
-    rows: list[tuple[int, int]], window: int | None, soft_cap: float | None
+    rows: list[tuple[int, int]], window: int | None, soft_cap: float | None, backend: Any
 ) -> None:
-    World(rows, window=window, soft_cap=soft_cap).check()
+    World(rows, window=window, soft_cap=soft_cap, backend=backend).check()
+
+
+@pytest.mark.parametrize("window", [None, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_long_rows_are_read_in_parts_and_merged(dtype: torch.dtype, window: int | None) -> None:
+    World([(1, 3000), (1, 1024), (1, 1025), (2, 2500)], dtype=dtype, window=window, backend=NativeAttention).check()
 
 
 @pytest.mark.parametrize("rows", [[(1, 50)], [(4, 50)]])
 def test_pages_that_follow_one_another_are_read_in_place(rows: list[tuple[int, int]]) -> None:
     world = World(rows)
     world.table[0, :4] = torch.arange(1, 5)
-    for buffer in (*world.kv.keys, *world.kv.values):
+    plain = world.keys().clone(), world.values().clone()
+    for buffer in plain:
         buffer[1:5] = world.random(4, *buffer.shape[1:])
+    world.write(0, *plain)
     world.check()
 
 
-def test_layers_of_different_windows_share_one_plan() -> None:
-    world = World([(1, 100), (4, 60)], layers=2)
+@each_backend
+def test_layers_of_different_windows_share_one_plan(backend: Any) -> None:
+    world = World([(1, 100), (4, 60)], layers=2, backend=backend)
     plan = world.backend.plan(world.batch)
     for index, window in ((0, None), (1, 8), (0, None)):
         world.layer = replace(world.layer, index=index, window=window)
@@ -178,8 +229,9 @@ def test_layers_of_different_windows_share_one_plan() -> None:
         torch.testing.assert_close(got.double(), world.oracle(q), rtol=2e-5, atol=2e-5)
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    world = World([(1, 40), (1, 700), (1, 350), (1, 41)])
+@each_backend
+def test_a_row_does_not_depend_on_its_neighbours(backend: Any) -> None:
+    world = World([(1, 40), (1, 700), (1, 350), (1, 41)], backend=backend)
     q, k, v = world.inputs()
     together = world.backend.forward(world.layer, q, k, v, world.backend.plan(world.batch))
     for row, (_, length) in enumerate(world.rows):
@@ -188,8 +240,9 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         torch.testing.assert_close(alone, together[one], rtol=1e-5, atol=1e-6)
 
 
-def test_nan_in_one_row_stays_in_it() -> None:
-    world = World([(1, 40), (1, 45), (6, 20)])
+@each_backend
+def test_nan_in_one_row_stays_in_it(backend: Any) -> None:
+    world = World([(1, 40), (1, 45), (6, 20)], backend=backend)
     q, k, v = world.inputs()
     k[1] = v[1] = torch.nan
     got = world.backend.forward(world.layer, q, k, v, world.backend.plan(world.batch))
@@ -205,6 +258,7 @@ def test_pool_of_another_dtype_than_the_model() -> None:
     torch.testing.assert_close(got.double(), world.oracle(q), rtol=2e-2, atol=2e-2)
 
 
-def test_without_a_pool_it_refuses() -> None:
+@each_backend
+def test_without_a_pool_it_refuses(backend: Any) -> None:
     with pytest.raises(InternalError, match="without a KV pool"):
-        TorchNativeAttention(BackendContext(cast(Any, None), torch.device("cpu"), None, 1, 1))
+        backend(BackendContext(cast(Any, None), torch.device("cpu"), None, 1, 1))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen
+from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv_cpu.packed import COLUMNS, ORDER, PAGE_SIZES
+from srv_kernels.cpu.library import MOST_DIM
 
 _GIB = 1 << 30
+NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
 _BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
     {
@@ -60,8 +63,41 @@ DEFAULTS = (
     ),
 )
 
+
+def _native_fits(seen: Seen) -> Requires | Unfit:
+    """What the native kernels are written for; the dtype is looked at as far as it is known here."""
+    reasons: list[str] = []
+    if NATIVE_KERNELS not in seen.device.features:
+        reasons.append("srv-kernels is installed without its native CPU kernels, or they do not load")
+    model = seen.model
+    dtype = seen["dtype"] or _dtype(seen) or (model.dtype if model else None)
+    if dtype == "float16":
+        reasons.append("dtype float16 is not one of float32, bfloat16")
+    kv_dtype = seen["kv_cache_dtype"]
+    if kv_dtype not in (None, "auto", dtype):
+        reasons.append(f"kv_cache_dtype {kv_dtype} is not the model's own dtype")
+    if model is not None:
+        dims = {dim for group in model.cache_groups for dim in (group.key_dim, group.value_dim)}
+        if len(dims) > 1:
+            reasons.append(f"keys and values have different head dims: {sorted(dims)}")
+        reasons += [
+            f"head dim {dim} is not a multiple of {COLUMNS} up to {MOST_DIM}"
+            for dim in sorted(dims)
+            if dim % COLUMNS or dim > MOST_DIM
+        ]
+    return Unfit(tuple(reasons)) if reasons else Requires({"page_size": PAGE_SIZES})
+
+
 BACKENDS = {
     "attention": (
+        BackendSpec(
+            name="native",
+            priority=20,
+            check=_native_fits,
+            target="srv_cpu.native_attention:NativeAttention",
+            kv_order=ORDER,
+            summary="C++ kernels over packed pages, float32 and bfloat16",
+        ),
         BackendSpec(
             name="torch_native",
             priority=10,
@@ -83,16 +119,16 @@ BACKENDS = {
 }
 
 PROFILES = {
-    "avx2": DeviceFacts("avx2", 32 * _GIB, 1, "64-bit x86 with AVX2"),
-    "avx512": DeviceFacts("avx512", 128 * _GIB, 1, "64-bit x86 with AVX-512"),
+    "avx2": DeviceFacts("avx2", 32 * _GIB, 1, "64-bit x86 with AVX2", features=(NATIVE_KERNELS,)),
+    "avx512": DeviceFacts("avx512", 128 * _GIB, 1, "64-bit x86 with AVX-512", features=(NATIVE_KERNELS,)),
     "amx": DeviceFacts(
         "amx",
         256 * _GIB,
         1,
         "64-bit x86 with AMX",
-        features=("avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8"),
+        features=("avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", NATIVE_KERNELS),
     ),
-    "neon": DeviceFacts("neon", 64 * _GIB, 1, "64-bit ARM with NEON"),
+    "neon": DeviceFacts("neon", 64 * _GIB, 1, "64-bit ARM with NEON", features=(NATIVE_KERNELS,)),
 }
 
 FACTS = PlatformFacts(_capabilities, PROFILES, defaults=DEFAULTS, backends=BACKENDS)

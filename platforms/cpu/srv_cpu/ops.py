@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from srv.platform.interface import OpArgs, OpImpl
+from srv_kernels.cpu.library import load
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def _floats(args: OpArgs) -> str | None:
-    return None if args.dtype in _DTYPES else f"{args.dtype} is not one of float32, bfloat16, float16"
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_FLOATS = (torch.float32, torch.bfloat16)
 
 
-def _impl(op: str, module: str) -> OpImpl:
-    return OpImpl(op=op, name=f"torch ({module})", supports_args=_floats, target=f"srv_kernels.{module}:{op}")
+def _any_float(args: OpArgs) -> str | None:
+    return None if args.dtype in _FLOATS else f"{args.dtype} is not one of float32, bfloat16, float16"
+
+
+def _native_float(args: OpArgs) -> str | None:
+    if args.dtype not in NATIVE_FLOATS:
+        return f"{args.dtype} is not one of float32, bfloat16"
+    return load().reason or None
+
+
+def _impl(op: str, module: str, name: str, fits: Callable[[OpArgs], str | None] = _any_float) -> OpImpl:
+    return OpImpl(op=op, name=name, supports_args=fits, target=f"srv_kernels.{module}:{op}")
 
 
 OPS = (
-    _impl("rms_norm", "cpu.torch_ops"),
-    _impl("add_rms_norm", "cpu.torch_ops"),
-    _impl("rotary", "reference"),
-    _impl("silu_and_mul", "reference"),
+    *(
+        _impl(op, "cpu.native_ops", "native", _native_float)
+        for op in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+    ),
+    _impl("rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
+    _impl("add_rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
+    _impl("rotary", "reference", "torch (reference)"),
+    _impl("silu_and_mul", "reference", "torch (reference)"),
 )

@@ -17,9 +17,14 @@ from srv.platform.manifest import EngineContext
 from srv_cpu.host import threads
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
+from srv_cpu.packed import ORDER as PACKED_ORDER
+from srv_cpu.packed import shapes as packed_shapes
 from srv_cpu.probe import memory_limit
+from srv_kernels.cpu.library import load
 
 logger = logging.getLogger(__name__)
+
+_NO_KERNELS = "Install a C++ compiler and srv-kernels again, or run: python -m srv_kernels.cpu.build"
 
 
 class _Done:
@@ -46,6 +51,11 @@ class CpuPlatform:
     def init_worker(self, rank: int) -> None:
         """One thread a physical core: a second hyper-thread only adds contention."""
         torch.set_num_threads(threads())
+        loaded = load()
+        if loaded.library is None:
+            logger.warning("the native CPU kernels are not used, torch's operators are: %s", loaded.reason)
+        else:
+            loaded.library.srv_set_threads(threads())
 
     def memory(self, device: torch.device) -> Memory:
         """Free: what the operating system could give without swapping, within this container's limit."""
@@ -64,14 +74,19 @@ class CpuPlatform:
         """
         group = layout.group
         dtype = torch_dtype(layout.dtype)
+        if layout.order == PACKED_ORDER:
+            key_shape, value_shape = packed_shapes(layout, pages + 1)
+        else:
+            key_shape, value_shape = (
+                (pages + 1, layout.page_size, group.kv_heads, dim) for dim in (group.key_dim, group.value_dim)
+            )
 
-        def buffer(dim: int) -> torch.Tensor:
-            shape = (pages + 1, layout.page_size, group.kv_heads, dim)
+        def buffer(shape: tuple[int, ...]) -> torch.Tensor:
             zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(zeros).view(dtype).view(shape)
 
-        keys = tuple(buffer(group.key_dim) for _ in group.layers)
-        values = tuple(buffer(group.value_dim) for _ in group.layers)
+        keys = tuple(buffer(key_shape) for _ in group.layers)
+        values = tuple(buffer(value_shape) for _ in group.layers)
         return KVBuffers(layout, pages, keys, values)
 
     @property
@@ -79,8 +94,8 @@ class CpuPlatform:
         return OPS
 
     def post_load(self, model: torch.nn.Module) -> None:
-        """Repack weights into the layout that oneDNN reads fastest."""
-        logger.info("repacked %d weight matrices", pack(model))
+        """Repack weights into the layout that this machine reads fastest."""
+        logger.info("repacked %d weight matrices (%s)", *pack(model))
 
     def diagnose(self) -> list[Check]:
         device = self._context.device
@@ -89,6 +104,7 @@ class CpuPlatform:
         return [
             Check("processor", True, f"{device.name}, {device.variant}, {threads()} cores for compute"),
             Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
+            Check("native kernels", bool(load().isa), load().isa or load().reason, _NO_KERNELS),
             Check("compute", right, "a 64 x 64 product is right" if right else "a 64 x 64 product is wrong"),
         ]
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import versions
 from srv.platform.manifest import ProbeContext, ProbeResult
+from srv_cpu.facts import NATIVE_KERNELS
+from srv_kernels.cpu.library import load
 
 ROOT = Path("/")
 
@@ -39,11 +41,15 @@ _NO_LIMIT = 1 << 60  # control groups print a number near 2**63 for "no limit"
 
 def probe(context: ProbeContext) -> ProbeResult:
     """The processors of this host as one device."""
-    return look(ROOT, platform.machine())
+    loaded = load()
+    return look(ROOT, platform.machine(), (NATIVE_KERNELS,) if loaded.library else (), loaded.reason)
 
 
-def look(root: Path, machine: str) -> ProbeResult:
-    """The result for a machine of architecture `machine` whose /proc and /sys lie under `root`."""
+def look(root: Path, machine: str, further: tuple[str, ...] = (), note: str = "") -> ProbeResult:
+    """The result for a machine of architecture `machine` whose /proc and /sys lie under `root`.
+
+    `further` features and a note come from elsewhere than its processor.
+    """
     fields = _cpuinfo(root)
     flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
     variant, notes = _variant(flags, machine.lower())
@@ -60,9 +66,9 @@ def look(root: Path, machine: str) -> ProbeResult:
         count=1,
         name=fields.get("model name") or machine,
         versions=versions("torch", "srv-kernels"),
-        features=tuple(feature for feature in _FEATURES if feature in flags),
+        features=tuple(feature for feature in _FEATURES if feature in flags) + further,
     )
-    return ProbeResult(available=True, device=device, notes=notes)
+    return ProbeResult(available=True, device=device, notes=(*notes, note) if note else notes)
 
 
 def memory_limit(root: Path = ROOT) -> int:

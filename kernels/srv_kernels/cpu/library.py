@@ -1,0 +1,88 @@
+"""The native library: found, checked and loaded once a process. Imports no torch.
+
+    SRV_CPU_ISA=avx2     use these kernels rather than the best that the processor has (generic, avx2, avx512, ...)
+    SRV_CPU_NATIVE=0     leave the library alone
+
+Every function is called through `ctypes`, which gives up the interpreter's lock while it runs. A call costs about a
+microsecond; pointers and sizes are the caller's to check (see `native_ops`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
+INTERFACE = 1
+BLOCK_TOKENS = 16  # tokens of one block of a packed page
+MOST_DIM = 512  # the widest attention head
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+_SIGNATURES = {
+    "srv_norm": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
+    "srv_add_norm": (_INT, *[_POINTER] * 5, *[_LONG] * 4, _FLOAT),
+    "srv_gate": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_rotary": (_INT, *[_POINTER] * 6, *[_LONG] * 7),
+    "srv_linear": (_INT, *[_POINTER] * 4, *[_LONG] * 4),
+    "srv_pack": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_attention": (_INT, _POINTER),
+    "srv_set_threads": (_INT,),
+}
+
+
+class AttentionArgs(ctypes.Structure):
+    """`AttentionArgs` of native/kernels.h, member by member."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("q", "k", "v", "out", "keys", "values")),
+        *((name, _POINTER) for name in ("table", "query_lens", "kv_lens", "starts")),
+        *((name, _LONG) for name in ("rows", "columns", "page_size", "heads", "kv_heads", "dim")),
+        *((name, _LONG) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, _FLOAT) for name in ("scale", "soft_cap")),
+        ("window", _LONG),
+    )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The library, or why there is none."""
+
+    library: ctypes.CDLL | None
+    reason: str = ""
+
+    @property
+    def isa(self) -> str:
+        """The instruction set whose kernels are used; empty without a library."""
+        return "" if self.library is None else self.library.srv_isa().decode()
+
+
+@lru_cache(maxsize=1)
+def load() -> Loaded:
+    """The library of this process, chosen by the environment. Never raises: `reason` says what is wrong."""
+    if os.environ.get("SRV_CPU_NATIVE") == "0":
+        return Loaded(None, "SRV_CPU_NATIVE=0 asks for torch alone")
+    return open_library(PATH, os.environ.get("SRV_CPU_ISA", ""))
+
+
+def open_library(path: Path, isa: str = "") -> Loaded:
+    """The library at a path, with the kernels of an instruction set (empty: the best that the processor has)."""
+    if not path.exists():
+        return Loaded(None, f"{path} is not there; build it with: python -m srv_kernels.cpu.build")
+    try:
+        library = ctypes.CDLL(str(path))
+        found = library.srv_interface()
+    except (OSError, AttributeError) as error:
+        return Loaded(None, f"{path} does not load: {error}; build it again with: python -m srv_kernels.cpu.build")
+    if found != INTERFACE:
+        return Loaded(None, f"{path} has interface {found}, not {INTERFACE}; run: python -m srv_kernels.cpu.build")
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    library.srv_isa.restype = ctypes.c_char_p
+    library.srv_packed_elements.argtypes, library.srv_packed_elements.restype = (_LONG, _LONG), _LONG
+    if isa and not library.srv_choose_isa(isa.encode()):
+        return Loaded(None, f"SRV_CPU_ISA={isa}: this build or this processor has no such kernels")
+    return Loaded(library)

@@ -1,0 +1,363 @@
+// Causal attention over packed pages: what a row's queries see is worked through in stretches of 64 keys, with the
+// softmax kept up as they come (Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention, arXiv:2205.14135).
+//
+// A piece of work is some queries of one row and all query heads of one key head, so that a key is read once for its
+// group; a row of one query is also cut along its keys, in parts of PART keys, whose results are merged afterwards.
+// Cuts depend on the row's own lengths alone: its result does not depend on the batch, nor on the threads.
+#include <atomic>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "product.h"
+
+namespace srv::SRV_ISA {
+namespace {
+
+constexpr int64_t STRETCH = 64;
+constexpr int64_t PART = 1024;
+constexpr int64_t QUERIES = 32;  // rows of one piece: queries times heads of a group, where a group is no larger
+constexpr int64_t PAIRS = BLOCK_TOKENS / 2;
+constexpr float NOTHING = -__builtin_inff();
+
+int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
+template <class T>
+struct Workspace {
+    std::vector<T> query, weights, last;
+    std::vector<float> scores, out, top, total;
+
+    void fit(int64_t rows, int64_t dim) {
+        grow(query, rows * dim);
+        grow(weights, rows * STRETCH);
+        grow(last, BLOCK_TOKENS * dim);
+        grow(scores, rows * STRETCH);
+        grow(out, rows * dim);
+        grow(top, rows);
+        grow(total, rows);
+    }
+
+    template <class V>
+    static void grow(V& memory, int64_t size) {
+        if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+    }
+};
+
+// Queries [first_query, end_query) of a row, against its keys [first_key, end_key).
+struct Piece {
+    int64_t row, kv_head, first_query, end_query, first_key, end_key;
+};
+
+template <class T>
+class Attention {
+public:
+    explicit Attention(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
+        first_piece.resize(a.rows + 1);
+        first_part.resize(a.rows + 1);
+        for (int64_t row = 0; row < a.rows; ++row) {
+            first_piece[row + 1] = first_piece[row] + a.kv_heads * cuts(row);
+            const int64_t found = parts(row);
+            first_part[row + 1] = first_part[row] + (found > 1 ? found * a.heads : 0);
+        }
+        partial.resize(first_part[a.rows] * (a.dim + 2));
+    }
+
+    void run() {
+        int64_t tokens = 0, work = 0;
+        for (int64_t row = 0; row < a.rows; ++row) {
+            tokens += a.query_lens[row];
+            work += static_cast<int64_t>(a.query_lens[row]) * a.kv_lens[row];
+        }
+        const bool alone = work * a.heads * a.dim < 64 * 1024;
+        parallel(alone || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int thread, int threads) {
+            const Range mine = part(a.rows, thread, threads);
+            for (int64_t row = mine.begin; row < mine.end; ++row) write(row);
+        });
+        std::atomic<int64_t> next{0};
+        parallel(alone, [&](int, int) {
+            for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < first_piece[a.rows];) {
+                attend(piece);
+            }
+        });
+        for (int64_t row = 0; row < a.rows; ++row) {
+            if (parts(row) > 1) merge(row);
+        }
+    }
+
+private:
+    const AttentionArgs& a;
+    const int64_t group;
+    std::vector<int64_t> first_piece, first_part;
+    std::vector<float> partial;  // of each part and head: its largest score, its sum, its weighted values
+
+    int64_t queries_of_piece() const { return at_least(1, QUERIES / group); }
+
+    int64_t first_seen(int64_t position) const {
+        return a.window == 0 ? 0 : at_least(0, position + 1 - a.window);
+    }
+
+    // Parts of the keys of a row of one query; 1 for other rows.
+    int64_t parts(int64_t row) const {
+        if (a.query_lens[row] != 1) return 1;
+        return ceiling(a.kv_lens[row], PART) - first_seen(a.kv_lens[row] - 1) / PART;
+    }
+
+    int64_t cuts(int64_t row) const {
+        return a.query_lens[row] == 1 ? parts(row) : ceiling(a.query_lens[row], queries_of_piece());
+    }
+
+    const T* block(const void* pool, int64_t row, int64_t kv_head, int64_t position) const {
+        const int64_t page = a.table[row * a.columns + position / a.page_size];
+        const int64_t in_page = position % a.page_size / BLOCK_TOKENS;
+        const int64_t number = (page * a.kv_heads + kv_head) * (a.page_size / BLOCK_TOKENS) + in_page;
+        return static_cast<const T*>(pool) + number * BLOCK_TOKENS * a.dim;
+    }
+
+    void write(int64_t row) const {
+        const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
+        for (int64_t i = 0; i < a.query_lens[row]; ++i) {
+            const int64_t place = (prefix + i) % BLOCK_TOKENS;
+            const T* k = static_cast<const T*>(a.k) + (a.starts[row] + i) * a.k_stride;
+            const T* v = static_cast<const T*>(a.v) + (a.starts[row] + i) * a.v_stride;
+            for (int64_t head = 0; head < a.kv_heads; ++head, k += a.dim, v += a.dim) {
+                T* keys = const_cast<T*>(block(a.keys, row, head, prefix + i)) + place * 2;
+                for (int64_t d = 0; d < a.dim; d += 2) std::memcpy(keys + d * BLOCK_TOKENS, k + d, 2 * sizeof(T));
+                T* values = const_cast<T*>(block(a.values, row, head, prefix + i)) + place / 2 * a.dim * 2 + place % 2;
+                for (int64_t d = 0; d < a.dim; ++d) values[d * 2] = v[d];
+            }
+        }
+    }
+
+    Piece piece_of(int64_t number) const {
+        int64_t row = 0;
+        while (first_piece[row + 1] <= number) ++row;
+        const int64_t within = number - first_piece[row], cut = within / a.kv_heads;
+        const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
+        Piece piece{row, within % a.kv_heads, 0, 1, 0, a.kv_lens[row]};
+        if (a.query_lens[row] == 1) {
+            const int64_t seen = first_seen(prefix), part = seen / PART + cut;
+            piece.first_key = at_least(seen, part * PART);
+            piece.end_key = at_most(a.kv_lens[row], (part + 1) * PART);
+        } else {
+            piece.first_query = cut * queries_of_piece();
+            piece.end_query = at_most(a.query_lens[row], piece.first_query + queries_of_piece());
+            piece.first_key = first_seen(prefix + piece.first_query);
+            piece.end_key = prefix + piece.end_query;
+        }
+        return piece;
+    }
+
+    void attend(int64_t number) {
+        thread_local Workspace<T> space;
+        const Piece piece = piece_of(number);
+        const int64_t rows = (piece.end_query - piece.first_query) * group;
+        space.fit(rows, a.dim);
+        for (int64_t r = 0; r < rows; ++r) {
+            std::memcpy(&space.query[r * a.dim], query(piece, r), a.dim * sizeof(T));
+            space.top[r] = NOTHING;
+            space.total[r] = 0;
+        }
+        std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
+        for (int64_t key = piece.first_key / STRETCH * STRETCH; key < piece.end_key; key += STRETCH) {
+            const int64_t end = at_most(key + STRETCH, ceiling(piece.end_key, BLOCK_TOKENS) * BLOCK_TOKENS);
+            score(space, piece, rows, key, end);
+            weigh(space, piece, rows, key, end);
+            add_values(space, piece, rows, key, end);
+        }
+        finish(space, piece, rows, number);
+    }
+
+    // Row r of a piece: query r / group, head r % group of the group.
+    const T* query(const Piece& piece, int64_t r) const {
+        const int64_t token = a.starts[piece.row] + piece.first_query + r / group;
+        return static_cast<const T*>(a.q) + token * a.q_stride + (piece.kv_head * group + r % group) * a.dim;
+    }
+
+    void score(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t key, int64_t end) const {
+        for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
+            const T* keys = block(a.keys, piece.row, piece.kv_head, at);
+            for (int64_t r = 0; r < rows;) {
+                const int64_t left = rows - r;
+                float* scores = &space.scores[r * STRETCH + at - key];
+                const T* queries = &space.query[r * a.dim];
+                if (left >= 8) {
+                    score_rows<8>(keys, queries, scores), r += 8;
+                } else if (left >= 3) {
+                    score_rows<3>(keys, queries, scores), r += 3;
+                } else {
+                    score_rows<1>(keys, queries, scores), r += 1;
+                }
+            }
+        }
+    }
+
+    // Two chains of sums a row, so that few rows do not wait for their own additions.
+    template <int COUNT>
+    inline void score_rows(const T* keys, const T* queries, float* scores) const {
+        Floats even[COUNT] = {}, odd[COUNT] = {};
+        for (int64_t d = 0; d < a.dim; d += 4, keys += 4 * BLOCK_TOKENS) {
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; ++r) {
+                even[r] = dot(even[r], keys, queries + r * a.dim + d);
+                odd[r] = dot(odd[r], keys + 2 * BLOCK_TOKENS, queries + r * a.dim + d + 2);
+            }
+        }
+        for (int r = 0; r < COUNT; ++r) store(scores + r * STRETCH, even[r] + odd[r]);
+    }
+
+    // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears.
+    void weigh(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t key, int64_t end) const {
+        const int64_t prefix = a.kv_lens[piece.row] - a.query_lens[piece.row];
+        constexpr Ints COUNTING{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t position = prefix + piece.first_query + r / group;
+            const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
+            const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
+            float* scores = &space.scores[r * STRETCH];
+            Floats most = all(NOTHING);
+            for (int64_t i = 0; i < end - key; i += LANES) {
+                const Ints at = COUNTING + static_cast<int32_t>(i);
+                const Ints seen = (at >= first) & (at < last);
+                const Floats value = seen ? capped(load(scores + i) * a.scale) : all(NOTHING);
+                store(scores + i, value);
+                most = larger(value, most);
+            }
+            const float before = space.top[r], top = larger_of(before, largest(most));
+            T* weights = &space.weights[r * STRETCH];
+            if (top == NOTHING) {  // nothing seen yet
+                std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(T));
+                continue;
+            }
+            Floats total{};
+            for (int64_t i = 0; i < end - key; i += LANES) {
+                const Floats weight = exponential(load(scores + i) - top);
+                store(weights + i, weight);
+                total += weight;
+            }
+            const float factor = before == NOTHING ? 0.0f : exponential(all(before - top))[0];
+            space.total[r] = space.total[r] * factor + sum(total);
+            space.top[r] = top;
+            if (factor != 1.0f) {
+                float* out = &space.out[r * a.dim];
+                for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
+            }
+        }
+    }
+
+    static float larger_of(float a, float b) { return a > b ? a : b; }
+
+    Floats capped(Floats score) const {
+        if (a.soft_cap == 0) return score;
+        const Floats grown = exponential(score * (2.0f / a.soft_cap));
+        return a.soft_cap - 2.0f * a.soft_cap / (grown + 1.0f);
+    }
+
+    void add_values(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t key, int64_t end) const {
+        for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
+            const T* values = block(a.values, piece.row, piece.kv_head, at);
+            if (at < piece.first_key || at + BLOCK_TOKENS > piece.end_key) {
+                values = only_seen(space, values, piece.first_key - at, piece.end_key - at);
+            }
+            for (int64_t r = 0; r < rows;) {
+                const int64_t left = rows - r;
+                const T* weights = &space.weights[r * STRETCH + at - key];
+                float* out = &space.out[r * a.dim];
+                if (left >= 4) {
+                    add_rows<4>(values, weights, out), r += 4;
+                } else if (left >= 3) {
+                    add_rows<3>(values, weights, out), r += 3;
+                } else {
+                    add_rows<1>(values, weights, out), r += 1;
+                }
+            }
+        }
+    }
+
+    template <int COUNT>
+    inline void add_rows(const T* values, const T* weights, float* out) const {
+        int64_t d = 0;
+        for (; d + 4 * LANES <= a.dim; d += 4 * LANES) add_columns<COUNT, 4>(values, weights, out, d);
+        for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(values, weights, out, d);
+    }
+
+    template <int COUNT, int VECTORS>
+    inline void add_columns(const T* values, const T* weights, float* out, int64_t d) const {
+        Floats sums[COUNT][VECTORS];
+        for (int r = 0; r < COUNT; ++r) {
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = load(out + r * a.dim + d + v * LANES);
+        }
+        for (int64_t i = 0; i < PAIRS; ++i) {
+            const T* pair = values + (i * a.dim + d) * 2;
+#pragma GCC unroll 4
+            for (int r = 0; r < COUNT; ++r) {
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v) {
+                    sums[r][v] = dot(sums[r][v], pair + v * LANES * 2, weights + r * STRETCH + i * 2);
+                }
+            }
+        }
+        for (int r = 0; r < COUNT; ++r) {
+            for (int v = 0; v < VECTORS; ++v) store(out + r * a.dim + d + v * LANES, sums[r][v]);
+        }
+    }
+
+    // A copy with zeros for tokens that the piece does not see: what lies there need not be finite, and
+    // zero times infinity is not zero.
+    const T* only_seen(Workspace<T>& space, const T* values, int64_t first, int64_t end) const {
+        for (int64_t token = 0; token < BLOCK_TOKENS; ++token) {
+            const bool seen = token >= first && token < end;
+            const int64_t begin = token / 2 * a.dim * 2 + token % 2;
+            for (int64_t d = 0; d < a.dim; ++d) space.last[begin + d * 2] = seen ? values[begin + d * 2] : T{};
+        }
+        return space.last.data();
+    }
+
+    void finish(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t number) {
+        const int64_t found = parts(piece.row);
+        for (int64_t r = 0; r < rows; ++r) {
+            const float* sums = &space.out[r * a.dim];
+            const int64_t head = piece.kv_head * group + r % group;
+            if (found > 1) {
+                const int64_t part = (number - first_piece[piece.row]) / a.kv_heads;
+                float* to = &partial[(first_part[piece.row] + head * found + part) * (a.dim + 2)];
+                to[0] = space.top[r];
+                to[1] = space.total[r];
+                std::memcpy(to + 2, sums, a.dim * sizeof(float));
+                continue;
+            }
+            const int64_t token = a.starts[piece.row] + piece.first_query + r / group;
+            T* out = static_cast<T*>(a.out) + (token * a.heads + head) * a.dim;
+            const float factor = 1.0f / space.total[r];
+            for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * factor);
+        }
+    }
+
+    void merge(int64_t row) const {
+        const int64_t found = parts(row);
+        float sums[MOST_DIM];
+        for (int64_t head = 0; head < a.heads; ++head) {
+            const float* from = &partial[(first_part[row] + head * found) * (a.dim + 2)];
+            float top = NOTHING, total = 0;
+            for (int64_t i = 0; i < found; ++i) top = larger_of(top, from[i * (a.dim + 2)]);
+            std::memset(sums, 0, a.dim * sizeof(float));
+            for (int64_t i = 0; i < found; ++i, from += a.dim + 2) {
+                const float factor = exponential(all(from[0] - top))[0];
+                total += from[1] * factor;
+                for (int64_t d = 0; d < a.dim; d += LANES) store(sums + d, load(sums + d) + load(from + 2 + d) * factor);
+            }
+            T* out = static_cast<T*>(a.out) + (static_cast<int64_t>(a.starts[row]) * a.heads + head) * a.dim;
+            for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * (1.0f / total));
+        }
+    }
+};
+
+}  // namespace
+
+void attention(Type type, const AttentionArgs& args) {
+    type == Type::float32 ? Attention<float>(args).run() : Attention<BFloat16>(args).run();
+}
+
+}  // namespace srv::SRV_ISA

@@ -1,0 +1,88 @@
+// The kernels of one instruction set, as a table of functions. `library.cpp` picks the table once.
+//
+// Matrices are row-major; strides count elements; a row's own elements lie beside one another. T is float32 or
+// bfloat16 (`Type`), the same for every tensor of a call unless said otherwise; sums are float32.
+#pragma once
+
+#include <cstdint>
+
+namespace srv {
+
+enum class Type : int32_t { float32 = 0, bfloat16 = 1 };
+
+struct NormArgs {
+    const void *x, *residual, *weight;  // residual: null, or added to x first
+    void *out, *total;                  // total: null, or where residual + x goes
+    int64_t rows, dim, x_stride, residual_stride;
+    float eps;
+};
+
+struct GateArgs {
+    const void* x;  // [rows, 2 dim]: gates, then what they open
+    void* out;      // [rows, dim]
+    int64_t rows, dim, x_stride;
+};
+
+struct RotaryArgs {
+    const void *q, *k;       // [tokens, heads, dim], [tokens, kv_heads, dim]; strides are of the token axis
+    const float* cos_sin;    // [places, turned]: cosines, then sines
+    const int64_t* positions;
+    void *q_out, *k_out;     // contiguous
+    int64_t tokens, heads, kv_heads, dim, turned, q_stride, k_stride;
+};
+
+// y = x W^T + b. The weight is packed: see linear.cpp.
+struct LinearArgs {
+    const void *x, *weight, *bias;  // bias: null, or [outputs]
+    void* out;
+    int64_t rows, inputs, outputs, x_stride, out_stride;
+};
+
+struct PackArgs {
+    const void* weight;  // [outputs, inputs]
+    void* packed;        // packed_elements(outputs, inputs) of them
+    int64_t outputs, inputs, stride;
+};
+
+// Outputs that one block of a packed weight holds, and inputs that lie together for each of them.
+constexpr int64_t BLOCK_OUTPUTS = 32;
+constexpr int64_t TOGETHER = 2;
+
+inline int64_t blocks(int64_t outputs) { return (outputs + BLOCK_OUTPUTS - 1) / BLOCK_OUTPUTS; }
+inline int64_t padded_inputs(int64_t inputs) { return (inputs + TOGETHER - 1) / TOGETHER * TOGETHER; }
+inline int64_t packed_elements(int64_t outputs, int64_t inputs) {
+    return blocks(outputs) * BLOCK_OUTPUTS * padded_inputs(inputs);
+}
+
+// Causal attention over a paged pool, after writing this step's keys and values to it.
+//
+// Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
+// kv_lens[r] tokens in all, these included. Its token at position p lies in page table[r][p / page_size]. A page
+// holds, for each key head, page_size / 16 blocks of 16 tokens; a block of keys is [dim / 2][16 tokens][2], one of
+// values [8][dim][2 tokens]: the layout of packed weights, so that one product serves all.
+struct AttentionArgs {
+    const void *q, *k, *v;  // [tokens, heads or kv_heads, dim]; strides are of the token axis
+    void* out;              // [tokens, heads, dim], contiguous
+    void *keys, *values;
+    const int32_t* table;  // [rows, columns]
+    const int32_t *query_lens, *kv_lens, *starts;
+    int64_t rows, columns, page_size, heads, kv_heads, dim;
+    int64_t q_stride, k_stride, v_stride;
+    float scale, soft_cap;  // soft_cap: 0, or scores become soft_cap * tanh(scores / soft_cap)
+    int64_t window;         // 0, or a token sees itself and the window - 1 before it
+};
+
+constexpr int64_t BLOCK_TOKENS = 16;
+constexpr int64_t MOST_DIM = 512;
+
+struct Kernels {
+    const char* name;
+    void (*norm)(Type, const NormArgs&);
+    void (*gate)(Type, const GateArgs&);
+    void (*rotary)(Type, const RotaryArgs&);
+    void (*linear)(Type, const LinearArgs&);
+    void (*pack)(Type, const PackArgs&);
+    void (*attention)(Type, const AttentionArgs&);
+};
+
+}  // namespace srv

@@ -1,0 +1,135 @@
+// The library's C interface: picks the instruction set once, and hands every call to its kernels.
+//
+// No torch, no Python: pointers and sizes in, nothing out. Callers check shapes and types.
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace srv {
+
+#define SRV_DECLARE(isa)           \
+    namespace isa {                \
+    extern const Kernels kernels;  \
+    }
+SRV_DECLARE(generic)
+#if defined(__x86_64__)
+SRV_DECLARE(avx2)
+SRV_DECLARE(avx512)
+SRV_DECLARE(avx512_bf16)
+#endif
+
+namespace {
+
+struct Choice {
+    const Kernels* kernels;
+    bool usable;
+};
+
+bool has_avx2() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+bool has_avx512() {
+#if defined(__x86_64__)
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+    return false;
+#endif
+}
+
+bool has_avx512_bf16() {
+#if defined(__x86_64__)
+    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+// Best first.
+const Choice CHOICES[] = {
+#if defined(__x86_64__)
+    {&avx512_bf16::kernels, has_avx512_bf16()},
+    {&avx512::kernels, has_avx512()},
+    {&avx2::kernels, has_avx2()},
+#endif
+    {&generic::kernels, true},
+};
+
+const Kernels* best() {
+    for (const Choice& choice : CHOICES) {
+        if (choice.usable) return choice.kernels;
+    }
+    return &generic::kernels;
+}
+
+const Kernels* chosen = best();
+
+}  // namespace
+}  // namespace srv
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+// Number of the interface: one that differs from what the caller was written for must not be used.
+int32_t srv_interface() { return 1; }
+
+const char* srv_isa() { return srv::chosen->name; }
+
+// Use the kernels of a named instruction set; 0 if this build or this processor lacks it.
+int32_t srv_choose_isa(const char* name) {
+    for (const srv::Choice& choice : srv::CHOICES) {
+        if (choice.usable && std::strcmp(choice.kernels->name, name) == 0) {
+            srv::chosen = choice.kernels;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+void srv_set_threads(int32_t count) { srv::set_threads(count); }
+
+int64_t srv_packed_elements(int64_t outputs, int64_t inputs) { return srv::packed_elements(outputs, inputs); }
+
+void srv_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
+              float eps) {
+    srv::chosen->norm(srv::Type{type}, {x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
+}
+
+void srv_add_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
+                  int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps) {
+    srv::chosen->norm(srv::Type{type}, {x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
+}
+
+void srv_gate(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride) {
+    srv::chosen->gate(srv::Type{type}, {x, out, rows, dim, x_stride});
+}
+
+void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
+                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t turned,
+                int64_t q_stride, int64_t k_stride) {
+    srv::chosen->rotary(srv::Type{type}, {q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, turned,
+                                          q_stride, k_stride});
+}
+
+void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
+                int64_t inputs, int64_t outputs, int64_t x_stride) {
+    srv::chosen->linear(srv::Type{type}, {x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
+}
+
+void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
+    srv::chosen->pack(srv::Type{type}, {weight, packed, outputs, inputs, stride});
+}
+
+void srv_attention(int32_t type, const srv::AttentionArgs* args) { srv::chosen->attention(srv::Type{type}, *args); }
+
+}  // extern "C"
+
+#pragma GCC visibility pop

@@ -1,0 +1,120 @@
+// y = x W^T + b over packed weights.
+//
+// A packed weight is a row of blocks. Each holds 32 outputs for all inputs, and is read from its first byte to its
+// last: [inputs / 2][32 outputs][2 inputs], zero where the matrix has ended. Two inputs lie together because the
+// processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); float32 keeps the same order.
+//
+//     for each block                       its own thread's, one after the other
+//         for each tile of ROWS rows       accumulators [ROWS][2 vectors] stay in registers
+//             for each pair of inputs      two vectors of weights, one broadcast a row
+//
+// An output's sum is taken in the order of its inputs, whatever the number of rows and threads: a row's result does
+// not depend on the batch it is in.
+#include "kernels.h"
+#include "pool.h"
+#include "product.h"
+
+namespace srv::SRV_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int ROWS = 12;  // 24 accumulators, 2 weights, and a few to spare of 32 registers
+#elif defined(__AVX2__)
+constexpr int ROWS = 2;   // a vector of 16 lanes is two registers here, of 16
+#else
+constexpr int ROWS = 2;
+#endif
+constexpr int VECTORS = BLOCK_OUTPUTS / LANES;
+
+template <class T, int COUNT>
+inline void tile(const LinearArgs& a, const T* weight, int64_t block, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    Floats sums[COUNT][VECTORS] = {};
+    const int64_t pairs = a.inputs / TOGETHER;
+    for (int64_t i = 0; i < pairs; ++i, weight += BLOCK_OUTPUTS * TOGETHER) {
+#pragma GCC unroll 16
+        for (int r = 0; r < COUNT; ++r) {
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) {
+                sums[r][v] = dot(sums[r][v], weight + v * LANES * TOGETHER, x + r * a.x_stride + i * TOGETHER);
+            }
+        }
+    }
+    if (a.inputs % TOGETHER != 0) {
+        for (int r = 0; r < COUNT; ++r) {
+            const T last[TOGETHER] = {x[r * a.x_stride + a.inputs - 1], T{}};
+            for (int v = 0; v < VECTORS; ++v) {
+                sums[r][v] = dot(sums[r][v], weight + v * LANES * TOGETHER, last);
+            }
+        }
+    }
+    const int64_t first = block * BLOCK_OUTPUTS;
+    const int64_t count = a.outputs - first < BLOCK_OUTPUTS ? a.outputs - first : BLOCK_OUTPUTS;
+    for (int v = 0; v < VECTORS; ++v) {
+        const int64_t lanes = count - v * LANES < LANES ? count - v * LANES : LANES;
+        if (lanes <= 0) break;
+        const int64_t column = first + v * LANES;
+        const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
+        for (int r = 0; r < COUNT; ++r) {
+            T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
+            const Floats value = sums[r][v] + bias;
+            lanes == LANES ? store(out, value) : store_some(out, value, lanes);
+        }
+    }
+}
+
+template <class T, int COUNT>
+inline void tile_of(int count, const LinearArgs& a, const T* weight, int64_t block, int64_t row) {
+    if (count == COUNT) {
+        tile<T, COUNT>(a, weight, block, row);
+    } else if constexpr (COUNT > 1) {
+        tile_of<T, COUNT - 1>(count, a, weight, block, row);
+    }
+}
+
+template <class T>
+void linear_of(const LinearArgs& a) {
+    const int64_t tiles = (a.rows + ROWS - 1) / ROWS;
+    const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
+    const T* packed = static_cast<const T*>(a.weight);
+    parallel(a.rows == 0, [&](int thread, int threads) {
+        const Range mine = part(blocks(a.outputs) * tiles, thread, threads);
+        for (int64_t item = mine.begin; item < mine.end; ++item) {
+            const int64_t block = item / tiles;
+            const Range rows = part(a.rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
+            tile_of<T, ROWS>(static_cast<int>(rows.end - rows.begin), a, packed + block * block_size, block,
+                             rows.begin);
+        }
+    });
+}
+
+template <class T>
+void pack_of(const PackArgs& a) {
+    const int64_t pairs = padded_inputs(a.inputs) / TOGETHER;
+    parallel(false, [&](int thread, int threads) {
+        const Range mine = part(blocks(a.outputs), thread, threads);
+        for (int64_t block = mine.begin; block < mine.end; ++block) {
+            T* to = static_cast<T*>(a.packed) + block * BLOCK_OUTPUTS * pairs * TOGETHER;
+            for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {
+                const int64_t row = block * BLOCK_OUTPUTS + output;
+                const T* from = static_cast<const T*>(a.weight) + row * a.stride;
+                for (int64_t i = 0; i < pairs * TOGETHER; ++i) {
+                    to[(i / TOGETHER * BLOCK_OUTPUTS + output) * TOGETHER + i % TOGETHER] =
+                        row < a.outputs && i < a.inputs ? from[i] : T{};
+                }
+            }
+        }
+    });
+}
+
+}  // namespace
+
+void linear(Type type, const LinearArgs& args) {
+    type == Type::float32 ? linear_of<float>(args) : linear_of<BFloat16>(args);
+}
+
+void pack(Type type, const PackArgs& args) {
+    type == Type::float32 ? pack_of<float>(args) : pack_of<BFloat16>(args);
+}
+
+}  // namespace srv::SRV_ISA

@@ -1,0 +1,19 @@
+// The table of this instruction set.
+#include "kernels.h"
+
+namespace srv::SRV_ISA {
+
+void norm(Type, const NormArgs&);
+void gate(Type, const GateArgs&);
+void rotary(Type, const RotaryArgs&);
+void linear(Type, const LinearArgs&);
+void pack(Type, const PackArgs&);
+void attention(Type, const AttentionArgs&);
+
+#define SRV_TEXT_OF(name) #name
+#define SRV_TEXT(name) SRV_TEXT_OF(name)
+
+extern const Kernels kernels;
+const Kernels kernels = {SRV_TEXT(SRV_ISA), norm, gate, rotary, linear, pack, attention};
+
+}  // namespace srv::SRV_ISA

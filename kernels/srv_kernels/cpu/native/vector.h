@@ -1,0 +1,143 @@
+// Sixteen lanes of float32, written with the compiler's vector types: one source for every instruction set.
+//
+// Every file that includes this is compiled once for each instruction set, into a namespace of that name
+// (SRV_ISA): no function here may be shared between them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace srv::SRV_ISA {
+
+constexpr int LANES = 16;
+using Floats = float __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Words = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+inline Floats all(float value) { return value - Floats{}; }
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(BFloat16 value) {
+    const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof(result));
+    return result;
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline BFloat16 to_bfloat16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fc0};
+    return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
+}
+
+inline void put(float* to, float value) { *to = value; }
+inline void put(BFloat16* to, float value) { *to = to_bfloat16(value); }
+
+inline Floats load(const float* from) {
+    Floats value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+inline Floats load(const BFloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof(halves));
+    return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
+
+inline void store(BFloat16* to, Floats value) {
+    const Words bits = reinterpret_cast<Words>(value);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Words chosen = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;
+    const Halves halves = __builtin_convertvector(chosen, Halves);
+    std::memcpy(to, &halves, sizeof(halves));
+}
+
+// The first `count` lanes; the others are zero, and nothing past them is read.
+template <class T>
+inline Floats load_some(const T* from, int64_t count) {
+    T padded[LANES] = {};
+    std::memcpy(padded, from, count * sizeof(T));
+    return load(padded);
+}
+
+template <class T>
+inline void store_some(T* to, Floats value, int64_t count) {
+    T padded[LANES];
+    store(padded, value);
+    std::memcpy(to, padded, count * sizeof(T));
+}
+
+// The value as it is after a store and a load: what the models published in T compute with.
+inline Floats rounded(Floats value, const float*) { return value; }
+
+inline Floats rounded(Floats value, const BFloat16*) {
+    BFloat16 stored[LANES];
+    store(stored, value);
+    return load(stored);
+}
+
+inline float sum(Floats value) {
+    using Eight = float __attribute__((vector_size(32)));
+    using Four = float __attribute__((vector_size(16)));
+    Eight halves[2];
+    std::memcpy(halves, &value, sizeof(halves));
+    const Eight eight = halves[0] + halves[1];
+    Four quarters[2];
+    std::memcpy(quarters, &eight, sizeof(quarters));
+    const Four four = quarters[0] + quarters[1];
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+inline float largest(Floats value) {
+    float lanes[LANES];
+    store(lanes, value);
+    float found = lanes[0];
+    for (int i = 1; i < LANES; ++i) found = lanes[i] > found ? lanes[i] : found;
+    return found;
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// e^x: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite 1980), then the Taylor series of
+// e^r to r^7, whose error is below float32's own. Under -87 the result is 0, over 88 infinity; NaN stays NaN.
+inline Floats exponential(Floats x) {
+    const Floats clamped = x < -87.33f ? all(-87.33f) : (x > 88.72f ? all(88.72f) : x);
+    const Floats scaled = clamped * 1.44269504088896341f;
+    const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Floats n = (scaled + magic) - magic;
+    const Floats r = (clamped - n * 0.693145751953125f) - n * 1.428606765330187e-6f;
+    Floats p = all(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    // n = 128 has no float32 of its own: 2^n is made in two factors.
+    const Ints whole = __builtin_convertvector(n, Ints);
+    const Ints half = whole >> 1;
+    const Floats first = reinterpret_cast<Floats>((half + 127) << 23);
+    const Floats second = reinterpret_cast<Floats>((whole - half + 127) << 23);
+    Floats result = p * first * second;
+    result = x < -87.33f ? Floats{} : result;
+    result = x > 88.72f ? all(__builtin_inff()) : result;
+    return x != x ? x : result;
+}
+
+}  // namespace srv::SRV_ISA

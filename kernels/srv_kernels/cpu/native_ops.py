@@ -1,0 +1,132 @@
+"""Ops of `srv_kernels.contracts`, and matrix products, by the native library. float32 and bfloat16, host memory.
+
+Import raises ImportError where the library cannot be used; ask `library.load()` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from srv_kernels.cpu.library import load
+
+_loaded = load()
+if _loaded.library is None:
+    raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
+_library = _loaded.library
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def set_threads(count: int) -> None:
+    """Threads that every kernel runs on from now on, the caller's own included."""
+    _library.srv_set_threads(count)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x as a matrix whose rows' elements lie beside one another; a copy only where it must be."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., D], weight [D] -> [..., D]."""
+    rows = _rows(x)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    count, dim = rows.shape
+    _library.srv_norm(
+        TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), weight.data_ptr(), count, dim, rows.stride(0), eps
+    )
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x, residual [..., D], weight [D] -> (rms_norm(residual + x), residual + x)."""
+    rows, before = _rows(x), _rows(residual)
+    out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    count, dim = rows.shape
+    _library.srv_add_norm(
+        TYPES[x.dtype],
+        out.data_ptr(),
+        total.data_ptr(),
+        rows.data_ptr(),
+        before.data_ptr(),
+        weight.data_ptr(),
+        count,
+        dim,
+        rows.stride(0),
+        before.stride(0),
+        eps,
+    )
+    return out, total
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """x [..., 2 I] -> [..., I]: silu of the first half times the second."""
+    rows = _rows(x)
+    count, dim = rows.shape[0], rows.shape[1] // 2
+    out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype)
+    _library.srv_gate(TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), count, dim, rows.stride(0))
+    return out
+
+
+def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k')."""
+    q, k = _heads(q), _heads(k)
+    tokens, heads, dim = q.shape
+    turned_q, turned_k = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
+    _library.srv_rotary(
+        TYPES[q.dtype],
+        turned_q.data_ptr(),
+        turned_k.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        cos_sin.data_ptr(),
+        positions.data_ptr(),
+        tokens,
+        heads,
+        k.shape[1],
+        dim,
+        cos_sin.shape[1],
+        q.stride(0),
+        k.stride(0),
+    )
+    return turned_q, turned_k
+
+
+def _heads(x: Tensor) -> Tensor:
+    """[T, H, D] whose heads lie one after the other; only the token axis may have another stride."""
+    _, heads, dim = x.shape
+    return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) else x.contiguous()
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[outputs, inputs] -> the same numbers in blocks, as `linear` reads them (native/linear.cpp); flat."""
+    rows = _rows(weight)
+    outputs, inputs = rows.shape
+    packed = torch.empty(_library.srv_packed_elements(outputs, inputs), dtype=weight.dtype)
+    _library.srv_pack(TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
+    return packed
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The product with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
+
+    The weight is packed, that is copied, once; afterwards only the copy is used.
+    """
+    outputs, inputs = weight.shape
+    packed, kind = pack(weight), TYPES[weight.dtype]
+    weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
+    product, dtype = _library.srv_linear, weight.dtype
+
+    def multiply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
+        rows = _rows(x)
+        out = torch.empty(rows.shape[0], outputs, dtype=dtype)
+        product(
+            kind, out.data_ptr(), rows.data_ptr(), weight_at, bias_at, rows.shape[0], inputs, outputs, rows.stride(0)
+        )
+        return out
+
+    return multiply

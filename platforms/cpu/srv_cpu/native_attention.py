@@ -1,0 +1,83 @@
+"""Attention by the native kernels of `srv_kernels.cpu`, over packed pages.
+
+Owns the calls; the arithmetic is native/attention.cpp's, the pool's shape `srv_cpu.packed`'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srv.errors import InternalError
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv_kernels.cpu.library import AttentionArgs, load
+from srv_kernels.cpu.native_ops import TYPES
+
+
+@dataclass(slots=True)
+class Step:
+    """One step's arguments: those that all layers share are filled in, and kept alive by `held`."""
+
+    args: AttentionArgs
+    at: int
+    held: tuple[object, ...]
+
+
+class NativeAttention:
+    """The "native" attention backend of the CPU platform: float32 and bfloat16, heads in steps of 16 columns."""
+
+    def __init__(self, context: BackendContext) -> None:
+        if context.kv is None:
+            raise InternalError("attention backend native was built without a KV pool; it needs one")
+        library = load()
+        if library.library is None:
+            raise InternalError(f"attention backend native was chosen without its library: {library.reason}")
+        self._attend = library.library.srv_attention
+        self._page_size = context.kv.layout.page_size
+        self._buffers = context.kv.keys, context.kv.values  # keeps what the addresses point to
+        self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
+        self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
+        self._dtype = context.kv.keys[0].dtype
+
+    def plan(self, batch: AttentionBatch) -> Step:
+        """See `srv.platform.interface.AttentionBackend`."""
+        lens = np.array([batch.query_lens, batch.kv_lens], dtype=np.int32)
+        starts = np.zeros(lens.shape[1], dtype=np.int32)
+        np.cumsum(lens[0, :-1], out=starts[1:])
+        table = batch.page_table.contiguous()
+        args = AttentionArgs(
+            table=table.data_ptr(),
+            query_lens=lens[0].ctypes.data,
+            kv_lens=lens[1].ctypes.data,
+            starts=starts.ctypes.data,
+            rows=lens.shape[1],
+            columns=table.shape[1],
+            page_size=self._page_size,
+        )
+        return Step(args, ctypes.addressof(args), (lens, starts, table))
+
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Step) -> Tensor:
+        """See `srv.platform.interface.AttentionBackend`."""
+        q, k, v = (_plain(x, self._dtype) for x in (q, k, v))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        args = metadata.args
+        args.q, args.k, args.v, args.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        args.keys, args.values = self._keys[layer.index], self._values[layer.index]
+        args.q_stride, args.k_stride, args.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        args.heads, args.kv_heads, args.dim = layer.heads, layer.kv_heads, layer.head_dim
+        args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
+        self._attend(TYPES[q.dtype], metadata.at)
+        return out
+
+
+def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [tokens, heads, dim] with heads and their columns one after the other, in the pool's type."""
+    if x.dtype != dtype:
+        raise InternalError(f"attention backend native got {x.dtype} over a pool of {dtype}")
+    if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(1) != x.shape[2]):
+        return x.contiguous()
+    return x

@@ -1,0 +1,160 @@
+"""The native CPU kernels, on every instruction set that this machine has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.cpu import build, library
+
+LOADED = library.load()
+if LOADED.library is None:
+    pytest.skip(f"no native kernels here: {LOADED.reason}", allow_module_level=True)
+
+from srv_kernels.cpu import native_ops  # noqa: E402
+
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+DTYPES = (torch.float32, torch.bfloat16)
+ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # of a product, by the largest that its terms could add up to
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Kernels of one instruction set, and the best again afterwards."""
+    assert LOADED.library is not None
+    best = LOADED.isa
+    if not LOADED.library.srv_choose_isa(request.param.encode()):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    LOADED.library.srv_choose_isa(best.encode())
+
+
+@pytest.fixture(params=(1, 2, 5))
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    native_ops.set_threads(request.param)
+    yield request.param
+    native_ops.set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.dtype) -> None:
+    assert violations(CONTRACTS[op], getattr(native_ops, op), dtype) == []
+
+
+def _matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, spread: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, columns, generator=generator) * spread).to(dtype)
+
+
+def _assert_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    got = native_ops.linear(weight, bias)(x)
+    want = x.double() @ weight.double().T
+    most = x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        want, most = want + bias.double(), most + bias.double().abs()
+    assert got.dtype == x.dtype
+    assert got.shape == want.shape
+    # Beside the order of the sums there is one rounding of the result.
+    allowed = 1e-6 * most + ERROR[x.dtype] * want.abs() + 1e-30
+    assert bool(((got.double() - want).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=("plain", "bias"))
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (32, 2), (576, 576), (50, 1001), (96, 1536)])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 11, 12, 13, 25, 64])
+def test_products(isa: str, outputs: int, inputs: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
+    weight = _matrix(1, outputs, inputs, dtype)
+    offset = _matrix(2, 1, outputs, dtype)[0] if bias else None
+    _assert_product(_matrix(3, rows, inputs, dtype), weight, offset)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_a_wider_matrix_and_odd_addresses(isa: str, dtype: torch.dtype) -> None:
+    wide = _matrix(4, 9, 131, dtype)
+    _assert_product(wide[:, 3:80], _matrix(5, 70, 77, dtype), None)
+    _assert_product(wide.T[:50].T, _matrix(6, 40, 50, dtype), None)
+
+
+@pytest.mark.parametrize("spread", [1e-20, 1e15])
+def test_magnitudes_near_the_ends_of_bfloat16(isa: str, spread: float) -> None:
+    _assert_product(_matrix(7, 5, 64, torch.bfloat16, spread), _matrix(8, 64, 64, torch.bfloat16, spread), None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_does_not_depend_on_the_batch_or_the_threads(isa: str, dtype: torch.dtype) -> None:
+    x, product = _matrix(9, 30, 576, dtype), native_ops.linear(_matrix(10, 160, 576, dtype), None)
+    together = product(x)
+    native_ops.set_threads(3)
+    for row in (0, 13, 29):
+        assert torch.equal(product(x[row : row + 1])[0], together[row])
+    native_ops.set_threads(1)
+
+
+def test_threads_of_several_callers_take_turns() -> None:
+    native_ops.set_threads(3)
+    product = native_ops.linear(_matrix(11, 320, 64, torch.float32), None)
+    x = _matrix(12, 8, 64, torch.float32)
+    want = product(x)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: [product(x) for _ in range(200)], range(4)))
+    native_ops.set_threads(1)
+    assert all(torch.equal(got, want) for several in results for got in several)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_gets_threads_of_its_own() -> None:
+    native_ops.set_threads(2)
+    product = native_ops.linear(_matrix(11, 320, 64, torch.float32), None)
+    x = _matrix(12, 8, 64, torch.float32)
+    want = product(x)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(product(x), want) else 1)
+    _, status = os.waitpid(child, 0)
+    native_ops.set_threads(1)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+class TestLibrary:
+    def test_a_library_that_is_not_there(self, tmp_path: Path) -> None:
+        found = library.open_library(tmp_path / "none.so")
+        assert found.library is None
+        assert "python -m srv_kernels.cpu.build" in found.reason
+
+    def test_a_file_that_is_no_library(self, tmp_path: Path) -> None:
+        (tmp_path / "text.so").write_text("no library")
+        assert "does not load" in library.open_library(tmp_path / "text.so").reason
+
+    def test_an_instruction_set_that_nobody_has(self) -> None:
+        assert "SRV_CPU_ISA=vax" in library.open_library(library.PATH, "vax").reason
+
+    def test_asked_for_none(self) -> None:
+        code = "from srv_kernels.cpu import library; print(library.load().reason)"
+        environment = {**os.environ, "SRV_CPU_NATIVE": "0"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert "SRV_CPU_NATIVE=0" in done.stdout
+
+    def test_a_machine_without_a_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        with pytest.raises(build.CannotBuild, match=r"install g\+\+"):
+            build.compiler()
+
+    def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("CXX", "false")
+        with pytest.raises(build.CannotBuild, match="status 1"):
+            build.build(tmp_path / "x.so")
+        assert not (tmp_path / "x.so").exists()
