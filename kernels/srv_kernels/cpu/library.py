@@ -2,6 +2,7 @@
 
     SRV_CPU_ISA=avx2     use these kernels rather than the best that the processor has (generic, avx2, avx512, ...)
     SRV_CPU_NATIVE=0     leave the library alone
+    SRV_CPU_LIBRARY=...  another build of it, such as one with sanitizers
 
 Every function is called through `ctypes`, which gives up the interpreter's lock while it runs. A call costs about a
 microsecond; pointers and sizes are the caller's to check (see `native_ops`).
@@ -64,7 +65,7 @@ def load() -> Loaded:
     """The library of this process, chosen by the environment. Never raises: `reason` says what is wrong."""
     if os.environ.get("SRV_CPU_NATIVE") == "0":
         return Loaded(None, "SRV_CPU_NATIVE=0 asks for torch alone")
-    return open_library(PATH, os.environ.get("SRV_CPU_ISA", ""))
+    return open_library(Path(os.environ.get("SRV_CPU_LIBRARY") or PATH), os.environ.get("SRV_CPU_ISA", ""))
 
 
 def open_library(path: Path, isa: str = "") -> Loaded:
