@@ -60,7 +60,10 @@ public:
         epoch_.fetch_add(1, std::memory_order_release);
         epoch_.notify_all();
         body(context, 0, count_);
-        while (!spin_until([this] { return left_.load(std::memory_order_acquire) == 0; })) std::this_thread::yield();
+        while (!spin_until([this] { return left_.load(std::memory_order_acquire) == 0; })) {
+            const int left = left_.load(std::memory_order_acquire);
+            if (left != 0) left_.wait(left);  // a core is busy with something else: leave it this one's share
+        }
     }
 
 private:
@@ -71,7 +74,7 @@ private:
             seen = epoch_.load(std::memory_order_acquire);
             if (stop_.load()) return;
             body_(context_, thread, count_);
-            left_.fetch_sub(1, std::memory_order_release);
+            if (left_.fetch_sub(1, std::memory_order_release) == 1) left_.notify_one();
         }
     }
 
