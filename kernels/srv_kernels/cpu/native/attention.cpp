@@ -71,7 +71,7 @@ public:
             tokens += a.query_lens[row];
             work += static_cast<int64_t>(a.query_lens[row]) * a.kv_lens[row];
         }
-        const bool alone = work * a.heads * a.dim < 64 * 1024;
+        const bool alone = work * a.heads * a.dim < 256 * 1024;
         parallel(alone || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int thread, int threads) {
             const Range mine = part(a.rows, thread, threads);
             for (int64_t row = mine.begin; row < mine.end; ++row) write(row);

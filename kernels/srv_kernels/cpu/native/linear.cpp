@@ -25,6 +25,7 @@ constexpr int ROWS = 2;   // a vector of 16 lanes is two registers here, of 16
 constexpr int ROWS = 2;
 #endif
 constexpr int VECTORS = BLOCK_OUTPUTS / LANES;
+constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
 
 template <class T, int COUNT>
 inline void tile(const LinearArgs& a, const T* weight, int64_t block, int64_t row) {
@@ -77,7 +78,7 @@ void linear_of(const LinearArgs& a) {
     const int64_t tiles = (a.rows + ROWS - 1) / ROWS;
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const T* packed = static_cast<const T*>(a.weight);
-    parallel(a.rows == 0, [&](int thread, int threads) {
+    parallel(a.rows * a.outputs * a.inputs < ALONE, [&](int thread, int threads) {
         const Range mine = part(blocks(a.outputs) * tiles, thread, threads);
         for (int64_t item = mine.begin; item < mine.end; ++item) {
             const int64_t block = item / tiles;
