@@ -55,6 +55,7 @@ class Driver:
     def submit(self) -> Plan | None:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity(deep=True)
+        assert plan or self.flying or self.scheduler.idle, "nothing can be scheduled, and yet requests are left"
         if plan is not None:
             self.plans.append(plan)
             self.flying.append((plan, self.executor.submit(plan)))
@@ -81,7 +82,6 @@ class Driver:
             while self.submit() is not None:
                 pass
             if not self.flying:
-                assert self.scheduler.idle, "nothing is in flight, nothing can be scheduled, and yet requests are left"
                 return
             self.land()
         raise AssertionError(f"requests were still running after {most_steps} steps")

@@ -8,6 +8,8 @@ from itertools import product
 import pytest
 from engine_small import FIELDS, OUTPUT, Small, engine, greedy, make_small, message, messages
 
+from srv_matrix.pytest_plugin import covers
+
 MakeSmall = Callable[[str], Small]
 
 
@@ -29,9 +31,19 @@ SETUPS = [
     *(("llama", *setup) for setup in product((1, 16), (1, 16, -1), (True, False))),
     *((kind, *setup) for kind in FIELDS if kind != "llama" for setup in ((1, 16, True), (16, 1, False))),
 ]
+CELLS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "any other decoder",
+}
 
 
-@pytest.mark.parametrize(("kind", "page", "chunk", "overlap"), SETUPS)
+@pytest.mark.parametrize(
+    ("kind", "page", "chunk", "overlap"),
+    [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors")) for setup in SETUPS],
+)
 def test_greedy_tokens_are_those_of_transformers(
     small: MakeSmall, kind: str, page: int, chunk: int, overlap: bool
 ) -> None:

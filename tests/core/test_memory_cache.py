@@ -69,6 +69,32 @@ def test_equal_pages_stay_private_until_closed_and_are_then_freed() -> None:
     assert cache.counts() == (PageCounts(total=10, free=8, cached=2, held=0),)
 
 
+def test_what_comes_behind_equal_pages_is_shared_and_the_equal_ones_are_spare() -> None:
+    cache = Cache([10], 4)
+    first, second = filled(cache, TEXT[:8]), filled(cache, TEXT[:16])
+    own = list(second.tables[0])
+    cache.publish(first, TEXT[:8])
+    cache.publish(second, TEXT[:16])
+    assert (second.tables[0], second.shared, second.spare) == (own, 4, (own[:2],))
+    cache.check_integrity(deep=True)
+    third = cache.open("", TEXT[:16], 16)
+    assert third.tables[0] == first.tables[0] + own[2:]
+    for lease in (first, third):
+        cache.close(lease, ())
+    assert cache.counts() == (PageCounts(total=10, free=4, cached=0, held=6),)
+    cache.close(second, TEXT[:16])
+    cache.check_integrity(deep=True)
+    assert cache.counts() == (PageCounts(total=10, free=6, cached=4, held=0),)
+
+
+def test_few_new_pages_are_not_worth_holding_many_twice() -> None:
+    cache = Cache([20], 4)
+    first, second = filled(cache, TEXT[:12]), filled(cache, TEXT[:16])
+    cache.publish(first, TEXT[:12])
+    cache.publish(second, TEXT[:16])
+    assert (second.shared, second.spare) == (0, ([],))
+
+
 def test_a_longer_twin_adds_only_what_is_new() -> None:
     cache = Cache([10], 4)
     first, second = filled(cache, TEXT[:8]), filled(cache, TEXT[:16])

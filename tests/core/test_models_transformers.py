@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, small_model, tokens_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel
@@ -114,9 +115,23 @@ def test_architectures_that_do_not_fit_are_refused(
 def test_unknown_architecture(tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
     edit_config(tmp_path, architectures=["RiddleForCausalLM"], model_type="riddle")
-    with pytest.raises(ModelError, match="riddle") as caught:
+    with pytest.raises(ModelError) as caught:
         built(tmp_path)
     assert caught.value.code == "unsupported_architecture"
+    assert str(caught.value) == (
+        f"model RiddleForCausalLM ({tmp_path}): srv has no such architecture, and transformers"
+        f" {transformers.__version__} does not know that type (model_type 'riddle'). Serve a Llama, Mistral or"
+        " Qwen model or a causal one that transformers knows, or install a newer release [unsupported_architecture]"
+    )
+
+
+def test_what_transformers_says_is_cut_short(tmp_path: Path) -> None:
+    saved("gpt_neox", PLAIN, tmp_path)
+    edit_config(tmp_path, hidden_act="soft" * 1000)
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert caught.value.code == "unsupported_architecture"
+    assert len(str(caught.value)) < 800
 
 
 def test_a_model_that_ignores_its_positions_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

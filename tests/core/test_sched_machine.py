@@ -43,6 +43,8 @@ PROMPTS = st.one_of(
     ),
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
 )
+# Equal prompts that arrive together, as the outputs of one request do.
+SIBLINGS = st.builds(lambda prompt, count: [prompt] * count, PROMPTS, st.integers(2, 5))
 
 
 @dataclass
@@ -71,7 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.refused = 0
 
     @rule(
-        prompts=st.lists(PROMPTS, min_size=1, max_size=4),
+        prompts=st.one_of(st.lists(PROMPTS, min_size=1, max_size=4), SIBLINGS),
         max_tokens=st.one_of(st.integers(0, 30), st.just(30)),
         stops=st.sampled_from([(), (), (), tuple(range(10))]),
         ignore_eos=st.booleans(),

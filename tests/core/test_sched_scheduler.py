@@ -300,6 +300,28 @@ def test_what_can_never_run_is_refused_with_a_code() -> None:
     assert driver.scheduler.idle
 
 
+@pytest.mark.parametrize(
+    ("prompt", "params", "where"),
+    [
+        ([1, 50], {}, "prompt holds token id 50"),
+        ([-1, 1], {}, "prompt holds token id -1"),
+        ([1], {"stop_token_ids": (2, 99)}, "stop_token_ids holds token id 99"),
+        ([1], {"logit_bias": ((0, 1.0), (-3, 1.0))}, "logit_bias holds token id -3"),
+    ],
+)
+def test_a_token_outside_the_vocabulary_is_refused_alone(
+    prompt: list[int], params: dict[str, object], where: str
+) -> None:
+    driver = Driver(limits(vocab_size=50))
+    driver.add(message("good", prompt_of(5)))
+    refused = driver.add(message("bad", prompt, **params))
+    assert refused is not None
+    assert refused.finish is FinishReason.ERROR
+    assert refused.error == ("invalid_token_id", f"{where}, but the vocabulary is 0 to 49; leave it out")
+    driver.run()
+    assert driver.tokens("good") == expected_tokens(prompt_of(5), 8)
+
+
 def test_the_largest_request_that_fits_the_pool_runs() -> None:
     driver = Driver(limits(page_size=4), [10])
     assert driver.scheduler.max_request_tokens == 41
@@ -358,28 +380,6 @@ def test_a_prompt_is_shared_as_soon_as_it_is_computed() -> None:
     driver.run()
     assert driver.last("b").cached_tokens == 12
     assert driver.tokens("b") == driver.tokens("a") == expected_tokens(prompt_of(16), 20)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_prompt_that_is_still_being_computed_is_not_shared(depth: int) -> None:
-    driver = Driver(limits(page_size=4, depth=depth))
-    driver.add(message("a", prompt_of(16)))
-    driver.submit()
-    driver.add(message("b", prompt_of(16)))
-    driver.run()
-    assert driver.last("b").cached_tokens == (0 if depth == 2 else 12)
-    assert driver.tokens("b") == driver.tokens("a")
-
-
-def test_chunks_in_flight_are_not_shared_before_they_have_landed() -> None:
-    driver = Driver(limits(page_size=4, depth=2, chunked_prefill_size=8))
-    driver.add(message("a", prompt_of(16)))
-    driver.submit()
-    driver.submit()
-    driver.land()  # the first half; the second is in flight
-    driver.add(message("b", prompt_of(16)))
-    driver.run()
-    assert driver.last("b").cached_tokens == 0
 
 
 def test_namespaces_do_not_share() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
-from server_support import CONTEXT, MODEL, events_of, eventually, serving
+from server_support import CONTEXT, MODEL, events_of, eventually, listening, serving
 
 from srv.io.messages import Generate
 from srv.server.sampling_fields import Sampling
@@ -217,8 +219,13 @@ async def test_engine_death_is_told_to_waiting_streams_and_new_requests() -> Non
         assert server.app.state.lifecycle.active == 0
 
 
-async def test_our_own_bug_is_a_500_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as server:
+@pytest.mark.parametrize("over", [serving, listening], ids=["app alone", "behind uvicorn"])
+async def test_our_own_bug_is_a_500_and_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, over: Any
+) -> None:
+    async with over() as server:
+        # uvicorn's loggers do not propagate as it is configured here.
+        monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
 
         def broken(*args: object, **kwargs: object) -> str:
             raise ZeroDivisionError("secret detail")
@@ -228,7 +235,10 @@ async def test_our_own_bug_is_a_500_without_a_traceback(caplog: pytest.LogCaptur
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "internal_error"
         assert "secret" not in response.text
-        assert "secret detail" in caplog.text
+        logged = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [record.getMessage() for record in logged] == ["POST /v1/chat/completions failed"]
+        assert caplog.text.count("ZeroDivisionError: secret detail") == 1
+        assert sample((await server.http.get("/metrics")).text, 'srv_http_responses_total{status="500"}') == 1
 
 
 async def test_drain_refuses_new_requests_and_lets_running_ones_finish() -> None:

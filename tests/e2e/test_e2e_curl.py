@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from e2e_support import Server, read_events, served
 
+from srv_matrix.pytest_plugin import covers
+
 CURL = shutil.which("curl")
 pytestmark = [
     pytest.mark.e2e,
@@ -45,6 +47,7 @@ def error_of(content: bytes) -> dict[str, Any]:
     return error
 
 
+@covers("endpoint:GET /health")
 def test_health_and_models(server: Server) -> None:
     status, _, content = curl(server, "/health")
     assert (status, json.loads(content)) == (200, {"status": "ok"})

@@ -134,6 +134,9 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     assert status == 2
     assert "MartianForCausalLM" in text
     assert "[unsupported_architecture]" in text  # not ours, and transformers does not know it either
+    (told,) = (line for line in text.splitlines() if "[unsupported_architecture]" in line)
+    assert "model_type 'martian'" in told
+    assert len(told) < 500, "one line, not the page that transformers would print"
 
 
 def test_folder_without_weights(tmp_path: Path) -> None:

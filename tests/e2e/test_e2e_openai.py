@@ -9,6 +9,8 @@ import openai
 import pytest
 from e2e_support import REQUEST_S, Server
 
+from srv_matrix.pytest_plugin import covers
+
 pytestmark = pytest.mark.e2e
 
 # In float32 the shape of a batch decides no token; what is compared here may run in different batches.
@@ -29,6 +31,7 @@ def model(client: openai.OpenAI) -> str:
     return only.id
 
 
+@covers("endpoint:GET /v1/models", "endpoint:GET /v1/models/{model:path}")
 def test_models_can_be_listed_and_retrieved(client: openai.OpenAI, model: str) -> None:
     assert client.models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError) as refused:
@@ -36,6 +39,7 @@ def test_models_can_be_listed_and_retrieved(client: openai.OpenAI, model: str) -
     assert refused.value.code == "model_not_found"
 
 
+@covers("endpoint:POST /v1/chat/completions")
 def test_chat_streamed_says_what_chat_whole_says(client: openai.OpenAI, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=ASK, max_tokens=24, temperature=0)
     chunks = list(
@@ -79,6 +83,7 @@ def test_no_usage_in_a_stream_unless_asked_for(client: openai.OpenAI, model: str
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+@covers("endpoint:POST /v1/completions")
 def test_completion_streamed_says_what_completion_whole_says(client: openai.OpenAI, model: str) -> None:
     whole = client.completions.create(model=model, prompt=STORY, max_tokens=24, temperature=0)
     stream = client.completions.create(

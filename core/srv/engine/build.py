@@ -61,7 +61,7 @@ def build(spec: EngineSpec) -> Engine:
     model = _model(spec, config, platform, ops, device)
     measured = _budget(spec, config, platform, device)
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
-    limits = _limits(config, measured, depth)
+    limits = _limits(config, measured, depth, spec.model.vocab_size)
     kv = platform.kv_buffers(_layout(spec, config, measured), measured.pages[0])
     runner = _runner(spec, config, platform, device, model, kv, measured)
     end_tokens = frozenset(spec.model.end_tokens)
@@ -74,7 +74,7 @@ def build(spec: EngineSpec) -> Engine:
 
 
 def _platform(spec: EngineSpec) -> Platform:
-    found = registry.find_platform(spec.platform)
+    found = registry.find_platforms()[spec.platform]  # the API process found it there before
     context = EngineContext(device=spec.device, rank=0, local_rank=0, options=spec.options)
     platform = create_platform(found, context)
     platform.init_worker(0)
@@ -114,7 +114,7 @@ def _layout(spec: EngineSpec, config: Config, measured: Budget) -> KVLayout:
     return KVLayout(group, measured.page_size, budget.kv_dtype(config), spec.kv_order)
 
 
-def _limits(config: Config, measured: Budget, depth: int) -> Limits:
+def _limits(config: Config, measured: Budget, depth: int, vocab_size: int) -> Limits:
     schedule = config.schedule
     return Limits(
         max_running_requests=schedule.max_running_requests,
@@ -127,6 +127,7 @@ def _limits(config: Config, measured: Budget, depth: int) -> Limits:
         policy=schedule.schedule_policy,
         prefix_cache=not config.memory.disable_radix_cache,
         depth=depth,
+        vocab_size=vocab_size,
     )
 
 

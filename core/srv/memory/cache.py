@@ -7,8 +7,9 @@ Owns who holds which page. Must not know requests, steps or devices. Every page 
           └──────────────────────────────┴──────────────evict───────────────────────────────┘
 
 A lease's table is `[shared pages | private pages]`. Shared pages belong to the tree and are locked by the
-lease. A private page whose equal is in the tree already stays private (a page table is append-only while
-a request runs) and is freed when the lease is closed, so equal content is never in the tree twice.
+lease. Two leases may compute equal pages at the same time. The first to publish brings them into the tree; the
+other's equal ones stay its own (a page table is append-only while a request runs), as `spare` pages where those
+behind them are shared, and are freed when it is closed. So equal content is never in the tree twice.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ class PageCounts:
 
 
 class Lease:
-    """The pages of one running request: `tables[group]`, of which the first `shared` are the tree's."""
+    """The pages of one running request: `tables[group]`, of which the first `shared` are in the tree.
 
-    __slots__ = ("namespace", "node", "shared", "tables")
+    `spare[group]` are those of the first `shared` that are not the tree's: it has equal ones, locked like the rest.
+    """
+
+    __slots__ = ("namespace", "node", "shared", "spare", "tables")
 
     def __init__(self, namespace: str, node: Node, tables: tuple[list[int], ...]) -> None:
         self.namespace = namespace
         self.node = node
         self.tables = tables
         self.shared = len(tables[0])
+        self.spare: tuple[list[int], ...] = tuple([] for _ in tables)
 
     @property
     def pages(self) -> int:
@@ -119,17 +124,21 @@ class Cache:
     def publish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
         """Share the full pages of `tokens`, whose KV is computed and final, while the lease goes on.
 
-        Does nothing if the tree holds an equal page already: ours then stay private until `close`.
+        Does nothing unless that brings at least as many pages into the tree as it then holds twice, because it
+        has their equals already.
         """
         self._require(lease)
         count = len(tokens) // self.page_size
         if not self.prefix_cache or count <= lease.shared:
             return
-        if self._tree.match(lease.namespace, tokens, count).pages > lease.shared:
+        present = self._tree.match(lease.namespace, tokens, count).pages
+        if present - lease.shared > count - present:
             return
-        node, _ = self._tree.insert(lease.namespace, tokens, lease.tables, count)
+        node, present = self._tree.insert(lease.namespace, tokens, lease.tables, count)
         self._tree.lock(node)
         self._tree.unlock(lease.node)
+        for spare, table in zip(lease.spare, lease.tables, strict=True):
+            spare.extend(table[lease.shared : present])
         lease.node, lease.shared = node, count
 
     def close(self, lease: Lease, tokens: tuple[int, ...]) -> None:
@@ -148,7 +157,8 @@ class Cache:
             _, present = self._tree.insert(lease.namespace, tokens, lease.tables, count)
             if present < lease.shared:
                 raise IntegrityError(f"prefix tree: {lease.shared} pages were locked, only {present} are there")
-        self._free([table[lease.shared : present] + table[kept:] for table in lease.tables])
+        private = zip(lease.spare, lease.tables, strict=True)
+        self._free([spare + table[lease.shared : present] + table[kept:] for spare, table in private])
         self._tree.unlock(lease.node)
 
     def flush(self) -> bool:
@@ -161,7 +171,7 @@ class Cache:
     def counts(self) -> tuple[PageCounts, ...]:
         """Per cache group; `held` is counted from the leases and locks, not by subtraction."""
         tree = self._tree
-        held = tree.locked_pages + sum(lease.pages - lease.shared for lease in self._leases)
+        held = tree.locked_pages + sum(lease.pages - lease.shared + len(lease.spare[0]) for lease in self._leases)
         return tuple(PageCounts(one.total, one.free_count, tree.unlocked_pages, held) for one in self._allocators)
 
     def check_integrity(self, deep: bool = False) -> None:
@@ -188,7 +198,7 @@ class Cache:
         for node in self._tree.nodes():
             seen.extend(node.pages[group])
         for lease in self._leases:
-            seen.extend(lease.tables[group][lease.shared :])
+            seen.extend(lease.tables[group][lease.shared :] + lease.spare[group])
         if sorted(seen) != list(range(1, allocator.total + 1)):
             twice = sorted(page for page, owners in Counter(seen).items() if owners > 1)
             lost = sorted(set(range(1, allocator.total + 1)) - set(seen))

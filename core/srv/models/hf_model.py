@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError
@@ -23,6 +24,7 @@ from srv.models.loaders.filling import OTHER_CHECKPOINT, Meter, listed
 from srv.models.loaders.gguf import load_gguf
 from srv.platform.interface import AttentionLayer
 
+MOST_CHARACTERS = 300  # of what transformers says
 NO_BACKENDS = "its class in transformers does not support attention backends"
 
 
@@ -104,6 +106,7 @@ def build_hf(
 ) -> HFModel:
     """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes."""
     register()
+    _check_known(facts)
     try:
         config = _config(facts)
         if load_format == "safetensors":
@@ -113,7 +116,7 @@ def build_hf(
     except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError) as error:
         # Classes with a table of attentions of their own look the name up in it, and fail.
         unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
-        reason = NO_BACKENDS if unknown else f"transformers cannot make it: {error}"
+        reason = NO_BACKENDS if unknown else f"transformers cannot make it: {_first_line(error)}"
         raise refused(facts.architecture, reason) from error
     if not type(model).is_backend_compatible():
         raise refused(facts.architecture, NO_BACKENDS)
@@ -125,6 +128,23 @@ def build_hf(
         load_gguf(facts, targets, progress)
     wrapped.learn(facts, device, dtype)
     return wrapped
+
+
+def _check_known(facts: ModelFacts) -> None:
+    """What neither we nor transformers have is said in our words: transformers' own would fill a screen."""
+    kind = facts.config.get("model_type")
+    if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    knows = "knows no causal model of that type" if kind in CONFIG_MAPPING else "does not know that type"
+    reason = f"srv has no such architecture, and transformers {transformers.__version__} {knows} (model_type {kind!r})"
+    remedy = "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
+    raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, cut where a terminal would be filled."""
+    line = str(error).strip().partition("\n")[0]
+    return line if len(line) <= MOST_CHARACTERS else line[:MOST_CHARACTERS] + "..."
 
 
 def _config(facts: ModelFacts) -> Any:

@@ -16,6 +16,7 @@ class Limits:
     conservativeness: scales how much of their remaining output running requests are expected to need.
     policy: "fcfs" (order of arrival) or "lpm" (longest cached prefix first).
     depth: steps in flight, 1 or 2. lookahead: positions that speculation may fill beyond a decode row.
+    vocab_size: token ids are in [0, vocab_size); None: they are not looked at.
     """
 
     max_running_requests: int
@@ -29,6 +30,7 @@ class Limits:
     prefix_cache: bool = True
     depth: int = 1
     lookahead: int = 0
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,15 @@ class Planner:
             if victim.in_flight:
                 step.barred.add(victim)
                 return False
-            if len(self._roster) == 1:
+            alone = len(self._roster) == 1
+            if alone and not lease_of(victim).spare[0]:
                 raise IntegrityError(
                     f"request {request.id} runs alone and needs pages for {tokens} tokens, but only"
                     f" {self._roster.cache.available} of {self._roster.cache.total} pages can be had"
                 )
             self._retract(victim)
             if victim is request:
+                step.short = not alone  # alone, what it held twice is free now: it may start again in this step
                 return False
         return True
 
@@ -146,7 +148,7 @@ class Planner:
         if not self._roster:
             self._reserve.reset()
         growth = sum(self._growth(request) for request in self._roster)
-        for request in self._queue.candidates():
+        for request in self._queue.candidates(self._roster.is_held):
             hit = self._roster.match(request)
             count = self._prompt_share(len(request.start_tokens) - hit.pages * self._limits.page_size, step)
             if not count or not self.can_admit(request, hit, growth):

@@ -1,7 +1,7 @@
 """Requests that wait, and who is next.
 
-Owns the order of waiting. Must not know slots, pages or steps; how well a prefix is cached is asked of a
-function given by the scheduler.
+Owns the order of waiting. Must not know slots, pages or steps; how well a prefix is cached, and who should wait
+for another's prompt, are asked of functions given by the scheduler.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from srv.sched.request import Request
 
-# Under "lpm", a request that this many others went past goes next, whatever is cached.
+# A request that this many others went past is passed by nobody any more: under "lpm" it goes next, whatever is
+# cached, and if it waits for a prompt that another computes, all behind it wait with it.
 MAX_OVERTAKEN = 32
 # Longer queues are served in order of arrival: matching each prompt would cost more than it brings (SGLang's figure).
 LONGEST_MATCHED_QUEUE = 128
@@ -56,18 +57,25 @@ class WaitingQueue:
             other.overtaken += 1
         self.remove(request)
 
-    def candidates(self) -> Iterator[Request]:
-        """Who is next, one after the other. The caller takes each one, or stops."""
-        ranked = iter(self._ranked())
+    def candidates(self, held: Callable[[Request], bool] = lambda request: False) -> Iterator[Request]:
+        """Who is next, one after the other. The caller takes each one, or stops.
+
+        Requests that are `held` are passed over, so often as requests may be overtaken.
+        """
+        order = iter(self._ranked())
         while self._requests:
             # Whoever goes past a request also goes past all before it, so the first one is overtaken most.
             first = next(iter(self))
             if first.retractions or first.overtaken >= MAX_OVERTAKEN:
-                yield first
+                chosen = None if held(first) else first
             else:
-                yield next((request for request in ranked if request.id in self._requests), first)
+                waiting = (request for request in order if request.id in self._requests)
+                chosen = next((request for request in waiting if not held(request)), None)
+            if chosen is None:
+                return
+            yield chosen
 
     def _ranked(self) -> list[Request]:
         if not self._by_prefix or len(self._requests) > LONGEST_MATCHED_QUEUE:
-            return []
+            return list(self)
         return sorted(self, key=lambda request: -self._cached(request))

@@ -39,6 +39,7 @@ class Request:
         "computed",
         "id",
         "in_flight",
+        "leader",
         "lease",
         "match",
         "match_version",
@@ -80,6 +81,7 @@ class Request:
         self.overtaken = 0
         self.match = Match(0, 0)
         self.match_version = -1
+        self.leader: Request | None = None  # computes the prompt that this one waits for
 
         self.slot = -1
         self.lease: Lease | None = None

@@ -13,6 +13,7 @@ from srv.memory.cache import Cache, Lease
 from srv.memory.radix import Match, Pages
 from srv.sched.plan import Start
 from srv.sched.request import Request, State
+from srv.sched.sharing import find_leader, is_leading
 
 
 class Roster:
@@ -46,12 +47,21 @@ class Roster:
             request.match_version = self.cache.version
         return request.match
 
+    def is_held(self, request: Request) -> bool:
+        """Whether a waiting request should go on waiting, for an earlier one that computes its prompt now."""
+        if not self.cache.prefix_cache:
+            return False
+        if request.leader is None or not is_leading(request.leader):
+            request.leader = find_leader(request, self._requests, self.match(request).pages, self.cache.page_size)
+        return request.leader is not None
+
     def admit(self, request: Request) -> Start:
         """Give a waiting request a slot and a lease on its cached prefix."""
         lease = self.cache.open(request.namespace, request.start_tokens, request.prefix_limit)
         request.state, request.lease, request.slot = State.RUNNING, lease, self._free_slots.pop()
         request.computed = request.planned = lease.pages * self.cache.page_size
         request.pages_told = 0
+        request.leader = None
         insort(self._requests, request, key=lambda one: one.arrival)
         return Start(request.slot, request.id, request.start_tokens, len(request.prompt), request.params)
 

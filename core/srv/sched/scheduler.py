@@ -171,6 +171,8 @@ class Scheduler:
             return "duplicate_request", f"request {request.id}: a live request has this identifier; choose another"
         if prompt == 0:
             return "empty_prompt", "the prompt has no tokens; at least one is needed"
+        if (foreign := self._foreign_token(request)) is not None:
+            return "invalid_token_id", foreign
         if prompt + min(request.params.max_tokens, 1) > limits.context_length:
             return (
                 "context_length_exceeded",
@@ -190,6 +192,22 @@ class Scheduler:
                 "queue_full",
                 f"{len(self._queue)} requests wait already, and at most {limits.max_queued_requests} may; try later",
             )
+        return None
+
+    def _foreign_token(self, request: Request) -> str | None:
+        """What to say of a token id outside the vocabulary: on the device it would fail the whole step."""
+        size, params = self.limits.vocab_size, request.params
+        if size is None:
+            return None
+        biased = tuple(token for token, _ in params.logit_bias)
+        for where, ids in (
+            ("prompt", request.prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", biased),
+        ):
+            if ids and not 0 <= min(ids) <= max(ids) < size:
+                bad = next(token for token in ids if not 0 <= token < size)
+                return f"{where} holds token id {bad}, but the vocabulary is 0 to {size - 1}; leave it out"
         return None
 
     def _take_in(self, plan: Plan, results: Sequence[RowResult]) -> list[Output]:

@@ -86,7 +86,7 @@ class Admin:
         else:
             texts, batch = self._texts(body)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
-        tokens = [await intake.encode(text, special, "prompt") for text in texts]
+        tokens = [await intake.encode(text, special, "prompt", to_run=False) for text in texts]
         shown: dict[str, object] = {
             "tokens": tokens if batch else tokens[0],
             "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),

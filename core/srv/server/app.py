@@ -57,7 +57,9 @@ def create_app(settings: ServerSettings, client: EngineClient, text: TextProcess
     app.state.service, app.state.lifecycle = service, service.lifecycle
     failures.install(app)
     _add_routes(app, service)
-    app.add_middleware(Guard, key=settings.api_key, responded=service.metrics.responded)
+    app.add_middleware(
+        Guard, key=settings.api_key, responded=service.metrics.responded, busy=lambda: client.waiting > 0
+    )
     return app
 
 

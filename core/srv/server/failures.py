@@ -29,6 +29,7 @@ _TYPES = {
 # What the engine refuses or fails with, by its code; anything else is its own failure.
 _ENGINE_STATUS = {
     "empty_prompt": 400,
+    "invalid_token_id": 400,
     "context_length_exceeded": 400,
     "exceeds_pool": 400,
     "duplicate_request": 409,
@@ -78,11 +79,6 @@ async def _ours(request: Request, error: Exception) -> Response:
     return error_response(status, body)
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return await _ours(request, error)
-
-
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
@@ -100,10 +96,16 @@ async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it: the client left while it was sending the body
 
 
+def unexpected_response(method: str, path: str, error: Exception) -> Response:
+    """The answer to what no handler expects: a 500, and the one place that logs it, with its traceback."""
+    log.error("%s %s failed", method, path, exc_info=error)
+    status, body = describe(error)
+    return error_response(status, body)
+
+
 def install(app: FastAPI) -> None:
-    """Register the handlers. What no handler expects is logged with its traceback and answered with a 500."""
+    """Register the handlers of what is expected to go wrong."""
     app.add_exception_handler(RequestError, _ours)
     app.add_exception_handler(EngineDead, _ours)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unexpected)

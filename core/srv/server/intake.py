@@ -23,6 +23,10 @@ from srv.types import SamplingParams
 
 INLINE_CHARACTERS = 4096  # encoded on the event loop; longer text goes to a thread
 INLINE_TOKENS = 4096
+# A text of more than this many characters for each token that a request may have is looked at in part first: most
+# languages have 2 to 6 a token, so the part alone has too many, and the rest need not be encoded to refuse it.
+PROBE_CHARACTERS = 8
+PROBE_MARGIN = 1.25  # the part must have so many times the tokens: where it ends, a token may be cut in pieces
 TEXT_THREADS = 2
 # Unicode composition shrinks text at most threefold in UTF-8 (a Hangul syllable written as three letters),
 # so a longer prompt than this many times the tokens' bytes cannot fit, whatever the tokenizer normalizes.
@@ -130,8 +134,11 @@ class Intake:
                 param=param,
             )
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of a text, made in a thread if it is long. Raises RequestError if it is hopelessly long."""
+    async def encode(self, text: str, add_special_tokens: bool, param: str, *, to_run: bool = True) -> list[int]:
+        """Token ids of a text, made in a thread if it is long.
+
+        Raises RequestError if it is hopelessly long; with `to_run`, as soon as that is sure for a prompt.
+        """
         # A character has one to four bytes, so the cheap tests decide for most texts.
         sure = len(text) * 4 <= self.max_prompt_bytes or len(text) > self.max_prompt_bytes
         size = len(text) if sure else len(text.encode())
@@ -142,7 +149,19 @@ class Intake:
                 code="context_length_exceeded",
                 param=param,
             )
+        if to_run:
+            await self._refuse_by_part(text, param)
         return await self._compute(lambda: self._text.encode(text, add_special_tokens), len(text) <= INLINE_CHARACTERS)
+
+    async def _refuse_by_part(self, text: str, param: str) -> None:
+        """Refuse a text whose beginning alone has too many tokens, at a cost that its length cannot raise."""
+        room = self._settings.room
+        if len(text) <= max(PROBE_CHARACTERS * room, INLINE_CHARACTERS):
+            return
+        part = text[: PROBE_CHARACTERS * room]
+        found = len(await self._compute(lambda: self._text.encode(part, False), inline=False))
+        if found > PROBE_MARGIN * room:
+            self._room_for(int(found / PROBE_MARGIN), param, "over ")
 
     async def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
         return await self._compute(lambda: self._text.decode(tokens, skip_special_tokens), len(tokens) <= INLINE_TOKENS)
@@ -197,7 +216,7 @@ class Intake:
             score_only=max_tokens == 0,
         )
 
-    def _room_for(self, prompt_tokens: int, param: str) -> int:
+    def _room_for(self, prompt_tokens: int, param: str, about: str = "") -> int:
         settings = self._settings
         if prompt_tokens == 0:
             raise RequestError(
@@ -208,7 +227,7 @@ class Intake:
         if prompt_tokens >= settings.room:
             limit, code = self._limit()
             raise RequestError(
-                f"{param} has {prompt_tokens} tokens and leaves no room for output: {limit}; shorten it",
+                f"{param} has {about}{prompt_tokens} tokens and leaves no room for output: {limit}; shorten it",
                 code=code,
                 param=param,
             )
