@@ -127,10 +127,14 @@ def test_a_member_newer_than_the_plugin_is_not_asked_of_it() -> None:
         check_platform(Lacking(), "srv-example", api=(1, 1), since=since)
 
 
-def test_ops_of_the_right_type_pass() -> None:
+def test_ops_of_the_right_type_pass_and_no_others() -> None:
     live = Good()
-    live.ops = (OpImpl("rms_norm", "plain", lambda args: None, "package:function"),)
-    check_platform(live, "srv-example", name="example")
+    good = OpImpl("rms_norm", "plain", lambda args: None, "package:function")
+    live.ops = (good,)
+    assert create_platform(found(lambda context: live), CONTEXT).ops == (good,)
+    live.ops = (good, "rms_norm")  # type: ignore[assignment]
+    with pytest.raises(PluginError, match=r"Good\.ops\[1\]"):
+        create_platform(found(lambda context: live), CONTEXT)
 
 
 def test_what_create_raises_of_its_own_reaches_the_operator() -> None:

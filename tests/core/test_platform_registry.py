@@ -38,6 +38,27 @@ def test_a_plugin_is_found_with_its_distribution(plugins: Path) -> None:
     assert found.loaded.variants == ("one",)
 
 
+def test_a_platform_is_loaded_when_it_is_asked_for_and_once(plugins: Path) -> None:
+    write_plugin(plugins, "wanted", manifest_source("wanted"))
+    write_plugin(plugins, "unwanted", manifest_source("unwanted"))
+    found = find_platforms()
+    assert {"wanted", "unwanted"} <= set(found)
+    assert found["wanted"] is found["wanted"]
+    assert "plugin_wanted" in sys.modules
+    assert "plugin_unwanted" not in sys.modules
+    assert found.get("nobody's") is None
+
+
+def test_a_plugin_that_replaces_a_whole_module_of_core_is_refused_and_undone(plugins: Path) -> None:
+    import srv.platform.host
+
+    original = srv.platform.host
+    patch = "import sys, types\nsys.modules['srv.platform.host'] = types.ModuleType('srv.platform.host')"
+    write_plugin(plugins, "swapper", manifest_source("swapper", after=patch))
+    assert refused(find_platforms()["swapper"]).member == "srv.platform.host"
+    assert sys.modules["srv.platform.host"] is original
+
+
 def test_a_plugin_that_cannot_be_imported_harms_no_other(plugins: Path) -> None:
     write_plugin(plugins, "fine", manifest_source("fine"))
     write_plugin(plugins, "boom", "raise AssertionError('half written')")

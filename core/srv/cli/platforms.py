@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import ProbeResult
 from srv.platform.probe import DEFAULT_TIMEOUT_S, probe_all
 from srv.platform.registry import Found, find_platforms
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,6 +40,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(namespace: argparse.Namespace) -> int:
     """Probe everything at once and print it."""
+    from rich.console import Console  # here and below: other commands need not wait for it
+
     found = find_platforms()
     results = probe_all(found, namespace.timeout)
     console = Console()
@@ -71,6 +73,8 @@ def record(found: Found, result: ProbeResult) -> dict[str, Any]:
 
 def table(found: Mapping[str, Found], results: Mapping[str, ProbeResult]) -> Table:
     """One row a platform."""
+    from rich.table import Table
+
     grid = Table(title="Platforms", title_justify="left", header_style="bold")
     for heading in ("platform", "from", "available", "variant", "devices"):
         grid.add_column(heading, overflow="fold", no_wrap=heading == "platform")
@@ -83,6 +87,9 @@ def table(found: Mapping[str, Found], results: Mapping[str, ProbeResult]) -> Tab
 
 def remarks(results: Mapping[str, ProbeResult]) -> Table:
     """What keeps a platform from serving here and what to do about it, and what a probe noted."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table.grid(padding=(0, 2))
     for name, result in results.items():
         lines = [Text(note, style="yellow") for note in result.notes]
@@ -94,6 +101,8 @@ def remarks(results: Mapping[str, ProbeResult]) -> Table:
 
 
 def _row(found: Found, result: ProbeResult) -> tuple[Text | str, ...]:
+    from rich.text import Text
+
     simulated = found.manifest is not None and found.manifest.simulated
     name = Text(found.name, style="bold").append(" (simulated)" if simulated else "", style="magenta")
     verdict = Text("yes", style="green") if result.available else Text(f"no: {result.code}", style="red")

@@ -146,7 +146,8 @@ def _missing_files(user: UserInput) -> list[Rejected]:
 
 def _fault(user: UserInput, argument: str, code: str, reason: str, remedy: str) -> Rejected:
     value = user.value(argument)
-    return Rejected(code, argument, None if value is None else str(value), _source(user, argument), reason, remedy)
+    sentence = remedy if remedy.endswith((".", "?")) else f"{remedy}."  # errors end theirs when they print it
+    return Rejected(code, argument, None if value is None else str(value), _source(user, argument), reason, sentence)
 
 
 def _source(user: UserInput, argument: str) -> str:

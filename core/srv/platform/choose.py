@@ -12,7 +12,6 @@ for and cannot be used is an error with its plugin's own reason.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -234,5 +233,7 @@ def _installed(found: Mapping[str, Found]) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
+    import difflib  # only where something was misspelt
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else ""

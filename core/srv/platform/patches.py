@@ -1,37 +1,61 @@
 """Detecting a plugin that patches core: what `srv` consists of, before and after foreign code has run.
 
 Owns the comparison and the undoing; must not know why foreign code was run. Compared are all names of
-loaded `srv` modules and of the classes defined there, by identity, and the code of their functions.
+loaded `srv` modules and of the classes defined there, by identity, and the code of their functions. These are
+thousands of names, looked at in every start of a command: hence the plain loops over dicts.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
 from srv.errors import PluginError
 
 _CORE = __name__.partition(".")[0]
+_ABSENT = object()
 Owner = ModuleType | type
+Change = tuple[str, Callable[[], None]]  # the dotted path of what is not as it was, and what puts it back
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One name of a module or class as it was: its value, and the code behind it if it is a function."""
+class _Seen:
+    """A module or class as it was: its values by name, and the code behind those that are functions."""
 
-    owner: Owner
-    name: str
-    value: Any
-    code: tuple[Any, ...] | None
+    __slots__ = ("codes", "owner", "values")
 
-    @property
-    def path(self) -> str:
-        owner = self.owner
-        prefix = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
-        return f"{prefix}.{self.name}"
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.values: dict[str, Any] = {}
+        self.codes: list[tuple[str, FunctionType, tuple[Any, ...]]] = []
+        for name, value in tuple(vars(owner).items()):
+            function = _function(value)
+            if function is not None:
+                self.codes.append((name, function, _code(function)))
+            elif name.startswith("__"):
+                continue  # interpreter and typing fill these in lazily; dunder functions are what matters of them
+            self.values[name] = value
+
+    def changes(self) -> Iterator[Change]:
+        """Names replaced, added or removed since, and functions that have other code. Submodules may come."""
+        now = dict(vars(self.owner))
+        for name, value in self.values.items():
+            if now.get(name, _ABSENT) is not value:
+                yield _path(self.owner, name), partial(setattr, self.owner, name, value)
+        for name, function, code in self.codes:
+            if any(new is not old for new, old in zip(_code(function), code, strict=True)):
+                yield _path(self.owner, name), partial(_set_code, function, code)
+        for name in now.keys() - self.values.keys():
+            if not name.startswith("__") and not isinstance(now[name], ModuleType):
+                yield _path(self.owner, name), partial(delattr, self.owner, name)
+
+    def foreign(self, origin: str) -> Iterator[Change]:
+        """Functions and classes that come from the package `origin`."""
+        for name, value in self.values.items():
+            if not name.startswith("__") and _home(value).partition(".")[0] == origin:
+                yield _path(self.owner, name), partial(delattr, self.owner, name)
 
 
 class PatchGuard:
@@ -43,78 +67,70 @@ class PatchGuard:
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
-        self._before = {(id(member.owner), member.name): member for member in _members()}
-        self._owners = {id(member.owner) for member in self._before.values()}
-
-    def changes(self) -> tuple[str, ...]:
-        """Dotted paths of what was replaced, added or removed since, sorted."""
-        return tuple(sorted({member.path for member in self._changed()}))
+        self._modules = _modules()
+        self._seen = {id(owner): _Seen(owner) for owner in _owners(self._modules)}
 
     def check(self, distribution: str) -> None:
         """Raise PluginError if core was changed, after putting it back as it was."""
-        changed = self.changes()
-        if not changed:
+        changes = tuple(self._changes(_modules()))
+        if not changes:
             return
-        self._undo()
+        for _, put_back in changes:
+            put_back()
+        paths = sorted({path for path, _ in changes})
         raise PluginError(
             distribution,
-            changed[0],
-            f"it replaced {', '.join(changed)} of srv while it was loaded",
+            paths[0],
+            f"it replaced {', '.join(paths)} of srv while it was loaded",
             "A plugin extends srv through its manifest and the platform object alone; it must not patch core. "
             f"Uninstall {distribution} or ask its maker for a version that does not",
         )
 
-    def _changed(self) -> Iterator[_Member]:
-        now = {(id(member.owner), member.name): member for member in _members()}
-        for key, old in self._before.items():
-            new = now.get(key)
-            if new is None or new.value is not old.value or new.code != old.code:
-                yield old
-        for key, new in now.items():
-            if key not in self._before and self._is_foreign(new):
-                yield new
-
-    def _is_foreign(self, member: _Member) -> bool:
-        """A new name in a known owner, or the plugin's own function in an owner that is new."""
-        if isinstance(member.value, ModuleType) or member.name.startswith("__"):
-            return False
-        if id(member.owner) in self._owners:
-            return True
-        return _home(member.value).partition(".")[0] == self._origin
-
-    def _undo(self) -> None:
-        for member in tuple(self._changed()):
-            old = self._before.get((id(member.owner), member.name))
-            if old is None:
-                delattr(member.owner, member.name)
-                continue
-            setattr(old.owner, old.name, old.value)
-            function = _function(old.value)
-            if function is not None and old.code is not None:
-                function.__code__, function.__defaults__, function.__kwdefaults__ = old.code
+    def _changes(self, modules: dict[str, ModuleType]) -> Iterator[Change]:
+        for name, module in self._modules.items():
+            if modules.get(name) is not module:
+                yield name, partial(sys.modules.__setitem__, name, module)
+        for before in self._seen.values():
+            yield from before.changes()
+        for owner in _owners(modules):
+            if id(owner) not in self._seen:
+                yield from _Seen(owner).foreign(self._origin)
 
 
-def _members() -> Iterator[_Member]:
-    for module_name, module in tuple(sys.modules.items()):
-        if not isinstance(module, ModuleType) or module_name.partition(".")[0] != _CORE:
-            continue
-        yield from _names(module, vars(module))
+def _modules() -> dict[str, ModuleType]:
+    """The loaded modules of core, by name."""
+    return {
+        name: module
+        for name, module in tuple(sys.modules.items())
+        if name.partition(".")[0] == _CORE and isinstance(module, ModuleType)
+    }
+
+
+def _owners(modules: dict[str, ModuleType]) -> Iterator[Owner]:
+    """Modules, and the classes defined in them."""
+    for module_name, module in modules.items():
+        yield module
         for value in tuple(vars(module).values()):
             if isinstance(value, type) and value.__module__ == module_name:
-                yield from _names(value, vars(value))
+                yield value
 
 
-def _names(owner: Owner, names: Mapping[str, Any]) -> Iterator[_Member]:
-    for name, value in tuple(names.items()):
-        function = _function(value)
-        # Interpreter and typing fill dunder attributes in lazily; dunder functions are what matters of them.
-        if function is None and name.startswith("__"):
-            continue
-        code = None if function is None else (function.__code__, function.__defaults__, function.__kwdefaults__)
-        yield _Member(owner, name, value, code)
+def _path(owner: Owner, name: str) -> str:
+    prefix = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+    return f"{prefix}.{name}"
+
+
+def _code(function: FunctionType) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _set_code(function: FunctionType, code: tuple[Any, ...]) -> None:
+    function.__code__, function.__defaults__, function.__kwdefaults__ = code
 
 
 def _function(value: Any) -> FunctionType | None:
+    if isinstance(value, FunctionType):
+        return value
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     elif isinstance(value, property):

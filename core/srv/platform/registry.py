@@ -9,14 +9,17 @@ through `importlib.metadata`, which tells the distribution of each (docs/adr/000
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import cast
 
-from srv.errors import PlatformUnavailable, PluginError
+from srv.errors import PluginError
 from srv.platform.checks import check_backends, check_manifest
 from srv.platform.facts import FAMILIES, BackendSpec, Unfit
 from srv.platform.import_wall import ImportWall
@@ -51,25 +54,37 @@ class Found:
         raise self.error or PluginError(self.distribution, self.name, "brings no manifest", "Reinstall it")
 
 
-def find_platforms(only: str | None = None) -> dict[str, Found]:
+class Platforms(Mapping[str, Found]):
     """Every platform installed, by name, sorted; refused ones carry their error.
 
-    `only`: load no platform but this one, which is quicker; all of them if none of that name is installed.
+    Each is loaded when it is first asked for by name, so that who needs one does not wait for the others.
     """
-    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
-    for entry_point in importlib.metadata.entry_points(group=PLATFORM_GROUP):
-        by_name[entry_point.name].append(entry_point)
-    if only in by_name:
-        return {only: _platform(only, by_name[only])}
-    return {name: _platform(name, by_name[name]) for name in sorted(by_name)}
+
+    def __init__(self, entry_points: Iterable[EntryPoint]) -> None:
+        by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+        for entry_point in entry_points:
+            by_name[entry_point.name].append(entry_point)
+        self._entry_points = {name: by_name[name] for name in sorted(by_name)}
+        self._loaded: dict[str, Found] = {}
+
+    def __getitem__(self, name: str) -> Found:
+        if name not in self._loaded:
+            self._loaded[name] = _platform(name, self._entry_points[name])
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entry_points
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entry_points)
+
+    def __len__(self) -> int:
+        return len(self._entry_points)
 
 
-def find_platform(name: str) -> Found:
-    """One platform by its name, without loading the others. PlatformUnavailable if nobody brings it."""
-    entry_points = list(importlib.metadata.entry_points(group=PLATFORM_GROUP, name=name))
-    if not entry_points:
-        raise PlatformUnavailable(name, "no installed plugin brings it", "Install its plugin.", "unknown_platform")
-    return _platform(name, entry_points)
+def find_platforms() -> Platforms:
+    """The platforms that are installed; none is loaded yet."""
+    return Platforms(_entry_points(PLATFORM_GROUP))
 
 
 def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
@@ -81,12 +96,23 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
     if family not in FAMILIES:
         raise ValueError(f"{family!r} is no backend family; known: {', '.join(FAMILIES)}")
     by_name: dict[str, list[EntryPoint]] = defaultdict(list)
-    for entry_point in importlib.metadata.entry_points(group=f"{BACKEND_GROUP}.{family}"):
+    for entry_point in _entry_points(f"{BACKEND_GROUP}.{family}"):
         owner, _, name = entry_point.name.partition(".")
         if owner == platform:
             by_name[name].append(entry_point)
     specs = [_backend(name, family, by_name[name]) for name in sorted(by_name)]
     return tuple(sorted(specs, key=lambda spec: -spec.priority))
+
+
+def _entry_points(group: str) -> EntryPoints:
+    return _scan(tuple(sys.path)).select(group=group)
+
+
+@functools.lru_cache(maxsize=1)
+def _scan(import_path: tuple[str, ...]) -> EntryPoints:
+    """All entry points. Reading those of every distribution takes milliseconds, and nobody installs one meanwhile."""
+    # Python 3.11 gives it another type, that of groups; both select alike.
+    return cast(EntryPoints, importlib.metadata.entry_points())
 
 
 def _platform(name: str, entry_points: list[EntryPoint]) -> Found:

@@ -13,8 +13,8 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_cuda import unbuilt
 from srv_cuda.facts import VARIANTS
+from srv_cuda.unbuilt import UNBUILT
 
 _CONTROL_DEVICE = Path("/dev/nvidiactl")
 _LIBRARY = "libcuda.so.1"
@@ -75,9 +75,7 @@ def judge(driver: Driver, built_for: str | None) -> ProbeResult:
             device,
             notes,
         )
-    return ProbeResult(
-        False, f"{device.name} is here, but {unbuilt.REASON}", unbuilt.REMEDY, unbuilt.CODE, device, notes
-    )
+    return UNBUILT.found(device, notes)
 
 
 def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
@@ -89,7 +87,7 @@ def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
     if len({each[0] for each in driver.devices}) > 1:
         notes.append(f"the devices differ: {', '.join(each[0] for each in driver.devices)}")
     found = {"driver (CUDA)": f"{driver.version[0]}.{driver.version[1]}"}
-    found.update(versions("torch", "triton", "flashinfer-python"))
+    found.update(versions("torch", "triton", "flashinfer-python", "triton-kernels"))
     memory = min(each[1] for each in driver.devices)
     return DeviceFacts(variant, memory, len(driver.devices), name, found), tuple(notes)
 

@@ -1,8 +1,6 @@
-"""The Ascend NPU platform, described. Imports neither torch nor a vendor's package.
+"""The Ascend NPU platform, described: its device code is not built yet (`srv.platform.unbuilt`).
 
-Its device code is not built yet. What is said here is true all the same: `srv plan --device npu:PROFILE`
-resolves from it, the probe tells what this machine lacks (hardware first), and `create`, like every
-backend's target, refuses with `not_implemented` before a weight is read.
+Imports neither torch nor a vendor's package.
 """
 
 from __future__ import annotations

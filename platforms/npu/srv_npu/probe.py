@@ -11,7 +11,7 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import is_installed, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_npu import unbuilt
+from srv_npu.unbuilt import UNBUILT
 
 _DEV = Path("/dev")
 _MANAGER = "davinci_manager"
@@ -71,7 +71,7 @@ def judge(name: str, memory: int, count: int, found: dict[str, str]) -> ProbeRes
         remedy = "This platform knows A2 (Ascend 910B) and A3 (Ascend 910_93)"
         return ProbeResult(False, f"{name} is not supported yet", remedy, "unsupported_variant")
     device = DeviceFacts(variant, memory, count, name, found)
-    return ProbeResult(False, f"{name} is here, but {unbuilt.REASON}", unbuilt.REMEDY, unbuilt.CODE, device)
+    return UNBUILT.found(device)
 
 
 def variant_of(name: str) -> str | None:

@@ -1,20 +1,8 @@
-"""Stands where the Ascend NPU platform's device code will be: says, in words, that it is not there yet.
-
-The facts of the manifest are true without it (`srv plan` answers from them); what would compute refuses
-before a weight is read.
-"""
+"""Stands where the Ascend NPU platform's device code will be."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from srv.platform.unbuilt import Unbuilt
 
-from srv.errors import PlatformUnavailable
-
-CODE = "not_implemented"
-REASON = "this version of srv describes Ascend NPU devices but cannot compute on them yet"
-REMEDY = "Use `srv plan --device npu:PROFILE` to check flags for such a machine, or serve on another platform"
-
-
-def create(context: object) -> NoReturn:
-    """The manifest's `create`, and the target of its backends."""
-    raise PlatformUnavailable("npu", REASON, REMEDY, CODE)
+UNBUILT = Unbuilt("npu", "Ascend NPU", "srv_npu.unbuilt:create")
+create = UNBUILT.create

@@ -11,8 +11,8 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_rocm import unbuilt
 from srv_rocm.facts import VARIANTS
+from srv_rocm.unbuilt import UNBUILT
 
 _DRIVER = Path("/dev/kfd")
 
@@ -31,9 +31,7 @@ def probe(context: ProbeContext) -> ProbeResult:
         remedy = "Look at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and at rocminfo for what the driver sees"
         return ProbeResult(False, "torch sees no AMD GPU", remedy, "no_device")
     notes = () if device.variant in VARIANTS else (f"{device.variant} is not among {', '.join(VARIANTS)}",)
-    return ProbeResult(
-        False, f"{device.name} is here, but {unbuilt.REASON}", unbuilt.REMEDY, unbuilt.CODE, device, notes
-    )
+    return UNBUILT.found(device, notes)
 
 
 def obstacle(driver: Path, built_for: str | None) -> ProbeResult | None:
@@ -58,5 +56,5 @@ def _ask_torch() -> DeviceFacts | None:
         return None
     first = torch.cuda.get_device_properties(0)
     variant = first.gcnArchName.split(":")[0]
-    found = versions("torch", "triton", "amd-aiter") | {"ROCm": str(torch.version.hip)}
+    found = versions("torch", "triton", "amd-aiter", "triton-kernels") | {"ROCm": str(torch.version.hip)}
     return DeviceFacts(variant, first.total_memory, torch.cuda.device_count(), first.name, found)

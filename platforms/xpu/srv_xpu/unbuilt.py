@@ -1,20 +1,8 @@
-"""Stands where the Intel XPU platform's device code will be: says, in words, that it is not there yet.
-
-The facts of the manifest are true without it (`srv plan` answers from them); what would compute refuses
-before a weight is read.
-"""
+"""Stands where the Intel XPU platform's device code will be."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from srv.platform.unbuilt import Unbuilt
 
-from srv.errors import PlatformUnavailable
-
-CODE = "not_implemented"
-REASON = "this version of srv describes Intel XPU devices but cannot compute on them yet"
-REMEDY = "Use `srv plan --device xpu:PROFILE` to check flags for such a machine, or serve on another platform"
-
-
-def create(context: object) -> NoReturn:
-    """The manifest's `create`, and the target of its backends."""
-    raise PlatformUnavailable("xpu", REASON, REMEDY, CODE)
+UNBUILT = Unbuilt("xpu", "Intel XPU", "srv_xpu.unbuilt:create")
+create = UNBUILT.create
