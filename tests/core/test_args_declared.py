@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from args_world import manifest, resolved, user
 
-from srv.args.cli import read_text
+from srv.args.command_line import read_text
 from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, SPELLINGS, find_any, find_argument
 from srv.args.spec import Argument
 from srv.args.statement import Origin, UserStatement

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from srv.args.cli import Parser, add_arguments
+from srv.args.cli import add_arguments
 from srv.args.config import ARGUMENTS, DEPRECATED
+from srv.args.parser import Parser
 from srv.args.sources import gather
 from srv.args.spec import Argument
 from srv.args.statement import UserInput

@@ -36,7 +36,7 @@ def _imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         name: Found(name, f"{name}-platform", "1.0", each, None) for name, each in [("imagined", rich), ("poor", poor)]
     }
-    monkeypatch.setattr(registry, "find_platforms", lambda only=None: found)
+    monkeypatch.setattr(registry, "find_platforms", lambda: found)
     monkeypatch.setattr(registry, "find_backends", lambda platform, family: ())
 
 
@@ -84,9 +84,25 @@ def test_list_on_a_platform_marks_what_it_has_not(capsys: pytest.CaptureFixture[
     assert " arguments on poor:mk1: " in text
 
 
-@pytest.mark.parametrize("words", ["args list", "args explain port", "launch --help", "plan --help"])
-def test_what_only_tells_of_arguments_starts_quickly(words: str) -> None:
-    """A figure would depend on the machine; what is imported does not."""
+HEAVY = {"torch", "numpy", "transformers", "asyncio", "rich", "yaml", "fastapi", "pydantic", "zmq", "psutil", "jinja2"}
+OF_PLANS = {"msgspec", "importlib.metadata", "srv.args.resolve", "srv.args.statement", "srv.platform.facts", "tempfile"}
+OF_MISTAKES = {"difflib", "srv.args.dialects", "srv.args.yaml", "srv.args.completion"}
+
+
+@pytest.mark.parametrize(
+    ("words", "too_much"),
+    [
+        ("args list", HEAVY | OF_MISTAKES | OF_PLANS),
+        ("args explain port", HEAVY | OF_MISTAKES | OF_PLANS),
+        ("launch --help", HEAVY | OF_MISTAKES | OF_PLANS),
+        ("plan --help", HEAVY | OF_MISTAKES | OF_PLANS),
+        ("plan --device npu:a3 --load-format dummy", HEAVY | OF_MISTAKES - {"difflib"}),
+        ("plan --dialect rtp-llm --device npu:a3", HEAVY),
+        ("--version", HEAVY),
+    ],
+)
+def test_nothing_is_imported_that_a_command_has_no_use_for(words: str, too_much: set[str]) -> None:
+    """How long it takes would depend on the machine; what is imported does not."""
     code = (
         "import sys\n"
         "from srv.cli.main import main\n"
@@ -94,8 +110,8 @@ def test_what_only_tells_of_arguments_starts_quickly(words: str) -> None:
         f"    main({words.split()!r})\n"
         "except SystemExit:\n"
         "    pass\n"
-        "slow = {'torch', 'numpy', 'transformers', 'asyncio', 'rich', 'yaml', 'msgspec', 'importlib.metadata'}\n"
-        "sys.exit(f'imported {sorted(slow & set(sys.modules))}' if slow & set(sys.modules) else 0)\n"
+        f"found = sorted({too_much!r} & set(sys.modules))\n"
+        "sys.exit(f'imported {found}' if found else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -279,6 +295,8 @@ BASH = shutil.which("bash") or ""
         ("srv plan --cuda-graph-m", {"--cuda-graph-max-bs"}),
         ("srv launch --load-format dum", {"dummy"}),
         ("srv launch --sampling-backend py", {"pytorch"}),
+        ("srv launch --dialect r", {"rtp-llm"}),
+        ("srv args translate --from v", {"vllm"}),
     ],
 )
 def test_bash_completes(line: str, offered: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

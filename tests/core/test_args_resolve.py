@@ -211,8 +211,7 @@ def test_capabilities_decide_defaults_and_refuse_what_contradicts_them() -> None
         "disable_radix_cache",
         "disable_overlap_schedule",
         "chunked_prefill_size",
-        "dtype",
-        "kv_cache_dtype",
+        "dtype",  # and not the type of the KV pool, which only follows from it
     }
 
 

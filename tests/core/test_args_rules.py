@@ -18,6 +18,7 @@ from srv.args.defaults import (
     GENERIC_DEFAULTS,
     MODEL_DEFAULTS,
 )
+from srv.args.rules.speculative import trees_by_token
 from srv.args.seen import Facts, View
 from srv.platform.facts import Default
 
@@ -123,6 +124,19 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ),
     ({"enable_hierarchical_cache": True, "enable_lmcache": True}, ("enable_lmcache", "excluded")),
     ({"hicache_storage_backend": "mooncake"}, ("hicache_mem_layout", "excluded")),
+    (
+        {
+            "hicache_storage_backend": "mooncake",
+            "hicache_mem_layout": "page_first",
+            "hicache_io_backend": "direct",
+        },
+        ("hicache_io_backend", "excluded"),
+    ),
+    (
+        {"moe_a2a_backend": "deepep", "deepep_mode": "normal", "disable_graphs": False},
+        ("disable_graphs", "excluded"),
+    ),
+    ({"disaggregation_mode": "prefill", "disable_graphs": False}, ("disable_graphs", "excluded")),
     ({"graph_batch_sizes": (1, 9), "graph_max_batch_size": 8}, ("graph_batch_sizes", "out_of_order")),
 ]
 
@@ -145,6 +159,8 @@ def test_a_rule_is_broken_by_what_it_is_about_and_nothing_else(
         {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ("all",)},
         {"disaggregation_mode": "prefill", "tp_size": 2, "disaggregation_decode_tp": 8},
         {"hicache_storage_backend": "mooncake", "hicache_mem_layout": "page_first"},
+        {"moe_a2a_backend": "deepep", "deepep_mode": "low_latency", "disable_graphs": False},
+        {"disaggregation_mode": "decode", "disable_radix_cache": True, "disable_graphs": False},
     ],
 )
 def test_what_fits_breaks_no_rule(values: dict[str, Any]) -> None:
@@ -184,6 +200,21 @@ def test_a_chain_of_guesses_checks_one_token_more() -> None:
     assert given("speculative_num_draft_tokens", **said) == 7
 
 
+def test_long_pages_are_for_one_guess_at_each_depth() -> None:
+    said = {"speculative_algorithm": "EAGLE", "page_size": 64}
+    assert (given("speculative_num_steps", **said), given("speculative_eagle_topk", **said)) == (3, 1)
+
+
+def test_a_law_for_trees_excepts_whom_it_names() -> None:
+    law, strict = trees_by_token("one", "other"), trees_by_token()
+    tree = {"speculative_eagle_topk": 4, "page_size": 16}
+    for backend, refused in (("one", False), ("other", False), ("third", True)):
+        seen = view((law.argument, *law.reads), decode_attention_backend=backend, **tree)
+        assert (law.check(seen) is not None) == refused
+        assert strict.check(seen) is not None
+    assert law.remedy == "Follow one guess, or name one or other."
+
+
 def test_a_family_with_its_own_head_needs_no_path() -> None:
     said = {"speculative_algorithm": "EAGLE", "model_path": "/m"}
     assert given("speculative_draft_model_path", Facts(device(), DEEPSEEK, CAPABLE), **said) == "/m"
@@ -205,6 +236,8 @@ def test_a_family_with_its_own_head_needs_no_path() -> None:
         ("disaggregation_prefill_pp", {"disaggregation_mode": "prefill", "pp_size": 2}, 2),
         ("disable_radix_cache", {"disaggregation_mode": "decode"}, True),
         ("hicache_mem_layout", {"hicache_storage_backend": "mooncake"}, "page_first"),
+        ("disable_graphs", {"disaggregation_mode": "prefill"}, True),
+        ("disable_graphs", {"moe_a2a_backend": "deepep", "deepep_mode": "normal"}, True),
     ],
 )
 def test_a_default_follows_from_another_argument(argument: str, values: dict[str, Any], expected: object) -> None:
@@ -250,6 +283,8 @@ def test_reserves_are_named_and_sum_up() -> None:
     assert reserved("guesser", speculative_algorithm="NGRAM") == 0
     assert reserved("dp_attention", enable_dp_attention=True) == 4
     assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(0.3)
+    assert reserved("graphs", disable_graphs=False, graph_max_batch_size=96) == pytest.approx(2.5)
+    assert reserved("graphs", disable_graphs=False) == reserved("graphs", graph_max_batch_size=96) == 0
     large = Facts(device(80 * GIB), model(), CAPABLE)
     assert reserved("ranks", large, tp_size=8) == pytest.approx(3.5)
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from srv.args.cli import Parser, add_arguments, unknown_flags
-from srv.args.sources import gather, misspelt_variables
+from srv.args.cli import add_arguments
+from srv.args.command_line import unknown_flags
+from srv.args.config import ARGUMENTS, DEPRECATED, find_any
+from srv.args.parser import Parser
+from srv.args.sources import gather, misspelt_variables, read_environment
 from srv.args.statement import UserInput
 from srv.args.yaml import LONGEST_FILE, read_file, read_text
 from srv.errors import Refusal
@@ -165,3 +168,19 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", tmp_path / "latin", tmp_path / "long", Path("a\0b")):
         _, (rejected,) = read_file(path)
         assert rejected.code == "bad_config_file"
+
+
+@pytest.mark.parametrize("name", [*ARGUMENTS, *DEPRECATED])
+def test_every_argument_has_a_variable_by_each_of_its_names(name: str) -> None:
+    argument = find_any(name)
+    assert argument is not None
+    text = (
+        argument.choices[0] if argument.choices else {bool: "true", int: "7", float: "0.5"}.get(argument.kind.base, "x")
+    )
+    for spelling in argument.names:
+        statements, rejections = read_environment({f"SRV_{spelling.upper()}": text})
+        assert not rejections
+        (said,) = statements
+        assert said.argument == name
+        assert said.source == f"environment SRV_{spelling.upper()}"
+        assert said.value == argument.parse(text)

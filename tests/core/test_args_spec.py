@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import types
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -110,16 +110,24 @@ def test_check_separates_good_from_bad(check: Any, good: Any, bad: Any) -> None:
     assert check.wants
 
 
+def group(**fields: Any) -> Any:
+    """A group of fields, each an annotation and, if it has one, a default."""
+    hints = {name: said[0] for name, said in fields.items()}
+    body: dict[str, Any] = {"__annotations__": hints, "__module__": __name__}
+    body |= {name: said[1] for name, said in fields.items() if len(said) > 1}
+    return types.new_class("Group", (NamedTuple,), exec_body=lambda space: space.update(body))
+
+
 def test_default_that_breaks_its_own_check_is_refused() -> None:
     declared = Annotated[int, Arg("Size.", at_least(1))]
-    bad = dataclasses.make_dataclass("Bad", [("size", declared, 0)], frozen=True)
+    bad = group(size=(declared, 0))
     with pytest.raises(TypeError, match=r"g\.size: its own default must be at least 1"):
         read_group("g", bad)
 
 
 def test_field_without_declaration_or_default_is_refused() -> None:
-    plain = dataclasses.make_dataclass("Plain", [("size", int, 1)], frozen=True)
-    bare = dataclasses.make_dataclass("Bare", [("size", Annotated[int, Arg("Size.")])], frozen=True)
+    plain = group(size=(int, 1))
+    bare = group(size=(Annotated[int, Arg("Size.")],))
     with pytest.raises(TypeError, match=r"g\.size is not declared"):
         read_group("g", plain)
     with pytest.raises(TypeError, match=r"g\.size has no default"):
@@ -127,8 +135,8 @@ def test_field_without_declaration_or_default_is_refused() -> None:
 
 
 def test_name_used_in_two_groups_is_refused() -> None:
-    one = dataclasses.make_dataclass("One", [("size", Annotated[int, Arg("Size.")], 1)], frozen=True)
-    two = dataclasses.make_dataclass("Two", [("width", Annotated[int, Arg("W.", aliases=("size",))], 1)], frozen=True)
+    one = group(size=(Annotated[int, Arg("Size.")], 1))
+    two = group(width=(Annotated[int, Arg("W.", aliases=("size",))], 1))
     with pytest.raises(TypeError, match=r"the name size belongs to a\.size"):
         read_groups({"a": one, "b": two})
 
@@ -154,7 +162,7 @@ def test_config_is_typed_by_group_and_flat_by_name() -> None:
     assert config.schedule == Config().schedule
     with pytest.raises(KeyError):
         config.get("nothing")
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         config.memory.page_size = 1  # type: ignore[misc]
 
 

@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from args_world import model
 
-from srv.args.cli import read_text
+from srv.args.command_line import read_text
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.spec import Argument
 from srv.args.statement import Origin, UserInput, UserStatement
+from srv.cli.main import main
 from srv.cli.survey import Target, make_target, resolve_for
 from srv.errors import Refusal, Rejected
 from srv.memory.budget import estimate
+from srv.platform.facts import FAMILIES
 from srv.platform.registry import find_platforms
 
 FOUND = {name: found for name, found in find_platforms().items() if found.error is None}
 PROFILES = [(name, profile) for name, found in FOUND.items() for profile in found.loaded.facts.profiles]
 BUILT_IN = {"cpu", "cuda", "rocm", "npu", "xpu"}
+NAMED = {  # every backend that any platform has: each is one that the others have not
+    family: tuple({spec.name: None for found in FOUND.values() for spec in found.loaded.facts.backends.get(family, ())})
+    for family in FAMILIES
+}
 NUMBERS = ("-1", "0", "1", "2", "3", "64", "127", "128", "65535", "65536", "9" * 18, "-0.5", "0.5", "1.0", "1e9")
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
 LISTS = ("1,2", "2,1", "default", "tse,1,2,3", "custom,1", "all", "q_proj", "a=b")
 TEXTS = ("x", "auto", "{}", '{"a": 1}', "[]", "[1]", "/nowhere/x", " ")
 
 
 def texts(argument: Argument) -> tuple[str, ...]:
-    """Every choice; both booleans; boundaries of numbers and what lies beyond them; some texts for the rest."""
+    """Every choice and synonym; both booleans; numbers on, below and above each boundary; some texts for the rest."""
     if argument.kind.base is bool:
-        return ("true", "false")
+        return ("true", "false", "maybe")
     if argument.choices:
-        return (*argument.choices, "no-such-choice")
+        return (*argument.choices, *(word for word, _ in argument.arg.synonyms), "no-such-choice")
     if argument.kind.many:
         return (*LISTS, *NUMBERS[:5])
     if argument.kind.base in (int, float):
-        return NUMBERS
-    return (*TEXTS, *SPELLINGS.published.get(argument.name, ()))
+        return tuple(dict.fromkeys((*boundaries(argument), *NUMBERS)))
+    return (*TEXTS, *SPELLINGS.published.get(argument.name, ()), *NAMED.get(argument.arg.family or "", ()))
+
+
+def boundaries(argument: Argument) -> Iterator[str]:
+    """Numbers at which the argument's check, as its schema has it, may turn; and the nearest on either side."""
+    schema = dict(argument.arg.check.schema) if argument.arg.check else {}
+    laws = [schema, *schema.get("anyOf", ())]
+    keywords = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const")
+    found = [law[keyword] for law in laws for keyword in keywords if keyword in law]
+    step = 1 if argument.kind.base is int else 1e-6
+    for number in (*found, *schema.get("enum", ())):
+        yield from (f"{number + by:.9g}" for by in (-step, 0, step))
+
+
+def test_boundaries_are_those_of_the_check() -> None:
+    assert set(boundaries(ARGUMENTS["page_size"])) == {"0", "1", "2"}
+    assert {"-2", "-1", "0", "1"} <= set(boundaries(ARGUMENTS["chunked_prefill_size"]))
+    assert {"-1e-06", "1e-06", "0.999999", "1", "1.000001"} <= set(boundaries(ARGUMENTS["mem_fraction_static"]))
+    unbounded = [
+        each.name
+        for each in ARGUMENTS.values()
+        if each.kind.base in (int, float) and not each.kind.many and each.arg.check and not tuple(boundaries(each))
+    ]
+    assert unbounded == []
 
 
 @cache
@@ -94,6 +138,28 @@ def test_implemented_arguments_get_an_answer_everywhere(platform: str, profile: 
 @pytest.mark.parametrize(("platform", "profile"), PROFILES)
 def test_all_arguments_get_an_answer_everywhere(platform: str, profile: str) -> None:
     assert faults(iter(ARGUMENTS.values()), target(platform, profile)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platform", "profile"), [("cpu", "avx512"), ("cuda", "sm90"), ("npu", "a2")])
+def test_the_command_answers_as_the_sweep_does(
+    platform: str, profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`srv plan` itself: status 0 or 2, and all it says of a refusal in JSON; values that open files apart."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    on = ("plan", "--json", "--load-format=dummy", f"--model-path={tmp_path}", f"--device={platform}:{profile}")
+    for argument in ARGUMENTS.values():
+        if argument.name in ("device", "model_path", "load_format"):
+            continue
+        for text in texts(argument)[:6]:
+            if argument.kind.base is bool:
+                words = [argument.flag] if text == "true" else []
+            else:
+                words = [f"{argument.flag}={text}"]
+            status = main([*on, *words])
+            told = json.loads(capsys.readouterr().out)
+            assert status == (0 if told["accepted"] else 2), words
+            assert faulty(tuple(Rejected(**each) for each in told.get("refusals", ()))) == [], words
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS.values(), ids=lambda argument: argument.name)

@@ -26,7 +26,7 @@ def _imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     """One platform, "imagined", and no SRV_ variable of whoever runs the tests."""
     platform = manifest(backend("plain", 1), backend("wide", 9))
     found = {"imagined": Found("imagined", "imagined-platform", "1.0", platform, None)}
-    monkeypatch.setattr(registry, "find_platforms", lambda only=None: found)
+    monkeypatch.setattr(registry, "find_platforms", lambda: found)
     monkeypatch.setattr(registry, "find_backends", lambda platform, family: ())
     for argument in ARGUMENTS.values():
         monkeypatch.delenv(argument.variable, raising=False)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from srv.args.cli import Parser
-from srv.cli.translate import add_translate, expand_dialect
+from srv.args.parser import Parser
+from srv.cli.dialect import expand_dialect
+from srv.cli.translate import add_translate
 from srv.errors import Refusal
 
 
@@ -84,25 +85,22 @@ def test_json_says_whether_all_of_it_was_accepted(capsys: pytest.CaptureFixture[
 
 def test_words_without_a_dialect_stay_as_they_are() -> None:
     for words in ([], ["args", "list"], ["launch", "--tp-size", "2"], ["args", "--dialect", "vllm"]):
-        assert expand_dialect(words) == words
+        assert expand_dialect(words) == (words, None)
 
 
-def test_launch_and_plan_take_foreign_words(capsys: pytest.CaptureFixture[str]) -> None:
-    expanded = expand_dialect(["plan", "--json", "--dialect", "rtp-llm", "--tp_size", "2", "--reuse_cache", "0"])
-    assert expanded == ["plan", "--json", "--tp-size", "2", "--disable-radix-cache"]
-    assert capsys.readouterr().err == "note: --reuse_cache false: disable_radix_cache = true\n"
-    assert expand_dialect(["launch", "--dialect=vllm", "m", "--max-num-seqs", "8"]) == [
-        "launch",
-        "--model-path",
-        "m",
-        "--max-running-requests",
-        "8",
-    ]
+def test_launch_and_plan_keep_their_own_words() -> None:
+    words, translation = expand_dialect(["plan", "--json", "--dialect", "rtp-llm", "--tp_size", "2", "--m-split", "4"])
+    assert words == ["plan", "--json"]
+    assert translation is not None
+    assert translation.values == {"tp_size": 2}
+    assert [each.code for each in translation.rejections] == ["no_equivalent"]
+    words, translation = expand_dialect(["launch", "--dialect=sglang", "--model", "m", "--config=own.yaml"])
+    assert words == ["launch", "--config", "own.yaml"]
+    assert translation is not None
+    assert translation.values == {"model_path": "m"}
 
 
-def test_foreign_words_that_cannot_be_said_are_refused() -> None:
-    with pytest.raises(Refusal, match="Did you mean --tp-size"):
-        expand_dialect(["launch", "--dialect", "rtp-llm", "--tp_sizes", "2"])
+def test_a_dialect_must_be_named_and_known() -> None:
     with pytest.raises(Refusal, match="There are: rtp-llm, vllm, sglang"):
         expand_dialect(["launch", "--dialect", "tgi"])
     with pytest.raises(Refusal, match="no engine follows it"):

@@ -12,9 +12,10 @@ from dialects_reference import RTP_LLM_PAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srv.args.cli import Parser, add_arguments
+from srv.args.cli import add_arguments
 from srv.args.config import ARGUMENTS
 from srv.args.dialects import DIALECTS, Row, Translation, read_dialect, translate
+from srv.args.parser import Parser
 from srv.args.sources import gather
 from srv.args.yaml import read_text
 
@@ -363,3 +364,11 @@ def test_whatever_is_translated_the_command_line_knows(dialect: str) -> None:
         for words in (arguments(row), [row.name, *list(row.values)[:1]]):
             translation = translate(dialect, words, memory)
             assert parser.parse_known_args(translation.words, argparse.Namespace())[1] == [], row.name
+
+
+def test_a_bare_word_is_the_model_wherever_it_stands() -> None:
+    """As vLLM reads it; a second one is nobody's."""
+    read = translate("vllm", ["--tensor-parallel-size", "2", "x/m", "--port=1"])
+    assert read.values == {"tp_size": 2, "model_path": "x/m", "port": 1}
+    (refused,) = translate("vllm", ["x/m", "--port=1", "x/n"]).rejections
+    assert (refused.code, refused.what) == ("unexpected_word", "x/n")

@@ -21,6 +21,8 @@ from e2e_support import Server, free_port, greedy, launched, wait_until
 from test_e2e_launch_errors import launch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from srv_matrix.pytest_plugin import covers
+
 pytestmark = pytest.mark.e2e
 
 CONTEXT = 100_000  # as many steps take the little model many seconds
@@ -116,6 +118,7 @@ def test_config(plain: Server, other: Server) -> None:
     assert "serve.yaml" not in str(told[0])
 
 
+@covers("host")
 def test_host(plain: Server, other: Server) -> None:
     for server, there, not_there in ((plain, "127.0.0.1", "127.0.0.2"), (other, "127.0.0.2", "127.0.0.1")):
         assert httpx.get(f"http://{there}:{server.port}/health", timeout=5).status_code == 200
@@ -131,6 +134,7 @@ def test_port(plain: Server, other: Server) -> None:
         httpx.get(f"http://127.0.0.1:{other.port}/health", timeout=5)
 
 
+@covers("served_model_name")
 def test_served_model_name(plain: Server, other: Server) -> None:
     assert (plain.model(), other.model()) == ("letters", "another")
     for server, known, unknown in ((plain, "letters", "another"), (other, "another", "letters")):
@@ -138,6 +142,7 @@ def test_served_model_name(plain: Server, other: Server) -> None:
         assert reason(server.post("/v1/completions", model=unknown, prompt="a", max_tokens=1))[0] == 404
 
 
+@covers("context_length=50000")
 def test_context_length(plain: Server, other: Server) -> None:
     prompt = [3] * 500
     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 50_000, "ignore_eos": True}}
@@ -147,11 +152,13 @@ def test_context_length(plain: Server, other: Server) -> None:
         pass  # the plain server takes it
 
 
+@covers("tokenizer_path")
 def test_tokenizer_path(plain: Server, other: Server) -> None:
     told = [server.post("/tokenize", prompt="a b").json()["tokens"] for server in (plain, other)]
     assert told == [[0, 1], [25, 24]]
 
 
+@covers("chat_template")
 def test_chat_template(plain: Server, other: Server) -> None:
     counts = []
     for server in (plain, other):
@@ -160,6 +167,7 @@ def test_chat_template(plain: Server, other: Server) -> None:
     assert counts == [2, 4]
 
 
+@covers("api_key")
 def test_api_key(plain: Server, other: Server) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     assert httpx.post(f"{plain.base}/v1/completions", json=body, timeout=30).status_code == 200
@@ -167,6 +175,7 @@ def test_api_key(plain: Server, other: Server) -> None:
     assert reason(other.post("/v1/completions", **body)) == (200, "")
 
 
+@covers("log_level=info", "log_level=warning")
 def test_log_level(plain: Server, other: Server) -> None:
     for server in (plain, other):
         assert reason(server.post("/v1/completions", prompt="a", max_tokens=1)) == (200, "")
@@ -175,12 +184,14 @@ def test_log_level(plain: Server, other: Server) -> None:
         assert line not in other.log_text()
 
 
+@covers("max_request_bytes=16777216", "max_request_bytes=4096")
 def test_max_request_bytes(plain: Server, other: Server) -> None:
     body = {"prompt": "a" * 5000, "max_tokens": 1}
     assert reason(plain.post("/v1/completions", **body)) == (200, "")
     assert reason(other.post("/v1/completions", **body))[0] == 413
 
 
+@covers("max_stop_strings=16", "max_stop_strings=1")
 def test_max_stop_strings(plain: Server, other: Server) -> None:
     for stop, status in ((["x"], 200), (["x", "y"], 400)):
         assert plain.post("/v1/completions", prompt="a", max_tokens=1, stop=stop).status_code == 200
@@ -222,12 +233,19 @@ def queued(server: Server) -> list[tuple[int, str]]:
     return answers
 
 
+@covers("max_queued_requests=4096", "max_queued_requests=1")
 def test_max_queued_requests(plain: Server, other: Server) -> None:
     assert queued(plain) == [(200, ""), (200, "")]
     assert queued(other) == [(503, "queue_full"), (200, "")]
 
 
-@pytest.mark.parametrize(("seconds", "ends"), [("60", "length"), ("0.2", "abort")])
+@pytest.mark.parametrize(
+    ("seconds", "ends"),
+    [
+        pytest.param("60", "length", marks=covers("graceful_shutdown_seconds=60.0")),
+        pytest.param("0.2", "abort", marks=covers("graceful_shutdown_seconds=0.2")),
+    ],
+)
 def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, ends: str) -> None:
     """Told to stop, one server lets the request come to its end, and the other one cuts it."""
     count = {"60": 2_000, "0.2": 90_000}[seconds]
@@ -244,6 +262,7 @@ def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, en
     assert answers[0]["meta_info"]["finish_reason"]["type"] == ends
 
 
+@covers("engine_start_timeout_seconds=900.0", "engine_start_timeout_seconds=0.05")
 def test_engine_start_timeout_seconds(model: Path, plain: Server) -> None:
     """What the plain server was given time for, a launch without patience gives up."""
     assert plain.health() == 200

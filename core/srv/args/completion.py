@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from srv.args.cli import Parser
+from srv.args.parser import Parser
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from srv.args.groups.cache import CacheArgs
 from srv.args.groups.debug import DebugArgs
@@ -33,25 +33,24 @@ from srv.args.spellings import Spellings, read_spellings
 from srv.errors import InternalError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(NamedTuple):
     """Every argument's value. `Config()` holds the declared defaults."""
 
-    model: ModelArgs = field(default_factory=ModelArgs)
-    weights: WeightsArgs = field(default_factory=WeightsArgs)
-    platform: PlatformArgs = field(default_factory=PlatformArgs)
-    memory: MemoryArgs = field(default_factory=MemoryArgs)
-    cache: CacheArgs = field(default_factory=CacheArgs)
-    schedule: ScheduleArgs = field(default_factory=ScheduleArgs)
-    server: ServerArgs = field(default_factory=ServerArgs)
-    observe: ObserveArgs = field(default_factory=ObserveArgs)
-    parallel: ParallelArgs = field(default_factory=ParallelArgs)
-    experts: ExpertsArgs = field(default_factory=ExpertsArgs)
-    speculative: SpeculativeArgs = field(default_factory=SpeculativeArgs)
-    lora: LoraArgs = field(default_factory=LoraArgs)
-    graphs: GraphsArgs = field(default_factory=GraphsArgs)
-    disaggregation: DisaggregationArgs = field(default_factory=DisaggregationArgs)
-    debug: DebugArgs = field(default_factory=DebugArgs)
+    model: ModelArgs = ModelArgs()
+    weights: WeightsArgs = WeightsArgs()
+    platform: PlatformArgs = PlatformArgs()
+    memory: MemoryArgs = MemoryArgs()
+    cache: CacheArgs = CacheArgs()
+    schedule: ScheduleArgs = ScheduleArgs()
+    server: ServerArgs = ServerArgs()
+    observe: ObserveArgs = ObserveArgs()
+    parallel: ParallelArgs = ParallelArgs()
+    experts: ExpertsArgs = ExpertsArgs()
+    speculative: SpeculativeArgs = SpeculativeArgs()
+    lora: LoraArgs = LoraArgs()
+    graphs: GraphsArgs = GraphsArgs()
+    disaggregation: DisaggregationArgs = DisaggregationArgs()
+    debug: DebugArgs = DebugArgs()
 
     def get(self, name: str) -> Any:
         """The value of an argument by its name; KeyError if there is none of that name."""
@@ -74,7 +73,7 @@ class Config:
         return make_config(values)
 
 
-GROUPS: Mapping[str, type] = MappingProxyType(
+GROUPS: Mapping[str, type[NamedTuple]] = MappingProxyType(
     {
         "model": ModelArgs,
         "weights": WeightsArgs,
@@ -126,7 +125,8 @@ def make_config(values: Mapping[str, Any]) -> Config:
     made: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for name, value in values.items():
         made[ARGUMENTS[name].group][name] = value
-    return Config(**{item.name: GROUPS[item.name](**made[item.name]) for item in fields(Config)})
+    defaults = Config()
+    return defaults._replace(**{group: getattr(defaults, group)._replace(**said) for group, said in made.items()})
 
 
 def find_argument(spelling: str) -> Argument | None:

@@ -67,8 +67,8 @@ def _contradictions(statements: Sequence[UserStatement]) -> list[Rejected]:
 
 
 def _told(said: UserStatement) -> str:
-    flag = _flag(said.name or said.argument)
-    return said.source if flag in said.source else f"{said.source} with {flag}"
+    """Where he said it, with the flag unless that place names one already."""
+    return said.source if "--" in said.source else f"{said.source} with {_flag(said.name or said.argument)}"
 
 
 def _flag(name: str) -> str:

@@ -42,6 +42,13 @@ class Kind:
             return " | ".join(self.choices)
         return f"list of {self.base.__name__.lower()}" if self.many else self.base.__name__.lower()
 
+    @property
+    def wanted(self) -> str:
+        """What to give, in words: "a whole number", "one of a, b"."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        return f"a list, each {_NAMES[self.base]}" if self.many else _NAMES[self.base]
+
     def parse(self, text: str) -> Any:
         """The value of a text from a command line or an environment variable (lists: comma-separated)."""
         if self.many:

@@ -50,12 +50,16 @@ class OwnedDefault:
 
 @dataclass
 class _Work:
-    """What resolution knows so far. `values` holds decided arguments and quantities by name."""
+    """What resolution knows so far.
+
+    `values` holds decided arguments and quantities by name, `derived` what a value was computed from that no user set.
+    """
 
     facts: Facts
     said: dict[str, list[Statement]] = field(default_factory=lambda: {name: [] for name in ARGUMENTS})
     values: dict[str, Any] = field(default_factory=dict)
     stories: dict[str, Story] = field(default_factory=dict)
+    derived: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
     rejections: list[Rejected] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
@@ -116,7 +120,7 @@ def _take_user(work: _Work, user: UserInput, manifest: Manifest | None) -> None:
             work.reject(argument.name, "bad_value", given.value, given.source, f"it {against}", remedy)
             continue
         if planned := argument.why_planned(given.value):
-            remedy = f"Leave it at {argument.show(argument.default)}." if argument.arg.planned else _others(argument)
+            remedy = _untouched(argument) if argument.arg.planned else _others(argument)
             work.reject(argument.name, "planned", given.value, given.source, planned, remedy)
             continue
         needs = argument.arg.needs
@@ -130,6 +134,11 @@ def _take_user(work: _Work, user: UserInput, manifest: Manifest | None) -> None:
         work.said[argument.name].append(
             Statement(argument.name, given.value, Layer.USER, given.source, reason, given.origin)
         )
+
+
+def _untouched(argument: Argument) -> str:
+    """A remedy: what the argument is if nobody sets it."""
+    return "Leave it out." if argument.default is None else f"Leave it at {argument.show(argument.default)}."
 
 
 def _others(argument: Argument) -> str:
@@ -228,7 +237,8 @@ def _decide_argument(work: _Work, name: str, defaults: Sequence[OwnedDefault]) -
         view = View(owned.owner, member, work.facts, owned.default.reads, work.values)
         value = ask(owned.owner, member, owned.default.compute, view)
         if value is not None:
-            said.append(Statement(name, _valid(value, name, owned), owned.layer, owned.owner, owned.default.reason))
+            value, reason = _valid(value, name, owned), owned.default.reason
+            said.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
     if not any(each.layer is Layer.GENERIC for each in said):
         said.append(Statement(name, argument.default, Layer.GENERIC, "srv", GENERIC_REASON))
     ranked = sorted(said, key=lambda each: (each.layer, each.origin), reverse=True)
@@ -236,6 +246,7 @@ def _decide_argument(work: _Work, name: str, defaults: Sequence[OwnedDefault]) -
     _refuse_disagreement(work, winner, said)
     shadowed = tuple(each for each in ranked if each is not winner and each.value is not None)
     work.values[name] = winner.value
+    work.derived[name] = winner.reads
     work.stories[name] = Story(name, winner.value, winner.owner, winner.layer, winner.reason, shadowed)
 
 
@@ -281,26 +292,27 @@ def _check_constraints(work: _Work, manifest: Manifest | None) -> None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
         theirs = (*manifest.facts.constraints, *refusing(manifest.facts.support))
         owned += [(f"platform {manifest.name}", each) for each in theirs]
-    for owner, constraint in owned:
-        reads = {constraint.argument, *constraint.reads}
-        member = f"constraint {constraint.code} on {constraint.argument}"
-        unknown = next((name for name in reads if name not in ARGUMENTS and name not in QUANTITIES), None)
-        if unknown is None and constraint.argument not in ARGUMENTS:
-            unknown = constraint.argument
-        if unknown is not None:
-            raise PluginError(owner, member, f"{unknown} is no argument", "It must name arguments of srv.")
-        if reads & work.refused:
-            continue  # judged on a value that will not stand, it would only repeat the refusal
-        reason = ask(owner, member, constraint.check, View(owner, member, work.facts, reads, work.values))
-        if reason is not None:
-            story = work.stories[constraint.argument]
-            clause = reason if owner == "srv" else f"{reason} ({owner} says so)"
-            rejected = Rejected(
-                constraint.code,
-                constraint.argument,
-                ARGUMENTS[constraint.argument].show(story.value),
-                story.owner,
-                clause,
-                constraint.remedy,
-            )
-            work.rejections.append(rejected)
+    found = [rejected for owner, each in owned if (rejected := _judge(work, owner, each)) is not None]
+    faulty = work.refused | {rejected.what for rejected in found}
+    # What was computed from a value that will not stand would only repeat the refusal of that one.
+    work.rejections += [rejected for rejected in found if not faulty.intersection(work.derived[rejected.what])]
+
+
+def _judge(work: _Work, owner: str, constraint: Constraint) -> Rejected | None:
+    """The refusal of what breaks a constraint; None too if one of the values it reads is refused already."""
+    reads = {constraint.argument, *constraint.reads}
+    member = f"constraint {constraint.code} on {constraint.argument}"
+    unknown = next((name for name in reads if name not in ARGUMENTS and name not in QUANTITIES), None)
+    if unknown is None and constraint.argument not in ARGUMENTS:
+        unknown = constraint.argument
+    if unknown is not None:
+        raise PluginError(owner, member, f"{unknown} is no argument", "It must name arguments of srv.")
+    if reads & work.refused:
+        return None
+    reason = ask(owner, member, constraint.check, View(owner, member, work.facts, reads, work.values))
+    if reason is None:
+        return None
+    story = work.stories[constraint.argument]
+    shown = ARGUMENTS[constraint.argument].show(story.value)
+    clause = reason if owner == "srv" else f"{reason} ({owner} says so)"
+    return Rejected(constraint.code, constraint.argument, shown, story.owner, clause, constraint.remedy)

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from srv.args.cli import read_command_line, read_text, unknown_flags
+from srv.args.command_line import read_command_line, read_text, read_translation, unknown_flags
 from srv.args.config import ARGUMENTS, find_any
 from srv.args.deprecated import translate
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserInput, UserStatement
-from srv.args.yaml import read_file
 from srv.errors import Rejected
 
 _PREFIX = "SRV_"
@@ -20,17 +19,26 @@ _PREFIX = "SRV_"
 def gather(namespace: argparse.Namespace, environment: Mapping[str, str]) -> UserInput:
     """Everything the user said, by a namespace of `add_arguments` and the process's environment.
 
-    Refusals are collected in the result, for `resolve` to raise together with its own.
+    The namespace may hold `unknown` (words that no flag took), `config` (a file) and `translation` (what words of
+    another engine come to). Refusals are collected in the result, for `resolve` to raise together with its own.
     """
     statements, rejections = read_command_line(namespace)
     rejections += unknown_flags(getattr(namespace, "unknown", ()))
+    told: list[str] = []
+    if (translation := getattr(namespace, "translation", None)) is not None:
+        more, refused = read_translation(translation)
+        statements, rejections, told = statements + more, rejections + refused, list(translation.notes)
     more, refused = read_environment(environment)
     statements, rejections = statements + more, rejections + refused
     if (config := getattr(namespace, "config", None)) is not None:
+        from srv.args.yaml import read_file  # only who has a file waits for a YAML parser
+
         more, refused = read_file(Path(config))
         statements, rejections = statements + more, rejections + refused
     statements, contradictions, notes = translate(statements)
-    return UserInput(tuple(statements), (*rejections, *contradictions), (*notes, *misspelt_variables(environment)))
+    return UserInput(
+        tuple(statements), (*rejections, *contradictions), (*told, *notes, *misspelt_variables(environment))
+    )
 
 
 def _of_variable(variable: str) -> Argument | None:

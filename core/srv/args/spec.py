@@ -9,11 +9,11 @@ rows of docs and support matrix all come from there. Resolution and command line
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from srv.args.checks import Check
 from srv.args.kinds import Kind, kind_of
@@ -147,8 +147,8 @@ class Argument:
         return self.arg.planned or next((why for word, why in self.arg.planned_values if word == value), None)
 
     def asks_for_automatic(self, value: Any) -> bool:
-        """Whether the value is the word "auto", which leaves the choice to the layers below."""
-        return bool(value == AUTO and AUTO in self.choices)
+        """Whether the value is the word "auto" and means something here: that the layers below choose."""
+        return bool(value == AUTO and (AUTO in self.choices or self.default == AUTO))
 
     def show(self, value: Any) -> str:
         """The value as a user would write it; a secret one is hidden."""
@@ -161,27 +161,27 @@ class Argument:
         return ",".join(str(part) for part in value) if self.kind.many else str(value)
 
 
-def read_group(name: str, declaration: type) -> tuple[Argument, ...]:
-    """The arguments that a frozen group dataclass declares; TypeError names a field that is not well declared."""
-    hints = get_type_hints(declaration, include_extras=True)
-    return tuple(_read_field(name, field, hints[field.name]) for field in dataclasses.fields(declaration))
+def read_group(name: str, declaration: type[NamedTuple]) -> tuple[Argument, ...]:
+    """The arguments that a group declares; TypeError names a field that is not well declared."""
+    hints, defaults = inspect.get_annotations(declaration), declaration._field_defaults
+    return tuple(_read_field(name, field, hints[field], defaults) for field in declaration._fields)
 
 
-def _read_field(group: str, field: dataclasses.Field[Any], hint: Any) -> Argument:
+def _read_field(group: str, field: str, hint: Any, defaults: Mapping[str, Any]) -> Argument:
     if get_origin(hint) is not Annotated or not isinstance(get_args(hint)[1], Arg):
-        raise TypeError(f"{group}.{field.name} is not declared as Annotated[type, Arg(...)]")
-    if field.default is dataclasses.MISSING:
-        raise TypeError(f"{group}.{field.name} has no default")
+        raise TypeError(f"{group}.{field} is not declared as Annotated[type, Arg(...)]")
+    if field not in defaults:
+        raise TypeError(f"{group}.{field} has no default")
     base, arg = get_args(hint)[:2]
-    argument = Argument(field.name, group, kind_of(base), field.default, arg)
-    against = argument.against(field.default)
+    argument = Argument(field, group, kind_of(base), defaults[field], arg)
+    against = argument.against(defaults[field])
     if against is not None:
-        raise TypeError(f"{group}.{field.name}: its own default {against}")
+        raise TypeError(f"{group}.{field}: its own default {against}")
     return argument
 
 
 def read_groups(
-    groups: Mapping[str, type],
+    groups: Mapping[str, type[NamedTuple]],
     spellings: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     old_names: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Mapping[str, Argument]:
@@ -207,5 +207,7 @@ def read_groups(
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The name most like `word`, if any is like it at all."""
+    import difflib  # for mistakes alone
+
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)
     return close[0] if close else None

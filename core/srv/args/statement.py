@@ -8,11 +8,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from srv.args.config import ARGUMENTS, Config
 from srv.errors import Rejected
-from srv.platform.facts import BackendSpec, DeviceFacts
+
+if TYPE_CHECKING:
+    from srv.platform.facts import BackendSpec, DeviceFacts
 
 
 class Layer(enum.IntEnum):
@@ -64,7 +66,10 @@ class UserInput:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A value for an argument, with its layer, its owner and the clause after "because"."""
+    """A value for an argument, with its layer, its owner and the clause after "because".
+
+    `reads`: the arguments and quantities that it was computed from.
+    """
 
     argument: str
     value: Any
@@ -72,6 +77,7 @@ class Statement:
     owner: str
     reason: str
     origin: Origin = Origin.COMMAND_LINE
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

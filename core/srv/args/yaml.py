@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from srv.args.cli import SOURCE, bad_value
+from srv.args.command_line import bad_value
 from srv.args.config import all_names, find_any, plain_name
+from srv.args.parser import SOURCE
 from srv.args.spec import nearest
 from srv.args.statement import Origin, UserStatement
 from srv.errors import Rejected

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from srv.args import explain
 from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, SPELLINGS
 from srv.args.spec import STATUSES, Argument
-from srv.args.statement import UserInput
-from srv.args.support import REFUSED, by_argument, on_variant, said_of_argument
 from srv.cli.translate import add_translate
 from srv.errors import Refusal
 
@@ -93,6 +91,8 @@ def _device_status(manifest: Manifest, device: DeviceFacts, argument: Argument) 
         return argument.status
     if argument.arg.needs and argument.arg.needs not in manifest.facts.capabilities(device):
         return UNSUPPORTED
+    from srv.args.support import REFUSED, by_argument, on_variant, said_of_argument
+
     said = said_of_argument(on_variant(device.variant, by_argument(manifest.facts.support).get(argument.name, ())))
     return UNSUPPORTED if said is not None and said.status in REFUSED else argument.status
 
@@ -122,6 +122,7 @@ def run_schema(_: argparse.Namespace) -> int:
 def run_completion(namespace: argparse.Namespace) -> int:
     """Print a completion script."""
     from srv.args.completion import script
+    from srv.args.dialects import DIALECTS
     from srv.cli.main import build_parser
 
     values = {
@@ -129,6 +130,7 @@ def run_completion(namespace: argparse.Namespace) -> int:
         for argument in ARGUMENTS.values()
         for flag in argument.flags
     }
+    values |= {"--dialect": DIALECTS, "--from": DIALECTS}
     print(script(namespace.shell, build_parser(), values), end="")
     return 0
 
@@ -149,6 +151,7 @@ def run_explain(namespace: argparse.Namespace) -> int:
 
 def _on_device(argument: Argument, device: str) -> tuple[str, list[str]]:
     """The argument's story on a device if nobody sets anything, and the backends that it could name there."""
+    from srv.args.statement import UserInput
     from srv.cli.plan import find_target
     from srv.cli.survey import resolve_for
 

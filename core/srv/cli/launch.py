@@ -43,7 +43,7 @@ _BACKLOG = 2048  # connections that wait to be accepted; uvicorn's own figure
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from srv.args.cli import add_arguments
-    from srv.cli.translate import add_dialect
+    from srv.cli.dialect import add_dialect
 
     parser = subparsers.add_parser("launch", help="serve a model", description="Serve a model over HTTP.")
     add_arguments(parser)

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import srv
-from srv.args.cli import Parser, unknown_flags
-from srv.args.spec import nearest
-from srv.cli.translate import expand_dialect
+from srv.args.parser import Parser
+from srv.cli.dialect import expand_dialect
 from srv.errors import InternalError, PluginError, Refusal, Rejected, SrvError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    words = expand_dialect(words)
+    words, translation = expand_dialect(words)
     known = bool(words) and words[0] in COMMANDS
     further = () if known else _further_commands()
     _refuse_unknown_command(words, (*COMMANDS, *(each.name for each in further)))
@@ -57,8 +56,10 @@ def _run(words: list[str]) -> int:
     if getattr(namespace, "handler", None) is None:
         parser.print_help()
         return 0
-    namespace.unknown = unknown
+    namespace.unknown, namespace.translation = unknown, translation
     if unknown and not getattr(namespace, "takes_server_arguments", False):
+        from srv.args.command_line import unknown_flags  # here and below: what is seldom needed is loaded then
+
         raise Refusal(unknown_flags(unknown))
     return int(namespace.handler(namespace))
 
@@ -106,6 +107,8 @@ def _refuse_broken(fault: PluginError, namespace: argparse.Namespace) -> NoRetur
 def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
     """argparse would list the choices; we name the nearest."""
     if words and not words[0].startswith("-") and words[0] not in known:
+        from srv.args.spec import nearest
+
         near = nearest(words[0], known)
         remedy = f"Did you mean {near}?" if near else f"There are: {', '.join(known)}."
         raise Refusal(

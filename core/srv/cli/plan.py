@@ -36,7 +36,7 @@ class Planned:
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from srv.args.cli import add_arguments
-    from srv.cli.translate import add_dialect
+    from srv.cli.dialect import add_dialect
 
     parser = subparsers.add_parser(
         "plan",
@@ -99,7 +99,7 @@ def find_target(text: str | None, who: str = "command line") -> Target:
     if text is None:
         return this_machine(None, who)
     request = parse_device(text, who)
-    found = find_platforms(request.name)
+    found = find_platforms()
     device = device_for_plan(request, found) if _is_described(text) else _own_or_only(text, who)
     return make_target(found[request.name].loaded, device, f"set by {who}")
 
@@ -114,7 +114,7 @@ def _own_or_only(text: str, who: str) -> DeviceFacts:
     from srv.platform.registry import find_platforms
 
     request = parse_device(text, who)
-    found = find_platforms(request.name)
+    found = find_platforms()
     try:
         return choose(text, found, who=who).device
     except PlatformUnavailable:

@@ -1,4 +1,4 @@
-"""`srv args translate`, and `--dialect` of `srv launch` and `srv plan`: command lines of other engines.
+"""`srv args translate`: command lines of other engines, said with arguments of `srv`.
 
 It prints and finds devices; what a foreign flag means is for `srv.args.dialects` to say.
 """
@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from srv.errors import Refusal, Rejected
@@ -19,10 +15,6 @@ if TYPE_CHECKING:
     from srv.args.dialects import Dialect, Row, Translation
 
 FORMATS = ("all", "command", "yaml", "json")
-_OWN_WORDS = ("-h", "--help", "--json")  # of `srv launch` and `srv plan`, in no dialect
-_TAKERS = ("launch", "plan")
-_FLAG = "--dialect"
-_HELP = "the flags are those of another engine"
 
 
 def add_translate(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -40,11 +32,6 @@ def add_translate(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--table", action="store_true", help="print what becomes of each flag")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- FLAG ...", help="the command line to translate")
     parser.set_defaults(handler=run, takes_server_arguments=True)  # so that flags without `--` come to `run`
-
-
-def add_dialect(parser: argparse.ArgumentParser) -> None:
-    """Add `--dialect` to the help of a command; `expand_dialect` has taken it away before words are parsed."""
-    parser.add_argument(_FLAG, metavar="ENGINE", default=argparse.SUPPRESS, help=f"{_HELP}: rtp-llm, vllm or sglang")
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -77,44 +64,6 @@ def _memory(device: str | None) -> int | None:
     return None if device is None else find_target(device).device.memory_bytes
 
 
-def expand_dialect(words: Sequence[str]) -> list[str]:
-    """The words of `srv launch` or `srv plan`, in the spelling of `srv` if they name a dialect; notes on stderr.
-
-    Refusal with all that cannot be translated. Other words come back as they are.
-    """
-    if not words or words[0] not in _TAKERS:
-        return list(words)
-    dialect, foreign = _take_dialect(words[1:])
-    if dialect is None:
-        return list(words)
-    from srv.args.dialects import translate
-    from srv.cli.plan import find_target
-
-    kept = [word for word in foreign if word in _OWN_WORDS]
-    foreign = [word for word in foreign if word not in _OWN_WORDS]
-    translation = translate(dialect, foreign, lambda device: find_target(device).device.memory_bytes)
-    for note in translation.notes:
-        print(f"note: {note}", file=sys.stderr)
-    if translation.rejections:
-        raise Refusal(translation.rejections)
-    return [words[0], *kept, *translation.words]
-
-
-def _take_dialect(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The dialect that the words name, and the words without it."""
-    for position, word in enumerate(words):
-        flag, equals, attached = word.partition("=")
-        if flag != _FLAG:
-            continue
-        after = words[position + 1 :]
-        if not equals and not after:
-            reason, remedy = "no engine follows it", f"Write {_FLAG} rtp-llm, {_FLAG} vllm or {_FLAG} sglang."
-            raise Refusal([Rejected("missing_value", _FLAG, None, "command line", reason, remedy)])
-        rest = after if equals else after[1:]
-        return attached if equals else after[0], [*words[:position], *rest]
-    return None, list(words)
-
-
 def to_text(translation: Translation, form: str) -> str:
     """A translation in one of `FORMATS`; refusals are in JSON alone, elsewhere they are the caller's to print."""
     if form == "command":
@@ -122,6 +71,8 @@ def to_text(translation: Translation, form: str) -> str:
     if form == "yaml":
         return _yaml(translation).rstrip()
     if form == "json":
+        from dataclasses import asdict
+
         return json.dumps(
             {
                 "accepted": not translation.rejections,
@@ -140,6 +91,8 @@ def to_text(translation: Translation, form: str) -> str:
 
 
 def _yaml(translation: Translation) -> str:
+    import shlex
+
     import yaml
 
     text = yaml.safe_dump(translation.values, sort_keys=False, allow_unicode=True, width=1000)

@@ -1,13 +1,14 @@
 """Attention backends of NVIDIA GPUs beside those chosen by default: what each demands of device, model and pages.
 
-They come after the default ones in priority. Page sizes are those that the kernels are compiled for.
+Page sizes are those that the kernels are compiled for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from srv.platform.facts import BackendSpec, Requires, Seen, Unfit
+from srv.platform.facts import Requires, Seen, Unfit
+from srv_cuda.unbuilt import UNBUILT
 
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
@@ -55,19 +56,28 @@ def _check(
     return check
 
 
-def _spec(name: str, priority: int, summary: str, check: Callable[[Seen], Requires | Unfit]) -> BackendSpec:
-    return BackendSpec(name, priority, check, "srv_cuda.unbuilt:create", "page_token_head", summary)
+def _dual_chunk(seen: Seen) -> Requires | Unfit:
+    """It knows models that were trained for two chunk lengths; its steps hold prompts or output and reuse no prefix."""
+    if seen.model is not None and "dual_chunk_attention_config" not in seen.model.config:
+        return Unfit((f"{seen.model.architecture} has no dual_chunk_attention_config",))
+    return Requires({"enable_mixed_chunk": (False,), "disable_graphs": (True,), "disable_radix_cache": (True,)})
 
 
 SPECS = (
-    _spec("fa3", 5, "FlashAttention 3, for compute capability 9.0", _check(("sm90",), (), latent=False)),
-    _spec("trtllm_mha", 4, "TensorRT-LLM's kernels for MHA and GQA", _check(("sm100",), (64, 32, 16), latent=False)),
-    _spec(
+    # Both come before the Triton kernels, for what FlashInfer cannot serve; no device has both.
+    UNBUILT.attention("fa3", 15, "FlashAttention 3, for compute capability 9.0", _check(("sm90",), (), latent=False)),
+    UNBUILT.attention(
+        "trtllm_mha", 14, "TensorRT-LLM's kernels for MHA and GQA", _check(("sm100",), (64, 32, 16), latent=False)
+    ),
+    UNBUILT.attention(
         "trtllm_mla",
         3,
         "TensorRT-LLM's kernels for latent attention",
         _check(("sm100",), (64, 32), latent=True, types=("auto", "fp8_e4m3")),
     ),
-    _spec("flashmla", 2, "FlashMLA, for latent attention", _check(("sm90", "sm100"), (64,), latent=True)),
-    _spec("cutlass_mla", 1, "CUTLASS kernels for latent attention", _check(("sm100",), (128,), latent=True)),
+    UNBUILT.attention("flashmla", 2, "FlashMLA, for latent attention", _check(("sm90", "sm100"), (64,), latent=True)),
+    UNBUILT.attention(
+        "cutlass_mla", 1, "CUTLASS kernels for latent attention", _check(("sm100",), (128,), latent=True)
+    ),
+    UNBUILT.attention("dual_chunk_flash_attn", 0, "FlashAttention in two chunk lengths", _dual_chunk),
 )

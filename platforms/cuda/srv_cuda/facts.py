@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen, Unfit
 from srv_cuda.attention_specs import SPECS, model_reasons
+from srv_cuda.rules import CONSTRAINTS, DEFAULTS
+from srv_cuda.unbuilt import UNBUILT
 
 VARIANTS = ("sm80", "sm90", "sm100")
 
@@ -30,53 +32,39 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset(words)
 
 
-def _flashinfer(seen: Seen) -> Requires | Unfit:
-    """FlashInfer compiles for certain head sizes, and is a package of its own.
-
-    Versions are known of a machine that was probed, and of no profile: there its presence is assumed.
+def _without_package(seen: Seen) -> tuple[str, ...]:
+    """A reason if FlashInfer is missing. Versions are known of a machine that was probed, and of no profile: there
+    its presence is assumed.
     """
-    reasons: list[str] = []
-    if seen.device.versions and "flashinfer-python" not in seen.device.versions:
-        reasons.append("the package flashinfer-python is not installed")
+    if not seen.device.versions or "flashinfer-python" in seen.device.versions:
+        return ()
+    return ("the package flashinfer-python is not installed",)
+
+
+def _flashinfer(seen: Seen) -> Requires | Unfit:
+    """FlashInfer compiles for certain head sizes, and is a package of its own."""
+    reasons = list(_without_package(seen))
     if seen.model is not None and seen.model.head_dim not in _FLASHINFER_HEADS:
         reasons.append(f"head_dim {seen.model.head_dim} is not among {', '.join(map(str, _FLASHINFER_HEADS))}")
     reasons += model_reasons(seen)
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 
-def _fits(seen: Seen) -> Requires:
-    return Requires()
+def _flashinfer_sampling(seen: Seen) -> Requires | Unfit:
+    missing = _without_package(seen)
+    return Unfit(missing) if missing else Requires()
 
 
 BACKENDS = {
     "attention": (
-        BackendSpec(
-            name="flashinfer",
-            priority=20,
-            check=_flashinfer,
-            target="srv_cuda.unbuilt:create",
-            kv_order="page_token_head",
-            summary="FlashInfer's paged prefill and decode wrappers, KV layout NHD",
-        ),
-        BackendSpec(
-            name="triton",
-            priority=10,
-            check=_fits,
-            target="srv_cuda.unbuilt:create",
-            kv_order="page_token_head",
-            summary="the Triton kernels of srv-kernels",
-        ),
+        UNBUILT.attention("flashinfer", 20, "FlashInfer's wrappers for paged KV, layout NHD", _flashinfer),
+        UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
         *SPECS,
     ),
     "sampling": (
-        BackendSpec(
-            name="pytorch",
-            priority=10,
-            check=_fits,
-            target="srv_cuda.unbuilt:create",
-            summary="sorting and cumulative sums in torch",
-        ),
+        UNBUILT.backend("flashinfer", 20, "FlashInfer's sampling kernels, without sorting", _flashinfer_sampling),
+        UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),
     ),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, backends=BACKENDS)
+FACTS = PlatformFacts(capabilities, PROFILES, defaults=DEFAULTS, constraints=CONSTRAINTS, backends=BACKENDS)

@@ -5,8 +5,10 @@ Limits are those that the fused attention operator documents (op-plugin, npu_fus
 
 from __future__ import annotations
 
-from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.args.rules.speculative import trees_by_token
+from srv.platform.facts import Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
 from srv_npu.support import SUPPORT
+from srv_npu.unbuilt import UNBUILT
 
 VARIANTS = ("a2", "a3")
 
@@ -49,10 +51,6 @@ def _ascend(seen: Seen) -> Requires | Unfit:
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (128,)})
 
 
-def _fits(seen: Seen) -> Requires:
-    return Requires()
-
-
 def _graph_batch(seen: Seen) -> int | None:
     if seen["disable_graphs"]:
         return None
@@ -70,6 +68,11 @@ def _tier_layout(seen: Seen) -> str | None:
 
 
 DEFAULTS = (
+    Default(
+        "disable_hybrid_swa_memory",
+        lambda seen: False,
+        "the KV pool keeps one kind of layer anyway, whatever the family of the model",
+    ),
     Default("chunked_prefill_size", _chunk, "cards of up to 32 GiB have room for 4096 tokens, up to 64 GiB for 8192"),
     Default(
         "graph_max_batch_size",
@@ -92,25 +95,18 @@ DEFAULTS = (
 )
 
 BACKENDS = {
-    "attention": (
-        BackendSpec(
-            name="ascend",
-            priority=10,
-            check=_ascend,
-            target="srv_npu.unbuilt:create",
-            kv_order="page_token_head",
-            summary="torch_npu's fused attention over 128-token pages",
-        ),
-    ),
+    "attention": (UNBUILT.attention("ascend", 10, "torch_npu's fused attention over 128-token pages", _ascend),),
     "sampling": (
-        BackendSpec(
-            name="pytorch",
-            priority=10,
-            check=_fits,
-            target="srv_npu.unbuilt:create",
-            summary="sorting and cumulative sums in torch",
-        ),
+        UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),
+        UNBUILT.backend("ascend", 5, "torch_npu's fused top-k and top-p"),
     ),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, defaults=DEFAULTS, backends=BACKENDS, support=SUPPORT)
+FACTS = PlatformFacts(
+    capabilities,
+    PROFILES,
+    defaults=DEFAULTS,
+    constraints=(trees_by_token(),),
+    backends=BACKENDS,
+    support=SUPPORT,
+)

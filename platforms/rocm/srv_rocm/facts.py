@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen
+from srv.platform.facts import DeviceFacts, PlatformFacts
+from srv_rocm.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS, aiter
+from srv_rocm.unbuilt import UNBUILT
 
 VARIANTS = ("gfx942", "gfx950")
 
@@ -22,30 +24,19 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     )
 
 
-def _fits(seen: Seen) -> Requires:
-    return Requires()
-
-
 BACKENDS = {
     "attention": (
-        BackendSpec(
-            name="triton",
-            priority=10,
-            check=_fits,
-            target="srv_rocm.unbuilt:create",
-            kv_order="page_token_head",
-            summary="the Triton kernels of srv-kernels",
-        ),
+        UNBUILT.attention("aiter", 20, "aiter's paged attention, hand-written for these devices", aiter),
+        UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
     ),
-    "sampling": (
-        BackendSpec(
-            name="pytorch",
-            priority=10,
-            check=_fits,
-            target="srv_rocm.unbuilt:create",
-            summary="sorting and cumulative sums in torch",
-        ),
-    ),
+    "sampling": (UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, backends=BACKENDS)
+FACTS = PlatformFacts(
+    capabilities,
+    PROFILES,
+    defaults=DEFAULTS,
+    contributions=CONTRIBUTIONS,
+    constraints=CONSTRAINTS,
+    backends=BACKENDS,
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen
+from srv.args.rules.speculative import trees_by_token
+from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen
+from srv_xpu.unbuilt import UNBUILT
 
 VARIANTS = ("pvc", "bmg")
 
@@ -20,43 +22,18 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "float32", "float16", "bfloat16"})
 
 
-def _fits(seen: Seen) -> Requires:
-    return Requires()
-
-
 def _intel_xpu(seen: Seen) -> Requires:
-    """Its kernels read pages of 64 or 128 tokens."""
-    return Requires({"page_size": (64, 128)})
+    """Its kernels read pages of 64 or 128 tokens; those of latent attention shorter ones too."""
+    latent = seen.model is not None and "kv_lora_rank" in seen.model.config
+    return Requires({"page_size": (64, 128, 32, 16) if latent else (64, 128)})
 
 
 BACKENDS = {
     "attention": (
-        BackendSpec(
-            name="intel_xpu",
-            priority=20,
-            check=_intel_xpu,
-            target="srv_xpu.unbuilt:create",
-            kv_order="page_token_head",
-            summary="Intel's flash attention kernels over pages of 64 or 128 tokens",
-        ),
-        BackendSpec(
-            name="triton",
-            priority=10,
-            check=_fits,
-            target="srv_xpu.unbuilt:create",
-            kv_order="page_token_head",
-            summary="the Triton kernels of srv-kernels",
-        ),
+        UNBUILT.attention("intel_xpu", 20, "Intel's flash attention over pages of 64 or 128 tokens", _intel_xpu),
+        UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
     ),
-    "sampling": (
-        BackendSpec(
-            name="pytorch",
-            priority=10,
-            check=_fits,
-            target="srv_xpu.unbuilt:create",
-            summary="sorting and cumulative sums in torch",
-        ),
-    ),
+    "sampling": (UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, backends=BACKENDS)
+FACTS = PlatformFacts(capabilities, PROFILES, constraints=(trees_by_token(),), backends=BACKENDS)

@@ -24,11 +24,15 @@ MemoryOf = Callable[[str | None], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One argument of `srv`, the text that it is given, and the foreign flag that says so."""
+    """One argument of `srv`, the text that it is given, and the foreign flag that says so.
+
+    `said`: the flag with its value as the user wrote it, shortened; a secret value is hidden.
+    """
 
     argument: str
     text: str
     flag: str
+    said: str
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -139,14 +143,14 @@ class _Translator:
         return list(last.values())
 
     def _add_row(self, said: Said, row: Row, outcome: Converted | Unfit) -> None:
-        shown = HIDDEN if _secret(row.targets) else short(said.text)
+        shown = _shown(said)
         if isinstance(outcome, Converted) and not all(map(_is_text, outcome.settings.values())):
             outcome = Unfit("bad_text", "it holds what is no valid text", "Write it in UTF-8, without NUL.")
         if isinstance(outcome, Unfit):
             refused = Rejected(outcome.code, short(said.flag), shown, self._who, outcome.reason, outcome.remedy)
             self._rejections.append(refused)
             return
-        added = [self._add(name, text, said.flag) for name, text in outcome.settings.items()]
+        added = [self._add(name, text, said) for name, text in outcome.settings.items()]
         told = ", ".join(_told(setting) for setting in added if setting is not None)
         reasons = "; ".join(reason for reason in (outcome.note, row.note) if reason)
         unchanged = list(outcome.settings.values()) == [said.text] and row.conversion != "opposite"
@@ -157,10 +161,10 @@ class _Translator:
         if (replacement := argument.replaced_by) is not None:
             if said.text == "true":
                 text = replacement.value or self._text_of(replacement.same_as)
-                self._add(replacement.argument, text, said.flag)
+                self._add(replacement.argument, text, said)
             self._notes.append(f"{short(said.flag)}: deprecated; {argument.deprecated}")
             return
-        self._add(argument.name, said.text, said.flag)
+        self._add(argument.name, said.text, said)
         plain = "--" + argument.name.replace("_", "-")
         if not self._dialect.ours:
             self._notes.append(f"{short(said.flag)}: an argument of srv itself, taken as it is")
@@ -172,16 +176,16 @@ class _Translator:
         found = next((each.text for each in self._reading.said if _target(each) == argument), None)
         return ARGUMENTS[argument].show(ARGUMENTS[argument].default) if found is None else found
 
-    def _add(self, name: str, text: str, flag: str) -> Setting | None:
+    def _add(self, name: str, text: str, said: Said) -> Setting | None:
         argument = find_argument(name)
         if argument is None:
             raise InternalError(f"the table of {self._dialect.name} names {name}, which is no argument")
-        setting = Setting(argument.name, text, flag)
+        setting = Setting(argument.name, text, said.flag, _as_said(said, _shown(said)))
         before = self._settings.get(argument.name)
         if before is not None and before.text != text:
             reason = f"it asks for {_told(setting)}, and {short(before.flag)} for {_told(before)}"
             remedy = "Leave out one of the two."
-            self._rejections.append(Rejected("contradiction", short(flag), None, self._who, reason, remedy))
+            self._rejections.append(Rejected("contradiction", short(said.flag), None, self._who, reason, remedy))
             return None
         self._settings[argument.name] = setting if before is None else before
         return setting
@@ -197,6 +201,12 @@ def _key(said: Said) -> str:
 def _target(said: Said) -> str:
     """The argument of `srv` that a flag is about: its own, or that of its row."""
     return said.argument.name if said.argument is not None else said.row.to if said.row is not None else ""
+
+
+def _shown(said: Said) -> str:
+    """The text that was said, shortened; hidden if what it is about is secret."""
+    names = said.row.targets if said.row is not None else (_target(said),)
+    return HIDDEN if _secret(names) else short(said.text)
 
 
 def _as_said(said: Said, shown: str) -> str:

@@ -70,15 +70,14 @@ class _Reader:
 
     def read(self, words: Sequence[str]) -> Reading:
         self._left = list(reversed(words))
-        seen_flag = False
+        bare = self._dialect.positional
         while self._left:
             word = self._left.pop()
             if is_flag(word):
-                seen_flag = True
                 self._read_flag(word)
-            elif self._dialect.positional and not seen_flag and not self._reading.said:
-                row = self._rows[plain(self._dialect.positional)]
-                self._reading.said.append(Said(self._dialect.positional, word, row))
+            elif bare and all(each.flag != bare for each in self._reading.said):
+                row = self._rows[plain(bare)]
+                self._reading.said.append(Said(bare, word, row))
             else:
                 self._refuse("unexpected_word", word, "no flag takes it", "Put a flag before it.")
         return self._reading

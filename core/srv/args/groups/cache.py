@@ -1,7 +1,6 @@
 """Arguments of the tiers below the KV pool: host memory and storage."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, json_object, not_empty
 from srv.args.spec import Arg
@@ -9,8 +8,7 @@ from srv.args.spec import Arg
 _TIERS = "tiers below the KV pool (host memory, storage) are not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheArgs:
+class CacheArgs(NamedTuple):
     """How much of the prefix cache lives outside the device, and how it gets there."""
 
     enable_hierarchical_cache: Annotated[bool, Arg("Keep cached prefixes in host memory too.", planned=_TIERS)] = False

@@ -1,8 +1,7 @@
 """Arguments for those who look for faults in a model or an engine."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from srv.args.checks import json_list
 from srv.args.spec import Arg
@@ -11,8 +10,7 @@ _DUMPS = "writing out tensors is not implemented yet"
 _NAN = "looking for values that are not numbers is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DebugArgs:
+class DebugArgs(NamedTuple):
     """What is written out, checked or hooked."""
 
     debug_tensor_dump_output_folder: Annotated[

@@ -1,8 +1,7 @@
 """Arguments for prompts and output on different servers, or on different parts of one device."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, not_empty
 from srv.args.spec import Arg
@@ -11,8 +10,7 @@ _LATER = "prefill and decode on separate servers are not implemented yet"
 _MULTIPLEX = "prompts and output on separate parts of one device are not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregationArgs:
+class DisaggregationArgs(NamedTuple):
     """Which half this server does, and how KV gets to the other."""
 
     disaggregation_mode: Annotated[

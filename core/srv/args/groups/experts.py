@@ -1,7 +1,6 @@
 """Arguments of mixture-of-experts models: who holds which expert, and how tokens get there."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, at_least_or, between, not_empty, one_of
 from srv.args.spec import Arg
@@ -11,8 +10,7 @@ _EP = "expert parallelism is not implemented yet"
 _BALANCE = "balancing experts among ranks is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsArgs:
+class ExpertsArgs(NamedTuple):
     """Where experts run, through which backends, and how their load is balanced."""
 
     ep_size: Annotated[

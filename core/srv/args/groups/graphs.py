@@ -1,8 +1,7 @@
 """Arguments of captured graphs, compilation, and what single kernels do."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from srv.args.checks import at_least, each, json_list, not_empty
 from srv.args.spec import Arg
@@ -14,8 +13,7 @@ _KERNEL = "the kernel that it would tune is not in srv yet"
 _SPARSITY = "double sparsity is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphsArgs:
+class GraphsArgs(NamedTuple):
     """What is captured, what is compiled, and how kernels are tuned."""
 
     disable_graphs: Annotated[bool, Arg("Launch every step kernel by kernel.", planned=_GRAPHS, needs="graphs")] = True

@@ -1,7 +1,6 @@
 """Arguments of LoRA adapters: small additions to the weights, chosen by each request."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import adapters, all_or_some, at_least, one_of
 from srv.args.spec import Arg
@@ -9,8 +8,7 @@ from srv.args.spec import Arg
 _LATER = "LoRA adapters are not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraArgs:
+class LoraArgs(NamedTuple):
     """Which adapters there are, and how many at a time."""
 
     enable_lora: Annotated[bool, Arg("Let requests name an adapter.", planned=_LATER)] = False

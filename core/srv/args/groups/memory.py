@@ -1,7 +1,6 @@
 """Arguments that divide a device's memory."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, between, fraction
 from srv.args.spec import Arg
@@ -10,8 +9,7 @@ _WINDOWS = "pools of their own for layers with a sliding window are not implemen
 _STATES = "models with recurrent state (Mamba) are not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryArgs:
+class MemoryArgs(NamedTuple):
     """How much memory weights and KV pool take, and how the pool is cut."""
 
     mem_fraction_static: Annotated[

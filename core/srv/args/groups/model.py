@@ -1,8 +1,7 @@
 """Arguments that say which model is served, and how its tokens and messages are made."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, json_object, not_empty
 from srv.args.spec import Arg
@@ -12,8 +11,7 @@ _MULTIMODAL = "models that read images, sound or video are not implemented yet"
 _BATCH_TOKENIZING = "tokenizing several texts in one call is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelArgs:
+class ModelArgs(NamedTuple):
     """Which model, in which type, with which tokenizer."""
 
     model_path: Annotated[

@@ -1,8 +1,7 @@
 """Arguments about what the server tells of itself: logs, metrics, traces, events."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, bucket_rule, json_object, not_empty, rising
 from srv.args.spec import Arg
@@ -14,8 +13,7 @@ _LABELS = "metrics have no labels of the client's choice yet"
 _TRACES = "traces are not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObserveArgs:
+class ObserveArgs(NamedTuple):
     """What is logged, counted and traced."""
 
     log_level_http: Annotated[

@@ -1,7 +1,6 @@
 """Arguments for several devices, replicas or machines."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, between, not_empty
 from srv.args.spec import Arg
@@ -13,8 +12,7 @@ _NODES = "serving with several machines is not implemented yet"
 _DP_ATTENTION = "data-parallel attention is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelArgs:
+class ParallelArgs(NamedTuple):
     """How a model is spread over devices, and how they talk to one another."""
 
     tp_size: Annotated[

@@ -1,7 +1,6 @@
 """Arguments that choose a platform, and its backends and types within it."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, each, not_empty
 from srv.args.spec import Arg
@@ -12,8 +11,7 @@ _NO_EIGHT_BITS = "KV pools of 8 bits are not implemented yet"
 _SPARSE = "models with sparse attention (NSA) are not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformArgs:
+class PlatformArgs(NamedTuple):
     """Where the model runs, and through which backends."""
 
     device: Annotated[

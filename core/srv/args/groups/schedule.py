@@ -1,7 +1,6 @@
 """Arguments that shape the steps: how many requests, how many tokens, in which order."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, at_least_or, between
 from srv.args.spec import Arg
@@ -12,8 +11,7 @@ _TWO_BATCHES = "overlapping the halves of a batch is not implemented yet"
 _SCORING = "scoring several items in one prompt is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleArgs:
+class ScheduleArgs(NamedTuple):
     """What the scheduler may put into one step."""
 
     max_running_requests: Annotated[int, Arg("Most requests that run at once.", at_least(1), unit="requests")] = 256

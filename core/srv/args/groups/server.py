@@ -1,8 +1,7 @@
 """Arguments of the HTTP server and of the life of its processes."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, between, not_empty
 from srv.args.spec import Arg
@@ -11,8 +10,7 @@ _WARMUP = "the server makes no request of its own before it is ready"
 _WATCHDOG = "a step that hangs is not noticed yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerArgs:
+class ServerArgs(NamedTuple):
     """Where the server listens, whom it serves, and what it takes."""
 
     host: Annotated[str, Arg("Address to listen on.", not_empty(), metavar="ADDRESS")] = "127.0.0.1"

@@ -1,7 +1,6 @@
 """Arguments of speculative decoding: a cheap guess at several tokens, checked by the model in one step."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, not_empty
 from srv.args.spec import Arg
@@ -9,8 +8,7 @@ from srv.args.spec import Arg
 _LATER = "speculative decoding is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeArgs:
+class SpeculativeArgs(NamedTuple):
     """Who guesses, how much, and when a guess is taken."""
 
     speculative_algorithm: Annotated[

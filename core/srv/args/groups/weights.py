@@ -1,8 +1,7 @@
 """Arguments that say how weights are found, read, quantized, replaced and kept."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from srv.args.checks import at_least, between, json_list, json_object, not_empty
 from srv.args.spec import Arg
@@ -13,8 +12,7 @@ _REMOTE = "taking weights from another running server is not implemented yet"
 _OFFLOAD = "keeping weights in host memory is not implemented yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsArgs:
+class WeightsArgs(NamedTuple):
     """How weights come into memory, and in which form they stay there."""
 
     model_loader_extra_config: Annotated[

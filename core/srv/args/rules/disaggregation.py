@@ -28,6 +28,12 @@ def _no_prefixes(seen: Seen) -> str | None:
     return "a decode server gets each request's KV from elsewhere and can share none of it"
 
 
+def _no_graphs(seen: Seen) -> str | None:
+    if seen[_MODE] != "prefill" or seen["disable_graphs"]:
+        return None
+    return "graphs are of output, and a prefill server makes none"
+
+
 def _ranks_divide(seen: Seen) -> str | None:
     here, there = seen["tp_size"], seen["disaggregation_decode_tp"]
     if seen[_MODE] != "prefill" or there is None or max(here, there) % min(here, there) == 0:
@@ -48,6 +54,12 @@ DEFAULTS: tuple[Default, ...] = (
     _same_on_prefill("disaggregation_decode_tp", "tp_size"),
     _same_on_prefill("disaggregation_decode_dp", "dp_size"),
     _same_on_prefill("disaggregation_prefill_pp", "pp_size"),
+    Default(
+        "disable_graphs",
+        lambda seen: True if seen[_MODE] == "prefill" else None,
+        "graphs are of output, and a prefill server makes none",
+        reads=(_MODE,),
+    ),
     Default(
         "disable_radix_cache",
         lambda seen: True if seen[_MODE] == "decode" else None,
@@ -73,5 +85,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Set prefill_round_robin_balance on both servers.",
         reads=(_MODE, "prefill_round_robin_balance"),
     ),
+    Constraint("disable_graphs", "excluded", _no_graphs, "Leave it out, or set it to true.", reads=(_MODE,)),
     Constraint("disable_radix_cache", "excluded", _no_prefixes, "Leave it out, or set it to true.", reads=(_MODE,)),
 )

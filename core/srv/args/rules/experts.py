@@ -27,6 +27,16 @@ def _whole_experts(seen: Seen) -> str | None:
     return f"triton_kernel runs this model's experts on one rank only (ep_size is {seen['ep_size']})"
 
 
+def _long_batches(seen: Seen) -> bool:
+    return bool(seen["moe_a2a_backend"] == _DEEPEP and seen["deepep_mode"] == "normal")
+
+
+def _no_graphs(seen: Seen) -> str | None:
+    if not _long_batches(seen) or seen["disable_graphs"]:
+        return None
+    return "how many tokens DeepEP sends is known only at run time (deepep_mode is normal)"
+
+
 def _records(seen: Seen) -> str | None:
     return "stat" if seen["enable_eplb"] or seen["enable_expert_distribution_metrics"] else None
 
@@ -36,6 +46,12 @@ def _dispatch(seen: Seen) -> str | None:
 
 
 DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "disable_graphs",
+        lambda seen: True if _long_batches(seen) else None,
+        "how many tokens DeepEP sends in its normal mode is known only at run time",
+        reads=("moe_a2a_backend", "deepep_mode"),
+    ),
     Default(
         "ep_size",
         lambda seen: seen["tp_size"] if seen["moe_a2a_backend"] == _DEEPEP else None,
@@ -63,6 +79,13 @@ DEFAULTS: tuple[Default, ...] = (
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "disable_graphs",
+        "excluded",
+        _no_graphs,
+        "Leave it out, or choose deepep_mode low_latency.",
+        reads=("moe_a2a_backend", "deepep_mode"),
+    ),
     Constraint(
         "ep_size",
         "not_divisible",

@@ -18,6 +18,7 @@ _ONE_POOL = frozenset(
 # Device memory below which the pair is the largest batch of a graph: with fewer than four ranks, with four or more.
 _GRAPH_BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
 _LARGEST_GRAPH = 512
+_GRAPH_ROW = 2.5 * _GIB / 96  # a graph of 256 rows takes that much more than one of 160, on devices of 80 to 160 GiB
 _VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder that the figures below are for
 
 
@@ -28,6 +29,11 @@ def _graph_batch(seen: Seen) -> int | None:
         if seen.device.memory_bytes < below * _GIB:
             return few if seen["tp_size"] < 4 else many
     return _LARGEST_GRAPH
+
+
+def _graph_bytes(seen: Seen) -> float:
+    rows = seen["graph_max_batch_size"]
+    return 0.0 if seen["disable_graphs"] or rows is None else float(rows * _GRAPH_ROW)
 
 
 def _vision_bytes(seen: Seen) -> float:
@@ -59,6 +65,12 @@ def _mooncake_order(seen: Seen) -> str | None:
     if seen["hicache_storage_backend"] != "mooncake" or seen["hicache_mem_layout"] != "layer_first":
         return None
     return "mooncake stores whole pages, and layer_first scatters a page over the layers"
+
+
+def _mooncake_copies(seen: Seen) -> str | None:
+    if seen["hicache_storage_backend"] != "mooncake" or seen["hicache_io_backend"] != "direct":
+        return None
+    return "mooncake stores whole pages, which only a kernel gathers"
 
 
 def _sizes_agree(seen: Seen) -> str | None:
@@ -97,6 +109,13 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
         "reserved_memory",
+        "graphs",
+        _graph_bytes,
+        "captured graphs keep buffers of their own, by the rows of the largest",
+        reads=("disable_graphs", "graph_max_batch_size"),
+    ),
+    Contribution(
+        "reserved_memory",
         "vision",
         _vision_bytes,
         "the vision encoder and the images in it need that much",
@@ -120,6 +139,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "excluded",
         _mooncake_order,
         "Leave it out to take page_first.",
+        reads=("hicache_storage_backend",),
+    ),
+    Constraint(
+        "hicache_io_backend",
+        "excluded",
+        _mooncake_copies,
+        "Leave it out, or set it to kernel.",
         reads=("hicache_storage_backend",),
     ),
     Constraint(

@@ -13,12 +13,15 @@ _OWN_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 
 
 def _guesses(seen: Seen) -> tuple[int, int, int] | None:
-    """Steps, branches and checked tokens that suit the guesser and the model; None without a guesser."""
+    """Steps, branches and checked tokens that suit guesser, model and pages; None without a guesser.
+
+    A tree is for pages of one token (`trees_by_token`).
+    """
     algorithm = seen["speculative_algorithm"]
     if algorithm not in _WITH_MODEL:
         return None
-    chain = algorithm == "STANDALONE" or (seen.model is not None and seen.model.architecture in _CHAIN_MODELS)
-    return _CHAIN if chain else _TREE
+    by_model = seen.model is not None and seen.model.architecture in _CHAIN_MODELS
+    return _CHAIN if algorithm == "STANDALONE" or by_model or seen["page_size"] > 1 else _TREE
 
 
 def _steps(seen: Seen) -> int | None:
@@ -83,6 +86,23 @@ def _in_order(least: str, most: str) -> Constraint:
     return Constraint(most, "out_of_order", check, f"Give no less than {least}.", reads=(least,))
 
 
+def trees_by_token(*but: str) -> Constraint:
+    """A law for platforms: a tree of guesses is checked over pages of one token, but by the attention backends named.
+
+    In longer pages the branches of a tree would share a page that only one of them may keep.
+    """
+
+    def check(seen: Seen) -> str | None:
+        branches, page, backend = seen["speculative_eagle_topk"], seen["page_size"], seen["decode_attention_backend"]
+        if branches in (None, 1) or page == 1 or backend in but:
+            return None
+        return f"{backend} checks a tree of guesses over pages of one token only (page_size is {page})"
+
+    remedy = f"Follow one guess, or name {' or '.join(but)}." if but else "Follow one guess at each depth."
+    reads = ("page_size", "decode_attention_backend")
+    return Constraint("speculative_eagle_topk", "excluded", check, remedy, reads)
+
+
 def _draft_bytes(seen: Seen) -> float:
     algorithm = seen["speculative_algorithm"]
     if algorithm is None or algorithm == "NGRAM":
@@ -94,20 +114,20 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
         "speculative_num_steps",
         _steps,
-        "that many suit the guesser and the family of the model",
-        reads=("speculative_algorithm",),
+        "that many suit the guesser, the family of the model and the pages",
+        reads=("speculative_algorithm", "page_size"),
     ),
     Default(
         "speculative_eagle_topk",
         _branches,
-        "that many suit the guesser and the family of the model",
-        reads=("speculative_algorithm",),
+        "that many suit the guesser, the family of the model and the pages",
+        reads=("speculative_algorithm", "page_size"),
     ),
     Default(
         "speculative_num_draft_tokens",
         _checked,
         "that many come of the steps and branches",
-        reads=("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk"),
+        reads=("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "page_size"),
     ),
     Default(
         "speculative_draft_model_path",

@@ -1,0 +1,97 @@
+"""Reading what a command line says of server arguments: texts in, statements and refusals out.
+
+Every wrong value is refused at once and in one style, that of the declarations. Knows no parser: flags have become
+entries of a namespace by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from srv.args.cli import PREFIX
+from srv.args.config import ARGUMENTS, all_names, find_any
+from srv.args.parser import SOURCE
+from srv.args.spec import Argument, nearest
+from srv.args.statement import Origin, UserStatement
+from srv.errors import Rejected
+
+if TYPE_CHECKING:
+    from srv.args.dialects import Translation
+
+
+def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement], list[Rejected]]:
+    """What the user said on the command line, and what of it cannot be read."""
+    statements: list[UserStatement] = []
+    rejections: list[Rejected] = []
+    for key, text in vars(namespace).items():
+        if not key.startswith(PREFIX) or text is None:
+            continue
+        name = key.removeprefix(PREFIX)
+        argument = find_any(name)
+        assert argument is not None  # `add_arguments` made no other
+        joined = ",".join(text) if isinstance(text, list) else text
+        read = read_text(argument, joined, Origin.COMMAND_LINE, SOURCE, name)
+        if isinstance(read, Rejected):
+            rejections.append(read)
+        else:
+            statements.append(read)
+    return statements, rejections
+
+
+def read_translation(translation: Translation) -> tuple[list[UserStatement], list[Rejected]]:
+    """What a command line in another engine's words says, each value by that engine's flag, and what is refused."""
+    statements: list[UserStatement] = []
+    rejections: list[Rejected] = list(translation.rejections)
+    for setting in translation.settings:
+        source = f"{setting.said} ({translation.dialect})"
+        read = read_text(ARGUMENTS[setting.argument], setting.text, Origin.COMMAND_LINE, source)
+        if isinstance(read, Rejected):
+            rejections.append(read)
+        else:
+            statements.append(read)
+    return statements, rejections
+
+
+def read_text(argument: Argument, text: str, origin: Origin, source: str, name: str = "") -> UserStatement | Rejected:
+    """A statement read from a text, or the refusal of it. `name`: the name of the argument that was used."""
+    try:
+        return UserStatement(argument.name, argument.parse(text), origin, source, "" if name == argument.name else name)
+    except ValueError as error:
+        return bad_value(argument, text, source, f"it {error}")
+
+
+def bad_value(argument: Argument, value: object, source: str, reason: str) -> Rejected:
+    """The refusal of a value that has the wrong type."""
+    shown = argument.show("") if argument.arg.secret else _short(value)
+    wants = f"{argument.kind.wanted}{', ' + argument.wants if argument.wants and not argument.choices else ''}"
+    return Rejected("bad_value", argument.name, shown, source, reason, f"Give {wants}.")
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, (bool, int, float, str)) else repr(value)
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    return printable if len(printable) <= 60 else printable[:57] + "..."
+
+
+def unknown_flags(extras: Sequence[str]) -> list[Rejected]:
+    """A refusal for everything that no flag claimed, naming the flag most like it."""
+    rejections: list[Rejected] = []
+    after_unknown_flag = False
+    for extra in extras:
+        if not extra.startswith("-"):
+            if not after_unknown_flag:
+                rejections.append(_unknown("unexpected_word", extra, "no flag takes it", "Put a flag before it."))
+            after_unknown_flag = False
+            continue
+        flag = extra.split("=", 1)[0]
+        near = nearest(flag.lstrip("-").replace("-", "_").lower(), (*all_names(), "config"))
+        remedy = f"Did you mean --{near.replace('_', '-')}?" if near else "`srv args list` shows all arguments."
+        rejections.append(_unknown("unknown_flag", flag, "there is no such flag", remedy))
+        after_unknown_flag = "=" not in extra
+    return rejections
+
+
+def _unknown(code: str, word: str, reason: str, remedy: str) -> Rejected:
+    return Rejected(code, _short(word), None, SOURCE, reason, remedy)

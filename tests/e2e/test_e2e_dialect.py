@@ -1,0 +1,58 @@
+"""A server launched with another engine's flags serves, and says which flag set what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from e2e_support import greedy, served
+from test_e2e_arguments import model  # noqa: F401 - the very small model
+from test_e2e_launch_errors import launch
+
+pytestmark = pytest.mark.e2e
+
+STORIES = {
+    "rtp-llm": (
+        # --load-format is a flag of srv, for which RTP-LLM has none
+        (
+            *("--checkpoint_path={}", "--max_seq_len", "4096", "--reuse_cache", "0", "--concurrency_limit=2"),
+            *("--load-format", "dummy"),
+        ),
+        {
+            "context_length": (4096, "--max_seq_len 4096 (rtp-llm)"),
+            "disable_radix_cache": (True, "--reuse_cache false (rtp-llm)"),
+            "max_running_requests": (2, "--concurrency_limit 2 (rtp-llm)"),
+        },
+    ),
+    "vllm": (
+        ("{}", "--max-model-len", "4096", "--no-enable-prefix-caching", "--max-num-seqs=2", "--load-format", "dummy"),
+        {
+            "context_length": (4096, "--max-model-len 4096 (vllm)"),
+            "disable_radix_cache": (True, "--no-enable-prefix-caching (vllm)"),
+            "load_format": ("dummy", "--load-format dummy (vllm)"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", STORIES)
+def test_a_foreign_command_line_is_served(dialect: str, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    words, stories = STORIES[dialect]
+    foreign = [word.format(model) for word in words]
+    pool = ("--max-total-tokens", "16384")  # of srv, as no other engine has it
+    with served(tmp_path / "log", "--dialect", dialect, "--device", "cpu", *pool, *foreign) as server:
+        answer = server.generate(**greedy("a b c", 4))
+        assert answer["meta_info"]["completion_tokens"] == 4
+        told = server.get("/get_server_info").json()
+        for argument, (value, source) in stories.items():
+            story = told["arguments"][argument]
+            assert (story["value"], story["owner"]) == (value, source)
+
+
+def test_a_row_that_nothing_carries_is_refused_before_weights_are_read(model: Path) -> None:  # noqa: F811
+    foreign = ("--checkpoint_path", str(model), "--m-split", "4")
+    status, text, _ = launch("--device", "cpu", "--dialect", "rtp-llm", *foreign)
+    assert status == 2
+    assert "--m-split = 4 (set by command line, as RTP-LLM): " in text
+    assert "[no_equivalent]" in text
+    assert "loaded" not in text

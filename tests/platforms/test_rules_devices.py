@@ -1,0 +1,154 @@
+"""AMD and Intel GPUs and Ascend NPUs: each demand of their backends taken and refused, and their own figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, reserved, said
+
+from srv.args.resolve import resolve
+from srv.args.statement import UserInput
+from srv.models.facts import ModelFacts
+from srv.platform.registry import find_platforms
+
+PROFILES = [(name, profile) for name, facts in FACTS.items() for profile in facts.profiles]
+FAMILIES = {
+    "llama": model(),
+    "gpt_oss": model("GptOssForCausalLM", quantization="mxfp4"),
+    "llama4": LLAMA4,
+    "gemma": model("Gemma3ForCausalLM", head_dim=256),
+    "deepseek": LATENT,
+}
+
+
+def aiter(about: ModelFacts | None, **user: Any) -> Any:
+    return fit(device("rocm", "gfx942"), "rocm", "attention", "aiter", about, **user)
+
+
+def test_aiter_reads_pages_of_one_token_or_of_16() -> None:
+    assert aiter(model()) == {"page_size": (1, 16)}
+    assert aiter(LATENT) == {"page_size": (1,)}
+    assert aiter(None) == {"page_size": (1, 16)}
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "fits"),
+    [(16, None, True), (128, None, True), (128, 8, True), (128, 4, False), (64, None, False), (16, 3, False)],
+)
+def test_aiter_s_latent_attention_is_for_some_numbers_of_heads(heads: int, ranks: int | None, fits: bool) -> None:
+    about = model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=heads)
+    answer = aiter(about, tp_size=ranks)
+    assert isinstance(answer, dict) == fits
+    assert fits or answer == (
+        f"latent attention needs 16 or 128 heads a rank, and {heads} on {ranks or 1} ranks are not"
+    )
+
+
+def test_aiter_has_no_attention_sinks_and_attends_within_chunks() -> None:
+    assert "attention sinks" in aiter(GPT_OSS)
+    assert isinstance(aiter(LLAMA4), dict)
+
+
+def test_aiter_is_taken_where_it_is_installed() -> None:
+    lacking, having = device("rocm", "gfx942", torch="2.9"), device("rocm", "gfx942", **{"amd-aiter": "0.1"})
+    assert fit(lacking, "rocm", "attention", "aiter", model()) == "the package amd-aiter is not installed"
+    assert isinstance(fit(having, "rocm", "attention", "aiter", model()), dict)
+
+
+def test_long_contexts_cost_aiter_memory() -> None:
+    on = device("rocm", "gfx942")
+    used = {"prefill_attention_backend": "aiter", "decode_attention_backend": "aiter"}
+    share = 0.15 * 192
+    assert reserved("rocm", "long_contexts", on, context_length=8193, **used) == pytest.approx(share)
+    assert reserved("rocm", "long_contexts", on, context_length=8192, **used) == 0
+    assert reserved("rocm", "long_contexts", on, context_length=None, **used) == 0
+    used["prefill_attention_backend"] = "triton"
+    assert reserved("rocm", "long_contexts", on, context_length=65536, **used) == pytest.approx(share)
+    used["decode_attention_backend"] = "triton"
+    assert reserved("rocm", "long_contexts", on, context_length=65536, **used) == 0
+
+
+def test_rocm_s_own_figures() -> None:
+    on = device("rocm", "gfx950")
+    assert said("rocm", "triton_attention_num_kv_splits", on) == 16
+    assert said("rocm", "moe_runner_backend", on, GPT_OSS) == "triton_kernel"
+    assert said("rocm", "moe_runner_backend", on, GPT_OSS, ep_size=2) is None
+    assert said("rocm", "moe_runner_backend", on, model()) is None
+    assert said("rocm", "moe_runner_backend", device("rocm", "gfx950", torch="2.9"), GPT_OSS) is None
+
+
+@pytest.mark.parametrize(("platform", "profile"), [("rocm", "gfx942"), ("npu", "a3"), ("xpu", "bmg")])
+def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str) -> None:
+    on = device(platform, profile)
+    refused = {"speculative_eagle_topk": "excluded"}
+    tree = {"speculative_eagle_topk": 2, "decode_attention_backend": "some"}
+    assert broken(platform, on, page_size=16, **tree) == refused
+    assert broken(platform, on, page_size=1, **tree) == {}
+    assert broken(platform, on, page_size=16, speculative_eagle_topk=1) == {}
+    assert broken(platform, on, page_size=16) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"heads": 256, "kv_heads": 8}, None),
+        ({"heads": 257, "kv_heads": 257}, "257 query heads are more than 256"),
+        ({"heads": 64, "kv_heads": 1}, None),
+        ({"heads": 65, "kv_heads": 1}, "65 query heads share one KV head, and 64 may"),
+        ({"head_dim": 512}, None),
+        ({"head_dim": 513}, "head_dim 513 is more than 512"),
+    ],
+)
+def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason: str | None) -> None:
+    answer = fit(device("npu", "a3"), "npu", "attention", "ascend", model(**changes))
+    assert answer == (reason or {"page_size": (128,)})
+
+
+@pytest.mark.parametrize(
+    ("profile", "memory", "chunk", "few", "many"),
+    [("a2-32gb", 32, 4096, 16, 64), ("a2", 64, 8192, 64, 256), ("a3", 64, 8192, 64, 256)],
+)
+def test_npu_figures_by_the_card_s_memory(profile: str, memory: int, chunk: int, few: int, many: int) -> None:
+    on = device("npu", profile)
+    assert on.memory_bytes == memory * GIB
+    assert said("npu", "chunked_prefill_size", on) == chunk
+    assert said("npu", "graph_max_batch_size", on) is None
+    assert said("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=3) == few
+    assert said("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=4) == many
+
+
+def test_npu_tiers_are_copied_by_its_own_kernel() -> None:
+    on = device("npu", "a3")
+    assert said("npu", "hicache_io_backend", on) is None
+    assert said("npu", "hicache_io_backend", on, enable_hierarchical_cache=True) == "kernel_ascend"
+    assert said("npu", "hicache_mem_layout", on, model(), enable_hierarchical_cache=True) == "page_first_direct"
+    assert said("npu", "hicache_mem_layout", on, LATENT, enable_hierarchical_cache=True) == "page_first_kv_split"
+
+
+def test_intel_s_kernels_read_certain_pages() -> None:
+    on = device("xpu", "pvc")
+    assert fit(on, "xpu", "attention", "intel_xpu", model()) == {"page_size": (64, 128)}
+    assert fit(on, "xpu", "attention", "intel_xpu", LATENT) == {"page_size": (64, 128, 32, 16)}
+    assert fit(on, "xpu", "attention", "triton", model()) == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("platform", "profile"), PROFILES)
+def test_what_follows_from_a_family_is_never_what_the_platform_refuses(
+    platform: str, profile: str, family: str
+) -> None:
+    manifest = find_platforms()[platform].loaded
+    done = resolve(UserInput(), manifest=manifest, device=manifest.facts.profiles[profile], model=FAMILIES[family])
+    assert done.config.model.context_length == 65536
+
+
+@pytest.mark.parametrize(("platform", "profile"), PROFILES)
+def test_every_statement_names_what_it_is_about_and_why(platform: str, profile: str) -> None:
+    facts = FACTS[platform]
+    for default in facts.defaults:
+        assert default.reason
+        assert not default.reason.endswith(".")
+    for constraint in facts.constraints:
+        assert constraint.code
+        assert constraint.remedy.endswith(".")
