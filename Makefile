@@ -52,7 +52,7 @@ matrix: $(READY)
 	$(BIN)/srv matrix generate
 
 docs: matrix
-	$(BIN)/srv matrix site --out build/site
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -33,26 +33,27 @@ def shown() -> Matrix:
 
 
 class _Elements(HTMLParser):
-    """What a page is made of: ids, labels' inputs, references, open elements."""
+    """What a page is made of: ids, references, scripts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.references: list[str] = []
-        self.data = ""
-        self._in_data = False
+        self.scripts: list[str] = []
+        self._tag = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         self.ids += [value for name, value in attrs if name == "id" and value]
         self.references += [value for name in ("src", "href") if (value := given.get(name))]
-        self._in_data = given.get("id") == "data"
+        self._tag = tag
 
     def handle_endtag(self, tag: str) -> None:
-        self._in_data = False
+        self._tag = ""
 
     def handle_data(self, data: str) -> None:
-        self.data += data if self._in_data else ""
+        if self._tag == "script":
+            self.scripts.append(data)
 
 
 def test_the_page_stands_alone_and_holds_every_argument(shown: Matrix) -> None:
@@ -60,20 +61,18 @@ def test_the_page_stands_alone_and_holds_every_argument(shown: Matrix) -> None:
     read.feed(page(shown))
     assert read.references == ["data:,"]
     assert len(read.ids) == len(set(read.ids))
-    data = json.loads(read.data)
+    told, script = read.scripts
+    data = json.loads(told.removeprefix("const SUPPORT = ").rstrip().removesuffix(";"))
     assert [each["name"] for each in data["arguments"]] == list(ARGUMENTS)
-    assert data == json.loads(json.dumps(to_dict(shown)))
-    script = (files("srv_matrix") / "web" / "page.js").read_text(encoding="utf-8")
+    assert data == json.loads(to_json(shown))
     assert set(re.findall(r'\bat\("([\w-]+)"\)', script)) <= set(read.ids)
 
 
 def test_json_and_csv_hold_every_cell(shown: Matrix) -> None:
-    arguments = json.loads(to_json(shown))["arguments"]
-    places = [place for each in arguments for cell in each["cells"] for place in cell["on"]]
-    values = [
-        place for each in arguments for cells in each["values"].values() for cell in cells for place in cell["on"]
-    ]
-    assert len(places) + len(values) == len(shown.records)
+    lists = [entries for entries in json.loads(to_json(shown)).values() if isinstance(entries, list)]
+    entries = [entry for entries in lists for entry in entries]
+    groups = [cells for entry in entries for cells in (entry["cells"], *entry.get("values", {}).values())]
+    assert sum(len(cell["on"]) for cells in groups for cell in cells) == len(shown.records)
     assert len(to_csv(shown).splitlines()) == len(shown.records) + 1
 
 
@@ -84,7 +83,7 @@ def test_the_site_is_written(shown: Matrix, tmp_path: Path) -> None:
 
 def ask(shown: Matrix, expression: str) -> Any:
     """The value of a JavaScript expression over the script's functions `m` and the page's data `d`."""
-    script = Path(str(files("srv_matrix") / "web" / "page.js"))
+    script = Path(str(files("srv_matrix") / "web" / "matrix.js"))
     code = (
         f"const m = require({json.dumps(str(script))});"
         'const d = JSON.parse(require("fs").readFileSync(0, "utf8"));'
@@ -104,7 +103,7 @@ ROWS = "(s => m.rowsOf(d, s).filter(r => m.rowMatches(r, m.placesOf(d, s), s)).m
 @pytest.mark.parametrize(
     ("address", "rows"),
     [
-        ("#level=verified&values=1", ["schedule_policy", "schedule_policy=lpm"]),
+        ("#level=verified&kind=arg&values=1&text=lpm", ["schedule_policy=lpm"]),
         ("#variant=mk2&level=verified&values=1", []),
         ("#text=a+reason&status=unsupported&values=1", ["log_level=debug"]),
         ("#text=LONGEST+--schedule-policy", ["schedule_policy"]),
@@ -123,10 +122,21 @@ def test_an_address_says_all_that_is_shown(shown: Matrix) -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="Node is not installed; with it, the page's script is run")
+def test_every_list_of_things_with_cells_makes_rows(shown: Matrix) -> None:
+    more = '{...d, things: [{name: "one", cells: [{on: ["imagined:mk1"], status: "supported"}]}]}'
+    assert ["thing", "thing"] in ask(shown, f"m.kindsOf({more})")
+    found = f'm.rowsOf({more}, m.readState("#kind=thing&values=1"))'
+    assert ask(shown, f"{found}.map(r => [r.feature, Object.keys(r.cells)])") == [["thing:one", ["imagined:mk1"]]]
+    others = [record.feature for record in shown.records.values() if record.kind not in ("arg", "value")]
+    drawn = ask(shown, 'm.rowsOf(d, m.readState("")).filter(r => r.entry.kind != "arg").map(r => r.feature)')
+    assert sorted(drawn) == sorted(set(others))
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; with it, the page's script is run")
 def test_only_what_was_run_reads_as_a_yes(shown: Matrix) -> None:
     texts = ask(
         shown,
-        'm.rowsOf(d, {values: "1"}).filter(r => r.argument.name == "schedule_policy" && r.cells["imagined:mk1"])'
+        'm.rowsOf(d, {values: "1"}).filter(r => r.entry.name == "schedule_policy" && r.cells["imagined:mk1"])'
         '.map(r => [r.feature, ...m.cellText(r.cells["imagined:mk1"])])',
     )
     assert ["schedule_policy=lpm", "✓ yes", "E4"] in texts

@@ -1,0 +1,303 @@
+// The filterable matrix, drawn from SUPPORT (support.json). State lives in the address alone
+// (#platform=npu&status=planned&cell=page_size@npu:a3), so every view and every open cell is a link.
+// Functions above `start` touch no document.
+"use strict";
+
+const WORDS = {
+  supported: "yes", limited: "partly", experimental: "experimental", unknown: "unknown",
+  planned: "planned", unsupported: "no", not_applicable: "not applicable",
+};
+const WORKS = ["supported", "limited", "experimental"];
+const KINDS = {
+  arg: "arguments", pair: "pairs", op: "operations", model: "models", endpoint: "endpoints",
+};
+const FIELDS = ["text", "platform", "variant", "status", "level", "kind", "values", "cell"];
+
+function readState(hash) {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  return Object.fromEntries(FIELDS.map((name) => [name, given.get(name) || ""]));
+}
+
+function writeState(state) {
+  const kept = FIELDS.filter((name) => state[name]).map((name) => [name, state[name]]);
+  return "#" + new URLSearchParams(kept).toString();
+}
+
+function placesOf(data, state) {
+  return Object.entries(data.platforms)
+    .filter(([name]) => !state.platform || name === state.platform)
+    .flatMap(([name, platform]) => platform.variants.map((variant) => `${name}:${variant}`))
+    .filter((place) => !state.variant || place.split(":")[1] === state.variant);
+}
+
+// Every list of things with cells is shown, whatever its name; arguments come first.
+function entriesOf(data) {
+  const { arguments: first = [], ...others } = data;
+  const lists = [["arg", first], ...Object.entries(others).map(([name, list]) => [name.replace(/s$/, ""), list])];
+  return lists
+    .filter(([, list]) => Array.isArray(list))
+    .flatMap(([kind, list]) => list.filter((entry) => entry.cells).map((entry) => ({ kind, ...entry })))
+    .map((entry) => ({ flags: [], values: {}, help: "", group: "", options: "", ...entry, ...namesOf(entry) }));
+}
+
+// What records call it, "endpoint:POST /generate", and the part of that which tells it from its like.
+function namesOf(entry) {
+  const told = entry.name || entry.feature;
+  if (entry.kind === "arg") return { feature: told, name: told };
+  const name = told.startsWith(`${entry.kind}:`) ? told.slice(entry.kind.length + 1) : told;
+  return { feature: `${entry.kind}:${name}`, name };
+}
+
+function kindsOf(data) {
+  return [...new Set(entriesOf(data).map((entry) => entry.kind))].map((kind) => [kind, KINDS[kind] || kind]);
+}
+
+function rowsOf(data, state) {
+  const rows = [];
+  for (const entry of entriesOf(data)) {
+    if (state.kind && entry.kind !== state.kind) continue;
+    rows.push({ feature: entry.feature, entry, cells: byPlace(entry.cells) });
+    if (!state.values) continue;
+    for (const [value, cells] of Object.entries(entry.values)) {
+      rows.push({ feature: `${entry.feature}=${value}`, entry, value, cells: byPlace(cells) });
+    }
+  }
+  return rows;
+}
+
+function byPlace(cells) {
+  return Object.fromEntries(cells.flatMap((cell) => cell.on.map((place) => [place, cell])));
+}
+
+function isVerified(cell) {
+  return WORKS.includes(cell.status) && (cell.level === "E4" || cell.level === "E5");
+}
+
+function cellMatches(cell, state) {
+  if (!cell) return false;
+  if (state.status && cell.status !== state.status) return false;
+  if (state.level === "verified") return isVerified(cell);
+  if (state.level === "none") return !cell.level;
+  return !state.level || cell.level === state.level;
+}
+
+function rowMatches(row, places, state) {
+  if (!places.some((place) => cellMatches(row.cells[place], state))) return false;
+  const words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) return true;
+  const said = [row.feature, ...row.entry.flags, row.entry.help, row.entry.group]
+    .concat(places.map((place) => (row.cells[place] || {}).reason || "")).join(" ").toLowerCase();
+  return words.every((word) => said.includes(word));
+}
+
+function wordOf(status) {
+  return WORDS[status] || status;
+}
+
+function cellText(cell) {
+  const word = isVerified(cell) ? `✓ ${wordOf(cell.status)}`
+    : cell.status === "supported" && cell.level ? "declared" : wordOf(cell.status);
+  return [word, cell.level || ""];
+}
+
+function factsOf(row, cell) {
+  return [
+    ["Flags", row.entry.flags.join(", ")],
+    ["What it is", row.entry.help],
+    ["Options", row.entry.options],
+    ["Prints", wordOf(cell.status)],
+    ["Platform", cell.declared && `declares: ${wordOf(cell.declared)}`],
+    ["Core", cell.core && `has it: ${wordOf(cell.core)}`],
+    ["Reason", cell.reason],
+    ["Code", cell.reason_code],
+    ["Needs", cell.requires],
+    ["Since", cell.since],
+  ].filter(([, text]) => text);
+}
+
+function evidenceOf(data, cell) {
+  const lines = (cell.evidence || []).map((each) =>
+    [each.level, each.outcome, each.test, each.device, each.date, `commit ${each.commit}`, each.driver, each.note]
+      .filter(Boolean).join(" · "));
+  if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see each of them." : "Nothing has been run for this cell.");
+  if (cell.level) lines.push(`${cell.level}: ${data.levels[cell.level] || ""}`);
+  return lines;
+}
+
+// `pages`: where the platforms' own pages lie, seen from this one; empty where there are none.
+function start(data, document, window, pages) {
+  const at = (id) => document.getElementById(id);
+  const make = (name, text, attributes = {}) => {
+    const made = document.createElement(name);
+    if (text) made.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  let state = readState(window.location.hash);
+  let shown = null;
+  let opened = null;
+
+  const fill = (id, options) => {
+    at(id).replaceChildren(...options.map(([value, text]) => make("option", text, { value })));
+    at(id).value = state[id];
+  };
+
+  function showFilters() {
+    const chosen = state.platform ? [data.platforms[state.platform]].filter(Boolean) : Object.values(data.platforms);
+    fill("platform", [["", "all"], ...Object.keys(data.platforms).map((name) => [name, name])]);
+    fill("variant", [["", "all"], ...chosen.flatMap((each) => each.variants).map((name) => [name, name])]);
+    fill("status", [["", "any"], ...Object.entries(WORDS)]);
+    fill("level", [["", "any"], ["verified", "run on the device (E4, E5)"],
+      ...Object.entries(data.levels).map(([name, told]) => [name, `${name}: ${told}`]), ["none", "none"]]);
+    fill("kind", [["", "all"], ...kindsOf(data)]);
+    if (at("text").value !== state.text) at("text").value = state.text;
+    at("values").checked = Boolean(state.values);
+  }
+
+  function showTable() {
+    const places = placesOf(data, state);
+    const rows = rowsOf(data, state).filter((row) => rowMatches(row, places, state));
+    const head = make("tr", "", { role: "row" });
+    head.append(make("th", "Feature", { scope: "col", role: "columnheader" }), ...places.map(showPlace));
+    at("matrix").tHead.replaceChildren(head);
+    at("matrix").tBodies[0].replaceChildren(...rows.map((row) => showRow(row, places)));
+    at("count").textContent = rows.length ? `${rows.length} rows on ${places.length} variants`
+      : "Nothing fits these filters. Clear removes them.";
+    at("scroll").hidden = !rows.length;
+    at("scroll").scrollTop = 0;
+    const first = at("matrix").querySelector("button");
+    if (first) first.tabIndex = 0;
+  }
+
+  function showPlace(place) {
+    const [platform, variant] = place.split(":");
+    const title = make("th", "", { scope: "col", role: "columnheader" });
+    title.append(make("small", platform), variant);
+    return title;
+  }
+
+  function showRow(row, places) {
+    const line = make("tr", "", { role: "row", class: row.value === undefined ? "" : "value" });
+    const name = row.entry.flags[0] || row.entry.name;
+    const title = make("th", row.value === undefined ? name : `${name} = ${row.value}`, { scope: "row", role: "rowheader" });
+    const told = row.entry.help || (row.entry.kind === "arg" ? "" : row.entry.kind);
+    if (row.value === undefined && told) title.append(make("small", told));
+    line.append(title, ...places.map((place) => showCell(row, place)));
+    return line;
+  }
+
+  function showCell(row, place) {
+    const box = make("td", "", { role: "gridcell" });
+    const cell = row.cells[place];
+    if (!cell) return box;
+    const [word, level] = cellText(cell);
+    const look = !cellMatches(cell, state) ? "aside" : isVerified(cell) ? "verified" : cell.status;
+    const button = make("button", "", {
+      type: "button", class: look, tabindex: "-1", "data-cell": `${row.feature}@${place}`,
+      "aria-label": `${row.feature} on ${place}: ${word} ${level}`.trim(),
+    });
+    button.append(make("span", place, { class: "place" }), word);
+    if (level) button.append(make("small", level));
+    box.append(button);
+    return box;
+  }
+
+  function showDetail() {
+    const dialog = at("detail");
+    const cut = state.cell.lastIndexOf("@");
+    const [feature, place] = [state.cell.slice(0, cut), state.cell.slice(cut + 1)];
+    const row = state.cell && rowsOf(data, { values: "1" }).find((each) => each.feature === feature);
+    const cell = row && row.cells[place];
+    if (!cell) {
+      if (dialog.open) dialog.close();
+      return;
+    }
+    if (dialog.open && opened === state.cell) return; // its focus stays where it is
+    opened = state.cell;
+    const platform = place.split(":")[0];
+    const links = [make("a", "Link to this cell", { href: writeState({ cell: state.cell }) })];
+    if (pages) links.push(make("a", `All arguments on ${platform}`, { href: `${pages}${platform}.html` }));
+    at("detail-title").textContent = `${feature} on ${place}`;
+    at("detail-facts").replaceChildren(...factsOf(row, cell).flatMap(([term, text]) => [make("dt", term), make("dd", text)]));
+    at("detail-evidence").replaceChildren(...evidenceOf(data, cell).map((line) => make("li", line)));
+    at("detail-links").replaceChildren(...links);
+    if (!dialog.open) dialog.showModal();
+  }
+
+  function show() {
+    showFilters();
+    const view = writeState({ ...state, cell: "" });
+    if (view !== shown) showTable();
+    shown = view;
+    showDetail();
+  }
+
+  function go(changes, how = "pushState") {
+    state = { ...state, ...changes };
+    const address = writeState(state);
+    window.history[how](null, "", address === "#" ? window.location.pathname + window.location.search : address);
+    show();
+  }
+
+  function follow() {
+    state = readState(window.location.hash);
+    show();
+  }
+
+  // One cell at a time is a stop for Tab; from there the arrows lead.
+  function move(event) {
+    const line = event.target.closest("tr");
+    const from = event.target.closest("td");
+    if (!from || event.ctrlKey || event.altKey || event.metaKey) return;
+    const [row, column] = {
+      ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+      Home: [0, 1 - from.cellIndex], End: [0, line.cells.length - 1 - from.cellIndex],
+    }[event.key] || [];
+    if (row === undefined) return;
+    event.preventDefault();
+    const next = (at("matrix").rows[line.rowIndex + row] || line).cells[from.cellIndex + column];
+    const button = next && next.querySelector("button");
+    if (button) button.focus();
+  }
+
+  function remember(event) {
+    for (const each of at("matrix").querySelectorAll('button[tabindex="0"]')) each.tabIndex = -1;
+    event.target.tabIndex = 0;
+  }
+
+  at("filters").addEventListener("submit", (event) => event.preventDefault());
+  at("filters").addEventListener("reset", (event) => {
+    event.preventDefault();
+    go(readState(""));
+  });
+  at("filters").addEventListener("change", (event) => {
+    const { id, type, checked, value } = event.target;
+    if (id === "text") return;
+    go({ [id]: type === "checkbox" ? (checked ? "1" : "") : value, ...(id === "platform" ? { variant: "" } : {}) });
+  });
+  at("text").addEventListener("input", () => go({ text: at("text").value }, "replaceState"));
+  at("matrix").addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-cell]");
+    if (button) go({ cell: button.dataset.cell });
+  });
+  at("matrix").addEventListener("keydown", move);
+  at("matrix").addEventListener("focusin", remember);
+  at("detail").addEventListener("close", () => state.cell && go({ cell: "" }, "replaceState"));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && at("detail").open) at("detail").close(); // browsers forget to after a step back
+    if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    event.preventDefault();
+    event.stopImmediatePropagation(); // the theme has a search of its own on this key
+    at("text").focus();
+  }, true);
+  window.addEventListener("hashchange", follow);
+  window.addEventListener("popstate", follow);
+  show();
+}
+
+if (typeof document !== "undefined") start(SUPPORT, document, window, document.currentScript.dataset.pages || "");
+if (typeof module !== "undefined") {
+  module.exports = {
+    readState, writeState, placesOf, entriesOf, kindsOf, rowsOf, cellMatches, rowMatches, cellText, evidenceOf, isVerified,
+  };
+}
