@@ -6,9 +6,10 @@ refuses before any platform is asked, has what the platform's `Support` says of 
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from srv.args.config import ARGUMENTS
@@ -28,7 +29,7 @@ _ABSENT = frozenset({"capability_missing", "unsupported", "unknown_backend", "no
 
 @dataclass(frozen=True)
 class Place:
-    """One variant of a platform, and what it comes to by itself."""
+    """One variant of a platform, and what it comes to by itself. `ran`: numbers that tests gave arguments there."""
 
     manifest: Manifest
     variant: str
@@ -36,6 +37,7 @@ class Place:
     capabilities: frozenset[str]
     support: Mapping[str, tuple[Support, ...]]
     base: Baseline
+    ran: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ def build(
     `models`: what values are judged with, the most ordinary first.
     """
     manifests = tuple(manifests)
-    places = [place for manifest in manifests for place in _places(manifest, models[0])]
+    places = [place for manifest in manifests for place in _places(manifest, models[0], evidence)]
     planned = _ask_planned(places, models[0])
     records: list[Record] = []
     for argument in ARGUMENTS.values():
@@ -70,15 +72,29 @@ def build(
         for place in places:
             tried = _try(argument, place, models, core, planned)
             records += _records(argument, place, tried)
-    return tuple(_with_evidence(_with_published(records, tables), evidence))
+    return tuple(_roll_up_all(with_evidence(_with_published(records, tables), evidence)))
 
 
-def _places(manifest: Manifest, model: ModelFacts) -> Iterator[Place]:
+def _places(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence]) -> Iterator[Place]:
     for variant in manifest.variants:
         device = manifest.facts.profiles[variant]
         said = {name: on_variant(variant, each) for name, each in by_argument(manifest.facts.support).items()}
         capabilities = manifest.facts.capabilities(device)
-        yield Place(manifest, variant, device, capabilities, said, baseline(model, manifest, device))
+        base = baseline(model, manifest, device)
+        yield Place(manifest, variant, device, capabilities, said, base, _ran(evidence, manifest.name, variant))
+
+
+def _ran(evidence: Sequence[Evidence], platform: str, variant: str) -> Mapping[str, tuple[Any, ...]]:
+    """Numbers that evidence of a place names, beside those that are tried anyway: each is a cell of its own."""
+    found: dict[str, list[Any]] = {}
+    cells = (cell for each in evidence if (each.platform, each.variant) == (platform, variant) for cell in each.covers)
+    for cell in dict.fromkeys(cells):
+        name, named, text = cell.partition("=")
+        argument = ARGUMENTS.get(name)
+        if argument is not None and named and argument.kind.base in (int, float):
+            with contextlib.suppress(ValueError):  # no value: then there is no such cell, and the evidence is refused
+                found.setdefault(name, []).append(argument.parse(text))
+    return {name: tuple(values) for name, values in found.items()}
 
 
 def _ask_planned(places: Sequence[Place], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
@@ -118,6 +134,7 @@ def _named(argument: Argument, place: Place) -> tuple[Any, ...]:
     """The values to try there: the declaration's, those that the platform speaks of, and the one it would take."""
     own = place.base.values.get(argument.name)
     more = [*_spoken_of(argument, place), *([] if argument.arg.planned or own is None else [own])]
+    more += place.ran.get(argument.name, ())
     return values_of(argument, _backends(argument, place), more)
 
 
@@ -257,22 +274,33 @@ def _with_published(records: Iterable[Record], tables: Sequence[Table]) -> Itera
         yield replace(record, base=Level.E0) if silent else record
 
 
-def _with_evidence(records: Iterable[Record], evidence: Sequence[Evidence]) -> list[Record]:
+def with_evidence(records: Iterable[Record], evidence: Sequence[Evidence]) -> list[Record]:
+    """The records, each with the evidence that names its cell."""
     by_cell: dict[Key, list[Evidence]] = defaultdict(list)
     for each in evidence:
         for feature in each.covers:
             by_cell[feature, each.platform, each.variant].append(each)
-    found = [replace(record, evidence=tuple(by_cell.get(record.key, ()))) for record in records]
+    return [replace(record, evidence=tuple(by_cell.get(record.key, ()))) for record in records]
+
+
+def _roll_up_all(records: Sequence[Record]) -> list[Record]:
     values: dict[Key, list[Record]] = defaultdict(list)
-    for record in found:
+    for record in records:
         if record.kind == "value":
             values[record.argument, record.platform, record.variant].append(record)
-    return [replace(each, rolled_up=roll_up(values[each.key])) if each.kind == "arg" else each for each in found]
+    return [_rolled_up(each, values[each.key]) if each.kind == "arg" else each for each in records]
+
+
+def _rolled_up(record: Record, values: Sequence[Record]) -> Record:
+    """An argument that core has, with what its values come to; others have values in name only (the default)."""
+    if not values or record.core is Status.PLANNED:
+        return record
+    return replace(record, rolled_up=roll_up(values), by_values=True)
 
 
 def roll_up(values: Sequence[Record]) -> Level | None:
-    """The level of an argument from its values: all that work, the default aside, must have been shown to."""
-    levels = [record.level for record in values if record.status.works and not record.default]
+    """The level of an argument from its values: the lowest of all that work; None if one of them has none."""
+    levels = [record.level for record in values if record.status.works]
     if not levels or any(level is None for level in levels):
         return None
     return min(level for level in levels if level is not None)

@@ -9,11 +9,11 @@ from pathlib import Path
 from srv.args.config import ARGUMENTS, find_argument
 from srv_matrix.data import to_csv, to_json
 from srv_matrix.diff import compare_table, stale_reasons
-from srv_matrix.evidence import collect_marks
+from srv_matrix.evidence import collect_marks, prune
 from srv_matrix.evidence import faults as evidence_faults
 from srv_matrix.matrix import Matrix
 from srv_matrix.pages import pages
-from srv_matrix.records import Record, Status
+from srv_matrix.records import Key, Record, Status
 from srv_matrix.repository import Repository
 
 _SHOWN = 6  # lines of a stale page's difference
@@ -42,10 +42,35 @@ def check(matrix: Matrix, repository: Repository) -> list[str]:
     found = [*record_faults(matrix.records.values(), _cells(matrix)), *declaration_faults(matrix)]
     found += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
     if matrix.evidence:
-        files = (each.test.partition("::")[0] for each in matrix.evidence)
-        marks = collect_marks(repository, files)
-        found += evidence_faults(matrix.evidence, matrix.records, marks, repository.is_ancestor)
+        marks = collect_marks(repository, _files(matrix))
+        found += evidence_faults(matrix.evidence, _shown(matrix), marks, repository.is_ancestor)
     return [*found, *page_faults(outputs(matrix), repository.pages)]
+
+
+def prune_evidence(matrix: Matrix, repository: Repository) -> int:
+    """Take out of the checkout's evidence what no longer stands; how many lines there were."""
+    if not matrix.evidence:
+        return 0
+    marks = collect_marks(repository, _files(matrix))
+    return prune(repository.evidence, _shown(matrix), marks, repository.is_ancestor)
+
+
+def _files(matrix: Matrix) -> list[str]:
+    return [each.test.partition("::")[0] for each in matrix.evidence]
+
+
+def _shown(matrix: Matrix) -> list[Key]:
+    """The cells that a test can show by itself."""
+    return [key for key, record in matrix.records.items() if not record.by_values]
+
+
+def notes(matrix: Matrix, repository: Repository) -> list[str]:
+    """What cannot be judged here, and speaks against nothing."""
+    commits = dict.fromkeys(each.commit for each in matrix.evidence)
+    unseen = [commit for commit in commits if repository.is_ancestor(commit) is None]
+    if not unseen:
+        return []
+    return [f"this clone is shallow: whether {', '.join(unseen)} is in its history cannot be seen (fetch the rest)"]
 
 
 def _cells(matrix: Matrix) -> list[tuple[str, str]]:
@@ -57,7 +82,7 @@ def record_faults(records: Iterable[Record], places: Iterable[tuple[str, str]]) 
     seen: set[tuple[str, str, str]] = set()
     for record in records:
         where = f"{record.feature} on {record.platform}:{record.variant}"
-        if record.argument not in ARGUMENTS:
+        if record.kind in ("arg", "value") and record.argument not in ARGUMENTS:
             yield f"the record {where} names an unknown argument"
         if record.status not in (Status.SUPPORTED, Status.UNKNOWN) and not (record.reason_code and record.reason):
             yield f"{where} is {record.status.value} without a code and a reason"

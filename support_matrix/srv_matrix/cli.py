@@ -1,4 +1,4 @@
-"""`srv matrix`: generate, check, diff, show, site, coverage. Core finds it by the entry-point group `srv.commands`."""
+"""`srv matrix`: generate, check, prune, diff, show, site, coverage. A subcommand by the group `srv.commands`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from srv.args.config import ARGUMENTS, DEPRECATED
-from srv_matrix.check import check, write_outputs
+from srv_matrix import inventory
+from srv_matrix.check import check, notes, prune_evidence, write_outputs
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
-from srv_matrix.evidence import compare, read_file
+from srv_matrix.evidence import compare, read_file, uncommitted
+from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, read_matrix
-from srv_matrix.pages import mark
 from srv_matrix.published import Table, read_rows
 from srv_matrix.records import Record, Status
 from srv_matrix.repository import MatrixError, Repository, find_repository
@@ -31,6 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for name, told, handler in (
         ("generate", "write the pages under docs/support", run_generate),
         ("check", "fail if records, evidence, published tables and pages do not agree", run_check),
+        ("prune", "take evidence that no longer stands out of support_matrix/evidence", run_prune),
         ("diff", "compare our declarations with a vendor's published table", run_diff),
         ("show", "the arguments on one platform and variant", run_show),
         ("site", "write the filterable page", run_site),
@@ -65,8 +67,9 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def run_generate(namespace: argparse.Namespace) -> int:
-    """Write the pages and name those that changed."""
+    """Look at what can only be seen with everything loaded, write the pages, and name those that changed."""
     repository = _repository(namespace.root)
+    repository.inventory.write_text(inventory.to_json(inventory.ask_child()), encoding="utf-8")
     changed = write_outputs(read_matrix(repository), repository.pages)
     print(f"{len(changed)} files changed" + "".join(f"\n  {name}" for name in sorted(changed)))
     return 0
@@ -79,17 +82,29 @@ def run_site(namespace: argparse.Namespace) -> int:
 
 
 def run_check(namespace: argparse.Namespace) -> int:
-    """Print every fault; exit status 2 if there is one."""
+    """Print every fault, then what is worth knowing; exit status 2 if there is a fault."""
     repository = _repository(namespace.root)
     matrix = read_matrix(repository)
-    faults = check(matrix, repository)
+    faults, told = check(matrix, repository), notes(matrix, repository)
     if namespace.rerun is not None:
-        faults += compare(matrix.evidence, read_file(namespace.rerun))
-    for fault in faults:
-        print(f"- {fault}")
+        fresh = read_file(namespace.rerun)
+        faults += compare(matrix.evidence, fresh)
+        new = uncommitted(matrix.evidence, fresh)
+        told += (
+            [f"{len(new)} cells were shown and are not committed (make evidence): {', '.join(new[:4])}"] if new else []
+        )
+    for line in (*faults, *(f"note: {each}" for each in told)):
+        print(f"- {line}")
     verdict = "the support matrix is consistent" if not faults else f"{len(faults)} faults"
     print(f"{verdict}: {len(matrix.records)} cells, {len(matrix.evidence)} lines of evidence")
     return FAULTY if faults else 0
+
+
+def run_prune(namespace: argparse.Namespace) -> int:
+    """Take out what speaks for no test of this tree any more; `make evidence` records it anew after the commit."""
+    repository = _repository(namespace.root)
+    print(f"{prune_evidence(read_matrix(repository), repository)} lines of evidence taken out")
+    return 0
 
 
 def run_diff(namespace: argparse.Namespace) -> int:

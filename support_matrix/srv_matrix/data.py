@@ -12,7 +12,7 @@ from typing import Any
 from srv.args.config import ARGUMENTS
 from srv_matrix.matrix import Matrix
 from srv_matrix.pages import options
-from srv_matrix.records import LEVELS, Evidence, Record
+from srv_matrix.records import LEVELS, Evidence, Kind, Record
 
 COLUMNS = (
     "feature", "kind", "platform", "variant", "status", "declared", "core", "level",
@@ -31,17 +31,32 @@ def to_dict(matrix: Matrix) -> dict[str, Any]:
         "platforms": {
             each.name: {"variants": list(each.variants), "summary": each.summary} for each in matrix.manifests
         },
+        "features": _features(matrix),
         "arguments": [_argument(name, cells.get(name, ())) for name in ARGUMENTS],
     }
 
 
+def _features(matrix: Matrix) -> list[dict[str, Any]]:
+    """What is no argument: kind, name and cells of each."""
+    kinds: tuple[Kind, ...] = ("model", "endpoint", "op", "pair")
+    return [
+        {"kind": kind, "name": feature.partition(":")[2], "cells": _grouped(records)}
+        for kind in kinds
+        for feature, records in matrix.of_kind(kind).items()
+    ]
+
+
 def to_json(matrix: Matrix) -> str:
-    """One argument a line, so that a change shows as the lines that changed."""
+    """One argument or feature a line, so that a change shows as the lines that changed."""
     told = to_dict(matrix)
-    arguments = told.pop("arguments")
-    head = json.dumps(told, indent=1, ensure_ascii=False)
-    lines = ",\n".join(json.dumps(each, ensure_ascii=False, separators=(",", ":")) for each in arguments)
-    return head.removesuffix("\n}") + ',\n "arguments": [\n' + lines + "\n]}\n"
+    features, arguments = _lines(told.pop("features")), _lines(told.pop("arguments"))
+    head = json.dumps(told, indent=1, ensure_ascii=False).removesuffix("\n}")
+    return f'{head},\n "features": [{features}],\n "arguments": [{arguments}]}}\n'
+
+
+def _lines(entries: list[dict[str, Any]]) -> str:
+    lines = [json.dumps(each, ensure_ascii=False, separators=(",", ":")) for each in entries]
+    return "\n" + ",\n".join(lines) + "\n" if lines else ""
 
 
 def to_csv(matrix: Matrix) -> str:

@@ -11,15 +11,17 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from srv_matrix.records import Evidence, Key, Level
+from srv_matrix.records import CHANGED, Evidence, Key, Level
 from srv_matrix.repository import MatrixError, Repository
 
 OUTCOMES = ("passed", "failed")
+VOLATILE = ("commit", "plugin_version", "driver", "device", "date")  # may differ from one run to the next
 PLUGIN = "srv_matrix.pytest_plugin"
 _TEXTS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level"))
 _COLLECT_TIMEOUT_S = 300
@@ -106,19 +108,43 @@ def faults(
     evidence: Sequence[Evidence],
     cells: Iterable[Key],
     marks: Mapping[str, Mapping[str, Any]],
-    is_ancestor: Callable[[str], bool],
+    is_ancestor: Callable[[str], bool | None],
 ) -> list[str]:
-    """Everything that speaks against the evidence, a sentence each. `marks` come from `collect_marks`."""
+    """Everything that speaks against the evidence, a sentence each. `marks` come from `collect_marks`.
+
+    `is_ancestor` gives None for a commit of which this checkout cannot tell; that is no fault of the evidence.
+    """
     known = set(cells)
+    tests = Counter((each.test, each.platform, each.variant) for each in evidence)
+    twice = [f"evidence of {key[0]}: it is there twice for {key[1]}:{key[2]}" for key, n in tests.items() if n > 1]
     commits = {commit: is_ancestor(commit) for commit in dict.fromkeys(each.commit for each in evidence)}
-    found: list[str] = []
+    found = twice
     for each in evidence:
         found += [f"evidence of {each.test}: {fault}" for fault in _faults_of(each, known, marks, commits)]
     return found
 
 
+def prune(
+    folder: Path,
+    cells: Iterable[Key],
+    marks: Mapping[str, Mapping[str, Any]],
+    is_ancestor: Callable[[str], bool | None],
+) -> int:
+    """Take every line that something speaks against out of the files of a folder; how many there were."""
+    known, gone = set(cells), 0
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = read_file(path)
+        kept = [each for each in lines if not faults([each], known, marks, is_ancestor)]
+        gone += len(lines) - len(kept)
+        if not kept:
+            path.unlink()
+        elif len(kept) < len(lines):
+            write_file(path, kept)
+    return gone
+
+
 def _faults_of(
-    evidence: Evidence, known: set[Key], marks: Mapping[str, Mapping[str, Any]], commits: Mapping[str, bool]
+    evidence: Evidence, known: set[Key], marks: Mapping[str, Mapping[str, Any]], commits: Mapping[str, bool | None]
 ) -> list[str]:
     found: list[str] = []
     mark = marks.get(evidence.test)
@@ -129,37 +155,69 @@ def _faults_of(
         found += [f"the test does not cover {cell}" for cell in missing]
         if evidence.level > Level[mark["level"]]:
             found.append(f"the evidence says {evidence.level.name}, the test's mark {mark['level']}")
+        if (forced := mark.get("variant")) and forced != evidence.variant:
+            found.append(f"the evidence is of {evidence.variant}, and the test forces {forced}")
     for cell in evidence.covers:
         if (cell, evidence.platform, evidence.variant) not in known:
-            found.append(f"there is no cell {cell} of {evidence.platform}:{evidence.variant}")
-    if not commits[evidence.commit]:
-        found.append(f"commit {evidence.commit} is no ancestor of HEAD (in a shallow clone, fetch the history)")
+            told = f"there is no cell {cell} of {evidence.platform}:{evidence.variant} that a test could show"
+            found.append(told + ("" if "=" in cell else "; of an argument whose values are cells, name one of them"))
+    if evidence.commit.endswith(CHANGED):
+        found.append(f"its tree was not that of a commit ({evidence.commit}): commit, and record it again")
+    elif commits[evidence.commit] is False:
+        found.append(f"commit {evidence.commit} is no ancestor of HEAD")
     if not evidence.passed:
         found.append(f"its outcome is {evidence.outcome}: declare the cell for what it is, or mend it")
     return found
 
 
 def compare(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """What a fresh run shows otherwise than the committed evidence of the same platforms and variants.
+    """What a fresh run does not bear out of the committed evidence of its platforms, a sentence each.
 
-    Commit, date, device name and versions may differ; what a test covers, its level and its outcome may not.
+    A machine is of one variant. What is committed of that one must have run again and shown the same, but for
+    `VOLATILE`; where nothing is, the platform's other variants are taken, since the same tests must pass here.
+    What the fresh run shows beyond that is no fault: see `uncommitted`.
     """
-    places = {(each.platform, each.variant) for each in fresh}
-    old = {_identity(each): each for each in committed if (each.platform, each.variant) in places}
-    new = {_identity(each): each for each in fresh}
-    found = [f"{_told(key)} is committed, and did not run again" for key in sorted(old.keys() - new.keys())]
-    found += [f"{_told(key)} ran, and is not committed" for key in sorted(new.keys() - old.keys())]
-    for key in sorted(old.keys() & new.keys()):
-        before, now = old[key], new[key]
-        for name in ("outcome", "level", "covers", "note"):
-            if getattr(before, name) != getattr(now, name):
-                found.append(f"{_told(key)}: {name} was {getattr(before, name)}, and is {getattr(now, name)}")
+    if not fresh:
+        return ["the fresh run holds no evidence: no marked test ran"]
+    found: list[str] = []
+    for platform, variant in dict.fromkeys((each.platform, each.variant) for each in fresh):
+        old = _committed_for(committed, platform, variant)
+        new = {each.test: each for each in fresh if (each.platform, each.variant) == (platform, variant)}
+        for before in old:
+            where = f"{before.test} on {platform}:{variant}"
+            if before.test in new:
+                found += [f"{where}: {fault}" for fault in _lost(before, new[before.test])]
+            else:
+                found.append(f"{where} is committed, and did not run again")
     return found
 
 
-def _identity(evidence: Evidence) -> Key:
-    return evidence.test, evidence.platform, evidence.variant
+def _committed_for(committed: Sequence[Evidence], platform: str, variant: str) -> list[Evidence]:
+    """What is committed of a variant; of all variants of its platform, each test once, if nothing is."""
+    own = [each for each in committed if (each.platform, each.variant) == (platform, variant)]
+    others = {each.test: each for each in committed if each.platform == platform}
+    return own or list(others.values())
 
 
-def _told(key: Key) -> str:
-    return f"{key[0]} on {key[1]}:{key[2]}"
+def _lost(before: Evidence, now: Evidence) -> list[str]:
+    """What a test showed once, and shows no more."""
+    found = [
+        f"{name} was {_word(old)}, and is {_word(new)}"
+        for name in ("outcome", "note")
+        if (old := getattr(before, name)) != (new := getattr(now, name))
+    ]
+    if now.level < before.level:
+        found.append(f"level was {before.level.name}, and is {now.level.name}")
+    gone = [cell for cell in before.covers if cell not in now.covers]
+    return found + [f"it covers {cell} no more" for cell in gone]
+
+
+def _word(text: str) -> str:
+    return text or "empty"
+
+
+def uncommitted(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
+    """Cells that a fresh run shows and the committed evidence does not, as "cell on platform:variant"."""
+    known = {(cell, each.platform, each.variant) for each in committed if each.passed for cell in each.covers}
+    shown = {(cell, each.platform, each.variant) for each in fresh if each.passed for cell in each.covers}
+    return [f"{cell} on {platform}:{variant}" for cell, platform, variant in sorted(shown - known)]

@@ -83,9 +83,13 @@ class Baseline:
 
 
 def baseline(model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Baseline:
-    """Resolve on a device without a word from the user."""
+    """Resolve on a device without a word from the user: whether it can be, and to which values.
+
+    The values are those of no model in particular, so that what follows from the sample's sizes is nobody's value.
+    """
     try:
-        resolved = resolve(UserInput(), manifest=manifest, device=device, model=model)
+        resolve(UserInput(), manifest=manifest, device=device, model=model)
+        resolved = resolve(UserInput(), manifest=manifest, device=device)
     except Refusal as refusal:
         return Baseline(verdict=_verdict(refusal.rejections[0]))
     return Baseline({name: resolved.config.get(name) for name in ARGUMENTS})

@@ -13,10 +13,13 @@ from srv.errors import Refusal
 from srv.models.facts import ModelFacts
 from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
-from srv_matrix.build import build
+from srv_matrix.build import build, with_evidence
 from srv_matrix.evidence import read_folder
+from srv_matrix.features import features
+from srv_matrix.inventory import Inventory
+from srv_matrix.inventory import read as read_inventory
 from srv_matrix.published import Table, read_tables
-from srv_matrix.records import Evidence, Key, Record, by_key
+from srv_matrix.records import Evidence, Key, Kind, Record, by_key
 from srv_matrix.repository import MatrixError, Repository
 from srv_matrix.sample import sample_models
 
@@ -45,6 +48,14 @@ class Matrix:
                 found.setdefault((record.argument, record.platform, record.variant), []).append(record)
         return {key: tuple(records) for key, records in found.items()}
 
+    def of_kind(self, kind: Kind) -> Mapping[str, tuple[Record, ...]]:
+        """The records of a kind by feature, in the order that they were made in."""
+        found: dict[str, list[Record]] = {}
+        for record in self.records.values():
+            if record.kind == kind:
+                found.setdefault(record.feature, []).append(record)
+        return {feature: tuple(records) for feature, records in found.items()}
+
     def table_of(self, platform: str) -> Table | None:
         """The published table of a platform, if there is one."""
         return next((table for table in self.tables if table.platform == platform), None)
@@ -56,10 +67,13 @@ def make_matrix(
     tables: Sequence[Table] = (),
     evidence: Sequence[Evidence] = (),
     models: Sequence[ModelFacts] = (),
+    inventory: Inventory | None = None,
 ) -> Matrix:
     """Judge every cell of these platforms. `models`: what cells are judged with, `sample_models` unless given."""
     manifests = tuple(manifests)
-    records = by_key(build(manifests, models or sample_models(), evidence, tables))
+    models = models or sample_models()
+    others = with_evidence(features(manifests, models, inventory or Inventory()), evidence)
+    records = by_key((*build(manifests, models, evidence, tables), *others))
     defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
     return Matrix(manifests, records, defaults, tuple(tables), tuple(evidence))
 
@@ -74,7 +88,8 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
     if repository is None:
         return make_matrix(manifests)
     tables = read_tables(repository.published)
-    return make_matrix(manifests, tables=tables, evidence=read_folder(repository.evidence))
+    inventory = read_inventory(repository.inventory)
+    return make_matrix(manifests, tables=tables, evidence=read_folder(repository.evidence), inventory=inventory)
 
 
 def _defaults(manifest: Manifest, variant: str) -> Mapping[str, str]:

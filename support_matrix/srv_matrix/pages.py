@@ -13,20 +13,13 @@ from srv.args.config import ARGUMENTS
 from srv.args.spec import Argument
 from srv.platform.manifest import Manifest
 from srv_matrix.diff import Outcome, compare_table, counts
+from srv_matrix.feature_page import NAME as FEATURES
+from srv_matrix.feature_page import feature_page
+from srv_matrix.marks import MADE, WORDS, escape, mark, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.published import Row, Table
-from srv_matrix.records import LEVELS, Level, Record, Status
+from srv_matrix.records import LEVELS, Level, Status
 
-MADE = "<!-- Made by `srv matrix generate` (make matrix). Do not edit. -->"
-WORDS = {
-    Status.SUPPORTED: "yes",
-    Status.LIMITED: "partly",
-    Status.EXPERIMENTAL: "experimental",
-    Status.UNKNOWN: "unknown",
-    Status.PLANNED: "planned",
-    Status.UNSUPPORTED: "no",
-    Status.NOT_APPLICABLE: "not applicable",
-}
 MEANINGS = {
     Status.SUPPORTED: "every value is taken; printed as the word of its level until it has been run",
     Status.LIMITED: "some values are taken, or only beside others",
@@ -40,27 +33,9 @@ MEANINGS = {
 
 def pages(matrix: Matrix) -> dict[str, str]:
     """Every page by file name."""
-    made = {"index.md": index_page(matrix)}
+    made = {"index.md": index_page(matrix), FEATURES: feature_page(matrix)}
     made |= {f"{each.name}.md": platform_page(matrix, each) for each in matrix.manifests}
     return made | {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
-
-
-def mark(record: Record | None) -> str:
-    """What a cell prints: its status in a word and the level of its evidence; a yes only if it was run."""
-    if record is None:
-        return "not in srv"
-    level, word = record.level, WORDS[record.status]
-    if level is None:
-        return word
-    if record.status is Status.PLANNED:
-        declared = f"platform: {WORDS[record.declared]}" if record.declared.works else "platform: silent"
-        return f"planned ({declared}, {level.name})"
-    if not record.status.works:
-        return f"{word} ({level.name})"
-    if record.verified:
-        return f"✅ {word} ({level.name})"
-    known = level.word if record.status is Status.SUPPORTED else f"{word}, {level.word}"
-    return f"{known} ({level.name})"
 
 
 def index_page(matrix: Matrix) -> str:
@@ -84,17 +59,19 @@ def index_page(matrix: Matrix) -> str:
         "",
         "| Level | Word | Meaning |",
         "| --- | --- | --- |",
+        "| none | | nobody has said anything of this platform |",
         *(f"| {level.name} | {level.word} | {meaning} |" for level, meaning in LEVELS.items()),
         "",
         "## Files",
         "",
+        f"- [Models, endpoints, ops, pairs of arguments]({FEATURES}): what is no argument.",
         "- [support.json](support.json) and [support.csv](support.csv): the same cells, for programs.",
         *(
             f"- [{table.title}](published-{table.name}.md): compared with our page, row by row."
             for table in matrix.tables
         ),
     ]
-    return _text(lines)
+    return text_of(lines)
 
 
 def _counts_table(matrix: Matrix) -> Iterator[str]:
@@ -118,7 +95,7 @@ def platform_page(matrix: Matrix, manifest: Manifest) -> str:
         for group in groups:
             ours = [(_flags(each), each) for each in ARGUMENTS.values() if each.group == group]
             lines += _section("##", _title(group), ours, matrix, manifest)
-        return _text(lines)
+        return text_of(lines)
     lines += [f"Sections and order are those of the published page ({table.title}).", ""]
     for section in table.sections:
         rows = [(_row_flags(row, table), table.argument(row)) for row in table.rows if row.section == section]
@@ -127,7 +104,7 @@ def platform_page(matrix: Matrix, manifest: Manifest) -> str:
     further = [(_flags(each), each) for name, each in ARGUMENTS.items() if name not in known]
     if further:
         lines += _section("#", "Arguments that the published page does not have", further, matrix, manifest)
-    return _text(lines)
+    return text_of(lines)
 
 
 def _caution(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
@@ -166,7 +143,11 @@ def _row(flags: str, argument: Argument | None, matrix: Matrix, manifest: Manife
     if argument is None:
         return f"| {flags} | | | |" + " not in srv |" * len(manifest.variants)
     marks = [mark(matrix.cell(argument.name, manifest.name, variant)) for variant in manifest.variants]
-    told = [_escape(argument.arg.help), _default(argument, matrix, manifest), _escape(options(argument))]
+    told = [
+        escape(argument.arg.help),
+        _default(argument, matrix, manifest),
+        escape(_options(argument, matrix, manifest)),
+    ]
     return "| " + " | ".join([flags, *told, *marks]) + " |"
 
 
@@ -178,6 +159,15 @@ def options(argument: Argument) -> str:
         return ", ".join(argument.choices)
     wants = f", {argument.wants}" if argument.wants else ""
     return f"Type: {argument.kind.name}{wants}"
+
+
+def _options(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
+    """The same, and of a text without choices the words that this platform names as working on some variant."""
+    if argument.choices or argument.kind.base in (bool, int, float):
+        return options(argument)
+    cells = (cell for each in manifest.variants for cell in matrix.values.get((argument.name, manifest.name, each), ()))
+    words = dict.fromkeys(cell.feature.partition("=")[2] for cell in cells if cell.declared.works)
+    return ", ".join(words) or options(argument)
 
 
 def _default(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
@@ -201,7 +191,7 @@ def _reasons(arguments: Iterable[Argument], matrix: Matrix, manifest: Manifest) 
             f"`{flag}`" + ("" if len(variants) == len(manifest.variants) else f" ({', '.join(variants)})")
             for flag, variants in cells.items()
         ]
-        yield f"- {', '.join(shown)}: {_escape(reason)}." + (f" `[{code}]`" if code else "")
+        yield f"- {', '.join(shown)}: {escape(reason)}." + (f" `[{code}]`" if code else "")
 
 
 def published_page(matrix: Matrix, table: Table) -> str:
@@ -215,8 +205,8 @@ def published_page(matrix: Matrix, table: Table) -> str:
     lines += ["| Argument | Class | What | Why |", "| --- | --- | --- | --- |"]
     for each in compared:
         if each.outcome is not Outcome.AGREE:
-            lines.append(f"| `{each.flag}` | {each.outcome.value} | {_escape(each.detail)} | {_escape(each.reason)} |")
-    return _text(lines)
+            lines.append(f"| `{each.flag}` | {each.outcome.value} | {escape(each.detail)} | {escape(each.reason)} |")
+    return text_of(lines)
 
 
 def _row_flags(row: Row, table: Table) -> str:
@@ -231,11 +221,3 @@ def _flags(argument: Argument) -> str:
 
 def _title(group: str) -> str:
     return group.replace("_", " ").capitalize()
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
-def _text(lines: Iterable[str]) -> str:
-    return "\n".join(lines).rstrip("\n") + "\n"

@@ -1,4 +1,4 @@
-"""The pytest plugin by which tests become evidence. Writes only when asked: `pytest --srv-evidence FILE`.
+"""The pytest plugin by which tests become evidence. Writes only when asked: `pytest -m covers --srv-evidence FILE`.
 
     @covers("schedule_policy=lpm")
     def test_longest_prefix_goes_first(...): ...
@@ -6,7 +6,8 @@
     @pytest.mark.parametrize("policy", [pytest.param("lpm", marks=covers("schedule_policy=lpm"))])
 
 The device is that of `--srv-evidence-device` (a platform's name), as its probe finds it here; what a simulated one
-shows is E3 at most. Evidence of a tree that differs from its commit would be of no commit, so it is refused.
+shows is E3 at most. Evidence of a tree that differs from its commit would be of no commit, so it is refused; with
+`--srv-evidence-any-tree` it is written down as what it is, good for a comparison and never to be committed.
 """
 
 from __future__ import annotations
@@ -21,35 +22,47 @@ from typing import Any
 import pytest
 
 from srv.errors import SrvError
-from srv_matrix.records import Evidence, Level
+from srv_matrix.records import CHANGED, Evidence, Level
 from srv_matrix.repository import find_repository
 
-_IGNORED = ("support_matrix/evidence/", "docs/support/")  # what is made from the commit, not part of it
+# What is made from the commit, and changes nothing that a test could show.
+_IGNORED = ("support_matrix/evidence/", "support_matrix/inventory.json", "docs/support/")
 
 
-def covers(*cells: str, level: str = "E4", note: str = "") -> pytest.MarkDecorator:
-    """Mark a test (or a parameter) as showing these cells: "argument" or "argument=value".
+def covers(*cells: str, level: str = "E4", note: str = "", variant: str = "") -> pytest.MarkDecorator:
+    """Mark a test (or a parameter) as showing these cells: "argument=value", "argument", or "kind:name".
 
-    `level`: what a pass amounts to where it runs. `note`: what weakens it ("forced path").
+    `level`: what a pass amounts to where it runs. `note`: what weakens it ("forced path"). `variant`: the one whose
+    path the test forces a newer device to take; then a note must say so.
     """
     if not cells:
         raise ValueError("a test that covers nothing needs no mark")
+    if variant and not note:
+        raise ValueError(f"what is forced to be {variant} wants a note that says so")
     Level[level]
-    return pytest.mark.covers(*cells, level=level, note=note)
+    return pytest.mark.covers(*cells, level=level, note=note, variant=variant)
 
 
 def marks_of(item: pytest.Item) -> dict[str, Any] | None:
-    """What a test covers: {"covers": [...], "level": ..., "note": ...}; None if nothing."""
+    """What a test covers: {"covers": [...], "level": ..., "note": ..., "variant": ...}; None if nothing."""
     marks = list(item.iter_markers("covers"))
     if not marks:
         return None
     cells = dict.fromkeys(cell for mark in reversed(marks) for cell in mark.args)
     levels = [Level[mark.kwargs.get("level", "E4")] for mark in marks]
     notes = dict.fromkeys(note for mark in marks if (note := mark.kwargs.get("note", "")))
-    return {"covers": list(cells), "level": min(levels).name, "note": ", ".join(notes)}
+    variants = dict.fromkeys(variant for mark in marks if (variant := mark.kwargs.get("variant", "")))
+    if len(variants) > 1:
+        raise pytest.UsageError(f"{item.nodeid} is forced to be {' and '.join(variants)}: one test, one variant")
+    return {
+        "covers": list(cells),
+        "level": min(levels).name,
+        "note": ", ".join(notes),
+        "variant": next(iter(variants), ""),
+    }
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps its plugins in sets
 class _Recorder:
     """Evidence of one session, gathered test by test."""
 
@@ -70,7 +83,7 @@ class _Recorder:
                 test=item.nodeid,
                 outcome=outcome,
                 note=mark["note"],
-                **self.where,
+                **{**self.where, **({"variant": mark["variant"]} if mark["variant"] else {})},
             )
         return report
 
@@ -85,20 +98,36 @@ class _Recorder:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("srv", "evidence for the support matrix of srv")
-    group.addoption("--srv-evidence", metavar="FILE", help="write what tests marked `covers` show to FILE")
+    group.addoption(
+        "--srv-evidence",
+        metavar="FILE",
+        help="write what tests marked `covers` show to FILE (of a folder: to PLATFORM-VARIANT.jsonl in it)",
+    )
     group.addoption("--srv-evidence-device", metavar="NAME", help="platform that the evidence is of")
+    group.addoption(
+        "--srv-evidence-any-tree",
+        action="store_true",
+        help="take a tree that differs from its commit, too: for a comparison, not to be committed",
+    )
     group.addoption("--srv-covers", metavar="FILE", help="with --collect-only: write what each test covers to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "covers(*cells, level, note): cells of the support matrix that a pass shows")
+    config.addinivalue_line(
+        "markers", "covers(*cells, level, note, variant): cells of the support matrix that a pass shows"
+    )
     target = config.getoption("--srv-evidence")
     if target is None:
         return
     if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--srv-evidence wants one process: leave -n out")
-    where, most = _where(config.rootpath, config.getoption("--srv-evidence-device"))
-    config.pluginmanager.register(_Recorder(Path(target), where, most), "srv-evidence-recorder")
+    where, most = _where(
+        config.rootpath, config.getoption("--srv-evidence-device"), config.getoption("--srv-evidence-any-tree")
+    )
+    path = Path(target)
+    if path.is_dir():
+        path /= f"{where['platform']}-{where['variant']}.jsonl"
+    config.pluginmanager.register(_Recorder(path, where, most), "srv-evidence-recorder")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -108,7 +137,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         Path(target).write_text(json.dumps(marks), encoding="utf-8")
 
 
-def _where(root: Path, platform: str | None) -> tuple[dict[str, str], Level]:
+def _where(root: Path, platform: str | None, any_tree: bool) -> tuple[dict[str, str], Level]:
     """What evidence says of commit and device, and its highest level there; UsageError if there is none to speak of."""
     from srv.platform.probe import probe
     from srv.platform.registry import find_platforms
@@ -117,14 +146,14 @@ def _where(root: Path, platform: str | None) -> tuple[dict[str, str], Level]:
     found = find_platforms()
     if repository is None:
         raise pytest.UsageError(f"--srv-evidence: {root} is no checkout of srv")
-    if platform not in found:
+    if platform is None or platform not in found:
         raise pytest.UsageError(f"--srv-evidence-device is {platform}; platforms are {', '.join(found)}")
     try:
         changed = [file for file in repository.changed_files() if not file.startswith(_IGNORED)]
         commit = repository.head()
     except SrvError as error:
         raise pytest.UsageError(f"--srv-evidence: {error}") from error
-    if changed:
+    if changed and not any_tree:
         raise pytest.UsageError(f"--srv-evidence: commit first, the tree differs: {', '.join(changed[:5])}")
     result = probe(found[platform])
     if result.device is None or not result.available:
@@ -133,7 +162,7 @@ def _where(root: Path, platform: str | None) -> tuple[dict[str, str], Level]:
     where = {
         "platform": platform,
         "variant": result.device.variant,
-        "commit": commit,
+        "commit": commit + (CHANGED if changed else ""),
         "plugin_version": f"{found[platform].distribution} {found[platform].version}",
         "driver": versions,
         "device": result.device.name or result.device.variant,

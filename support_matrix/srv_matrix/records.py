@@ -13,6 +13,7 @@ from typing import Literal
 
 Kind = Literal["arg", "value", "pair", "op", "model", "endpoint"]
 Key = tuple[str, str, str]  # feature, platform, variant
+CHANGED = "+changes"  # ends the commit of evidence whose tree was not that commit's
 
 
 class Status(enum.Enum):
@@ -106,11 +107,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One cell. `feature` is an argument's name, or "name=value" of one value of it.
+    """One cell. `feature` is an argument's name, "name=value" of one value of it, or "kind:name" of anything else.
 
     `declared` is the platform's fact, `core` core's. `reason_code` and `reason` say why the status is below
     supported. `base` is the level without any test: E1 where the platform's package declares the cell, E0 where
-    the vendor's page alone does. `default`: the value is the declared default.
+    the vendor's page alone does. `default`: the value is the declared default. `rolled_up`: the lowest level of
+    the values of an argument, and `by_values` says that it has such; then nothing but they can lift it.
     """
 
     feature: str
@@ -128,6 +130,7 @@ class Record:
     default: bool = False
     evidence: tuple[Evidence, ...] = ()
     rolled_up: Level | None = None
+    by_values: bool = False
 
     @property
     def key(self) -> Key:
@@ -145,7 +148,7 @@ class Record:
     @property
     def level(self) -> Level | None:
         """The strongest level that stands behind the cell; None: nothing does."""
-        ran = [each.level for each in self.evidence if each.passed]
+        ran = [] if self.by_values else [each.level for each in self.evidence if each.passed]
         return max((level for level in (self.base, self.rolled_up, *ran) if level is not None), default=None)
 
     @property

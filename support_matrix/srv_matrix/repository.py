@@ -30,6 +30,10 @@ class Repository:
         return self.root / "support_matrix" / "evidence"
 
     @property
+    def inventory(self) -> Path:
+        return self.root / "support_matrix" / "inventory.json"
+
+    @property
     def pages(self) -> Path:
         return self.root / "docs" / "support"
 
@@ -37,9 +41,14 @@ class Repository:
         """The commit checked out."""
         return self._git("rev-parse", "HEAD")
 
-    def is_ancestor(self, commit: str) -> bool:
-        """Whether a commit lies in the history of HEAD; a commit that git does not know does not."""
-        return self._run("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+    def is_ancestor(self, commit: str) -> bool | None:
+        """Whether a commit lies in the history of HEAD. None: this clone is shallow and ends before it could be seen.
+
+        A commit that a full clone does not know does not lie there.
+        """
+        if self._run("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0:
+            return True
+        return None if self._git("rev-parse", "--is-shallow-repository") == "true" else False
 
     def changed_files(self) -> tuple[str, ...]:
         """Files whose content is not that of HEAD, untracked ones among them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, Seen, Support
@@ -14,6 +16,12 @@ from srv_matrix.records import Evidence, Level
 GIB = 2**30
 VARIANTS = ("mk1", "mk2")
 CAPABLE = frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "float32", "bfloat16"})
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git in a folder as somebody who may commit."""
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def _unused(context: object) -> Any:

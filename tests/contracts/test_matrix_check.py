@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from matrix_world import VARIANTS, evidence, matrix, row, table
+from matrix_world import VARIANTS, evidence, git, matrix, row, table
 
 from srv.args.config import ARGUMENTS
+from srv.cli.main import main
 from srv.platform.facts import Support
 from srv_matrix import check
 from srv_matrix.diff import Outcome, compare_table, counts, stale_reasons
-from srv_matrix.evidence import compare, faults, from_line, read_file, to_line, write_file
+from srv_matrix.evidence import VOLATILE, compare, faults, from_line, prune, read_file, to_line, uncommitted, write_file
 from srv_matrix.matrix import Matrix, read_matrix
 from srv_matrix.pages import platform_page
 from srv_matrix.published import Reason
-from srv_matrix.records import Level, Status
+from srv_matrix.records import Evidence, Level, Status
 from srv_matrix.repository import MatrixError, Repository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +96,7 @@ def test_a_golden_page() -> None:
         Support(PLANNED.name, "supported", variants=("mk1",)),
         Support(PLANNED.name, "unsupported", "the device cannot", variants=("mk2",)),
         tables=[published],
-        evidence=[evidence("page_size", variant="mk2")],
+        evidence=[evidence("page_size=32", variant="mk2")],
     )
     page = platform_page(shown, shown.manifests[0])
     size = ARGUMENTS["page_size"]
@@ -104,7 +107,7 @@ def test_a_golden_page() -> None:
         "exists in tests only.\n"
         "\n"
         "- `mk1`: nothing has been run there yet; every mark is a declaration.\n"
-        "- `mk2`: 1 cells were run on the device.\n"
+        "- `mk2`: 2 cells were run on the device.\n"
         "\n"
         "Sections and order are those of the published page (What the vendor says).\n"
         "\n"
@@ -145,6 +148,57 @@ def test_check_sees_a_missing_and_an_unknown_argument(small: Matrix) -> None:
         "the record warp_factor on imagined:mk1 names an unknown argument",
         "the argument port has no record on imagined:mk2",
     ]
+
+
+def without_port(small: Matrix) -> Matrix:
+    gone = ("port", "imagined", "mk2")
+    return replace(small, records={cell: record for cell, record in small.records.items() if cell != gone})
+
+
+def with_unknown(small: Matrix) -> Matrix:
+    record = small.cell("port", "imagined", "mk1")
+    assert record is not None
+    known = replace(record, feature="warp_factor")
+    return replace(small, records={**small.records, known.key: known})
+
+
+def edited(folder: Path) -> None:
+    page = folder / "imagined.md"
+    page.write_text(page.read_text().replace("declared (E1)", "✅ yes (E4)", 1))
+
+
+@pytest.mark.parametrize(
+    ("break_records", "break_pages", "fault"),
+    [
+        (lambda small: small, lambda folder: None, ""),
+        (lambda small: small, edited, "support/imagined.md is stale"),
+        (lambda small: small, lambda folder: (folder / "support.csv").unlink(), "support/support.csv is missing"),
+        (lambda small: small, lambda folder: (folder / "mars.md").write_text(""), "support/mars.md is no page"),
+        (without_port, None, "the argument port has no record on imagined:mk2"),
+        (with_unknown, None, "the record warp_factor on imagined:mk1 names an unknown argument"),
+    ],
+)
+def test_a_checkout_with_one_thing_broken_does_not_pass(
+    small: Matrix, tmp_path: Path, break_records: Any, break_pages: Any, fault: str
+) -> None:
+    """A whole checkout in a folder of its own. Where records are broken the pages are made of the broken ones."""
+    repository = Repository(tmp_path)
+    broken = break_records(small)
+    check.write_outputs(broken, repository.pages)
+    if break_pages is not None:
+        break_pages(repository.pages)
+    found = check.check(broken, repository)
+    assert len(found) == bool(fault)
+    assert all(fault in each for each in found)
+
+
+def test_the_command_ends_with_a_status_that_make_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """This checkout's published tables, and pages of which one is missing."""
+    for part in ("support_matrix/published", "docs/support"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    (tmp_path / "docs" / "support" / "npu.md").unlink()
+    assert main(["matrix", "check", "--root", str(tmp_path)]) == 2
+    assert "- support/npu.md is missing: run `make matrix`" in capsys.readouterr().out
 
 
 def test_check_wants_a_code_and_a_reason(small: Matrix) -> None:
@@ -200,8 +254,44 @@ MARKS = {"tests/test_it.py::test_it": {"covers": ["schedule_policy=lpm"], "level
 def test_bad_evidence_is_refused(small: Matrix, bad: object, fault: str) -> None:
     good = evidence("schedule_policy=lpm")
     assert faults([good], small.records, MARKS, "c0ffee".__eq__) == []
-    (told,) = faults([good, bad], small.records, MARKS, "c0ffee".__eq__)  # type: ignore[list-item]
+    (told,) = faults([bad], small.records, MARKS, "c0ffee".__eq__)  # type: ignore[list-item]
     assert fault in told
+
+
+def test_evidence_of_one_test_is_there_once_a_variant(small: Matrix) -> None:
+    good = evidence("schedule_policy=lpm")
+    elsewhere = evidence("schedule_policy=lpm", variant="mk2")
+    assert faults([good, elsewhere], small.records, MARKS, "c0ffee".__eq__) == []
+    (told,) = faults([good, good], small.records, MARKS, "c0ffee".__eq__)
+    assert told == "evidence of tests/test_it.py::test_it: it is there twice for imagined:mk1"
+
+
+def test_evidence_names_a_value_where_values_are_cells(small: Matrix, tmp_path: Path) -> None:
+    shown = matrix(evidence=[evidence("schedule_policy")])
+    git(tmp_path, "init", "-q")
+    told = "\n".join(check.check(shown, Repository(tmp_path)))
+    assert "there is no cell schedule_policy of imagined:mk1 that a test could show; of an argument whose" in told
+
+
+def test_a_commit_that_a_shallow_clone_cannot_see_is_no_fault_and_is_told(tmp_path: Path) -> None:
+    """Evidence is committed one commit after its code, and a clone of the last commit alone lacks the one before."""
+    full, shallow = tmp_path / "full", tmp_path / "shallow"
+    full.mkdir()
+    git(full, "init", "-q")
+    parent = ""
+    for name in ("code", "evidence"):
+        parent = Repository(full).head() if name == "evidence" else ""
+        (full / name).write_text(name)
+        git(full, "add", "-A")
+        git(full, "commit", "-q", "-m", name)
+    git(tmp_path, "clone", "-q", "--depth", "1", full.as_uri(), str(shallow))
+    one = evidence("schedule_policy=lpm", commit=parent)
+    for root, seen in ((full, True), (shallow, None)):
+        repository = Repository(root)
+        assert repository.is_ancestor(parent) is seen
+        told = check.notes(matrix(evidence=[one]), repository)
+        assert [parent in note for note in told] == ([] if seen else [True])
+    assert Repository(full).is_ancestor("0" * 40) is False
 
 
 @pytest.mark.parametrize("change", ['"level": "E9"', '"outcome": "maybe"', '"covers": []', '"date": "today"', '"x": 1'])
@@ -216,18 +306,67 @@ def test_a_damaged_line_names_file_and_line(tmp_path: Path, change: str) -> None
         read_file(path)
 
 
+def test_pruning_leaves_what_stands(small: Matrix, tmp_path: Path) -> None:
+    """Of two files, one loses a line whose test is gone, and the other, with nothing left, goes itself."""
+    good = evidence("schedule_policy=lpm")
+    gone = evidence("schedule_policy=lpm", test="tests/test_it.py::test_gone")
+    write_file(tmp_path / "one.jsonl", [good, gone])
+    write_file(tmp_path / "two.jsonl", [gone])
+    assert prune(tmp_path, small.records, MARKS, "c0ffee".__eq__) == 2
+    assert {path.name: read_file(path) for path in tmp_path.iterdir()} == {"one.jsonl": (good,)}
+    assert prune(tmp_path, small.records, MARKS, "c0ffee".__eq__) == 0
+
+
 def test_a_second_run_is_compared_with_what_is_committed() -> None:
-    once = [evidence("port", test="a"), evidence("host", test="b"), evidence("port", test="c", variant="mk2")]
+    once = [
+        evidence("port=1", "port=2", test="a"),
+        evidence("host", test="b"),
+        evidence("host", test="c", level=Level.E3),
+        evidence("port=1", test="e", variant="mk2"),
+    ]
     again = [
-        evidence("port", test="a", outcome="failed", commit="1", date="2027-01-01"),
-        evidence("host", test="d"),
+        evidence("port=1", test="a", outcome="failed"),
+        evidence("host", test="c", level=Level.E2, note="forced path"),
+        evidence("api_key", test="d"),
     ]
     assert compare(once, once) == []
     assert compare(once, again) == [
-        "b on imagined:mk1 is committed, and did not run again",
-        "d on imagined:mk1 ran, and is not committed",
         "a on imagined:mk1: outcome was passed, and is failed",
+        "a on imagined:mk1: it covers port=2 no more",
+        "b on imagined:mk1 is committed, and did not run again",
+        "c on imagined:mk1: note was empty, and is forced path",
+        "c on imagined:mk1: level was E3, and is E2",
     ]
+    assert uncommitted(once, again) == ["api_key on imagined:mk1"]
+
+
+def test_a_second_run_without_evidence_bears_out_nothing() -> None:
+    assert compare([evidence("host")], []) == ["the fresh run holds no evidence: no marked test ran"]
+
+
+def test_on_a_variant_without_evidence_the_tests_of_the_others_must_pass() -> None:
+    """Whoever runs the tests has one processor, and it need not be the one that the evidence is of."""
+    once = [evidence("host", test="a"), evidence("port=1", test="b")]
+    here = [evidence("host", test="a", variant="mk2"), evidence("port=1", test="b", variant="mk2", outcome="failed")]
+    assert compare(once, here) == ["b on imagined:mk2: outcome was passed, and is failed"]
+    assert compare(once, here[:1]) == ["b on imagined:mk2 is committed, and did not run again"]
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Evidence)])
+def test_each_field_is_compared_or_may_differ(field: str) -> None:
+    """Two machines, two days, two commits: only what a test showed is compared."""
+    other = {
+        "covers": ("host",), "platform": "toy", "variant": "mk3", "level": Level.E2, "test": "b",
+        "outcome": "failed", "note": "forced path",
+    }  # fmt: skip
+    once = [evidence("port=1", test="a")]
+    again = [replace(once[0], **{field: other.get(field, "another")})]  # type: ignore[arg-type]
+    same_place = field in (
+        "platform",
+        "variant",
+    )  # another variant is compared all the same, another platform not at all
+    assert (compare(once, again) == []) == (field in VOLATILE or same_place)
+    assert (field in VOLATILE) == (field not in other)
 
 
 DIFFS = [

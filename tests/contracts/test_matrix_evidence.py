@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrix_world import git
 
 from srv_matrix.evidence import collect_marks, faults, read_file
 from srv_matrix.pytest_plugin import covers
@@ -37,12 +38,17 @@ def test_four():
 
 def test_five():
     assert True
+
+@covers("op:rms_norm/float32", variant="neon", note="forced path")
+def test_six():
+    assert True
 """
 
-
-def git(folder: Path, *words: str) -> None:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *words]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+# A folder with hooks of its own, which pytest leaves out for the tests of others.
+HOOKS = """
+def pytest_runtest_makereport(item, call):
+    return None
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     for name, text in (
         ("support_matrix/published/index.toml", ""),
         ("tests/test_cells.py", TESTS),
+        ("tests/other/conftest.py", HOOKS),
+        ("tests/other/test_other.py", "def test_other(): assert True"),
         (".gitignore", "__pycache__\n"),
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,9 +88,9 @@ def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_marked_tests_that_ran_are_written_down(checkout: Repository) -> None:
     path = checkout.evidence / "host.jsonl"
     done = run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=cpu")
-    assert "evidence of 3 tests is in" in done.stdout, done.stdout + done.stderr
+    assert "evidence of 4 tests is in" in done.stdout, done.stdout + done.stderr
     found = {each.test.partition("::")[2]: each for each in read_file(path)}
-    assert found.keys() == {"test_one", "test_two[fcfs]", "test_three"}
+    assert found.keys() == {"test_one", "test_two[fcfs]", "test_three", "test_six"}
     one, two = found["test_one"], found["test_two[fcfs]"]
     assert (one.covers, one.level, one.outcome) == (("schedule_policy=lpm",), Level.E4, "passed")
     assert (two.covers, two.level, two.note) == (("schedule_policy=fcfs",), Level.E2, "forced path")
@@ -90,6 +98,7 @@ def test_marked_tests_that_ran_are_written_down(checkout: Repository) -> None:
     assert (one.platform, one.commit) == ("cpu", checkout.head())
     assert one.variant
     assert one.device
+    assert (found["test_six"].variant, found["test_six"].note) == ("neon", "forced path")
 
 
 def test_what_was_written_stands_up_to_the_marks(checkout: Repository) -> None:
@@ -114,7 +123,7 @@ def test_what_a_simulated_device_shows_is_e3_at_most(checkout: Repository, tmp_p
 
 def test_nothing_is_written_unless_asked(checkout: Repository) -> None:
     done = run(checkout.root)
-    assert "1 failed, 4 passed, 1 skipped" in done.stdout
+    assert "1 failed, 6 passed, 1 skipped" in done.stdout
     assert "evidence" not in done.stdout
 
 
@@ -138,11 +147,38 @@ def test_evidence_of_nothing_in_particular_is_refused(
     assert not (tmp_path / "x.jsonl").exists()
 
 
+def test_a_run_for_comparison_takes_any_tree_and_can_never_be_committed(checkout: Repository, tmp_path: Path) -> None:
+    more = checkout.root / "tests" / "test_more.py"
+    more.write_text("")
+    path = tmp_path / "fresh.jsonl"
+    run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=cpu", "--srv-evidence-any-tree", "-k", "one")
+    more.unlink()
+    (one,) = read_file(path)
+    assert one.commit == checkout.head() + "+changes"
+    marks = collect_marks(checkout, ["tests/test_cells.py"])
+    cells = [(cell, one.platform, one.variant) for cell in one.covers]
+    (told,) = faults([one], cells, marks, checkout.is_ancestor)
+    assert "its tree was not that of a commit" in told
+
+
+def test_evidence_in_a_folder_has_a_file_a_variant_and_dirties_no_tree(checkout: Repository) -> None:
+    """So recording again, or on another machine, overwrites nothing of others and needs no commit in between."""
+    checkout.evidence.mkdir(exist_ok=True)
+    for _ in range(2):
+        done = run(checkout.root, f"--srv-evidence={checkout.evidence}", "--srv-evidence-device=cpu", "-m", "covers")
+        assert "evidence of 4 tests is in" in done.stdout, done.stdout + done.stderr
+    (path,) = (each for each in checkout.evidence.iterdir() if each.name.startswith("cpu-"))
+    (variant,) = {each.variant for each in read_file(path) if not each.note}
+    assert path.name == f"cpu-{variant}.jsonl"
+
+
 def test_a_mark_names_cells_and_a_level() -> None:
     with pytest.raises(ValueError, match="covers nothing"):
         covers()
     with pytest.raises(KeyError):
         covers("port", level="E9")
+    with pytest.raises(ValueError, match="wants a note"):
+        covers("port", variant="avx2")
 
 
 def test_a_checkout_is_found_from_any_folder_in_it(checkout: Repository, tmp_path: Path) -> None:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_world import CAPABLE, VARIANTS, evidence, manifest, matrix, row, table
 
 from srv.args.config import ARGUMENTS
+from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
 from srv.args.spec import Argument
 from srv.cli import main as cli
+from srv.models.decoder_config import NATIVE
+from srv.models.gguf_config import ARCHITECTURES
 from srv.platform.facts import Support
 from srv.platform.registry import find_platforms
+from srv_matrix.feature_page import feature_page
+from srv_matrix.features import OTHERS
+from srv_matrix.inventory import Inventory, Op, observe
+from srv_matrix.inventory import read as read_inventory
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.records import Level, Record, Status, by_key, lower
+from srv_matrix.repository import MatrixError, Repository
 from srv_matrix.sweep import values_of
 
+ROOT = Path(__file__).resolve().parents[2]
 PLANNED = next(name for name, argument in ARGUMENTS.items() if argument.arg.planned and argument.kind.base is bool)
 
 
@@ -87,11 +97,33 @@ def test_evidence_lifts_the_cell_it_covers_and_no_other() -> None:
     assert not cell(shown, "schedule_policy=fcfs").verified
 
 
-def test_an_argument_is_verified_when_all_its_values_are() -> None:
-    half = matrix(evidence=[evidence("disable_radix_cache=true", level=Level.E3)])
-    assert cell(half, "disable_radix_cache").level is Level.E3  # its other value is the default
-    whole = matrix(evidence=[evidence("log_level=debug", "log_level=warning")])
+def test_an_argument_is_no_greener_than_the_least_of_its_values() -> None:
+    both = [evidence("disable_radix_cache=true"), evidence("disable_radix_cache=false", level=Level.E3)]
+    assert cell(matrix(evidence=both[:1]), "disable_radix_cache").level is Level.E1  # its default has not been run
+    assert cell(matrix(evidence=both), "disable_radix_cache").level is Level.E3
+    whole = matrix(evidence=[evidence("log_level=debug", "log_level=warning", "log_level=info")])
     assert cell(whole, "log_level").level is Level.E1  # error has not been shown
+    named = matrix(evidence=[evidence("log_level")])
+    assert cell(named, "log_level").level is Level.E1  # none of its values has
+
+
+def test_no_argument_is_greener_than_a_value_of_it() -> None:
+    """Over all arguments, with evidence for half of all values."""
+    cells = [record.feature for record in matrix().records.values() if record.kind == "value" and record.status.works]
+    shown = matrix(evidence=[evidence(*dict.fromkeys(cells[::2]))])
+    assert any(record.verified for record in shown.records.values() if record.kind == "value")
+    for (name, platform, variant), values in shown.values.items():
+        argument = shown.cell(name, platform, variant)
+        assert argument is not None
+        levels = [value.level for value in values if value.status.works]
+        assert not argument.verified or all(level is not None and level >= Level.E4 for level in levels), name
+
+
+def test_a_number_that_a_test_ran_is_a_cell_of_its_own() -> None:
+    shown = matrix(evidence=[evidence("max_running_requests=37", "port=many")])
+    assert cell(shown, "max_running_requests=37").verified
+    assert shown.cell("max_running_requests=37", "imagined", "mk2") is None
+    assert shown.cell("port=many", "imagined", "mk1") is None  # no number
 
 
 def test_a_failed_test_lifts_nothing() -> None:
@@ -126,6 +158,91 @@ def test_the_sweep_tries_what_the_declaration_allows_and_more_than_the_default(a
 def test_the_sweep_stands_on_the_boundaries() -> None:
     assert {1, 65535} <= set(values_of(ARGUMENTS["port"]))
     assert {1, -1} <= set(values_of(ARGUMENTS["chunked_prefill_size"]))
+
+
+# ---- what is no argument
+
+
+INVENTORY = Inventory(
+    ("POST /generate",),
+    (Op("rms_norm", "(x)", ("float32", "float16")), Op("rotary", "(q)", ("float32",))),
+    {"imagined:mk1": {"rms_norm": ("float32",)}},
+    {},
+)
+
+
+def test_an_op_has_what_the_platform_brings_and_its_types_allow() -> None:
+    shown = matrix(inventory=INVENTORY)
+    assert cell(shown, "op:rms_norm/float32").status is Status.SUPPORTED
+    lacking = {each: cell(shown, each).reason_code for each in ("op:rms_norm/float16", "op:rotary/float32")}
+    assert lacking == {"op:rms_norm/float16": "dtype_missing", "op:rotary/float32": "no_implementation"}
+    unbuilt = matrix(inventory=replace(INVENTORY, unbuilt={"imagined": "nobody has built it"}))
+    planned = cell(unbuilt, "op:rms_norm/float32")
+    assert (planned.status, planned.reason, planned.level) == (Status.PLANNED, "nobody has built it", None)
+
+
+def test_an_endpoint_is_the_same_on_every_variant() -> None:
+    shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
+    one, two = (cell(shown, "endpoint:POST /generate", variant) for variant in VARIANTS)
+    assert (one.status, two.status, one.declared_by) == (Status.SUPPORTED, Status.SUPPORTED, "srv")
+    assert (one.verified, two.verified) == (True, False)
+
+
+def test_models_are_those_with_layers_of_our_own_and_what_transformers_has() -> None:
+    shown = matrix(Support("model_impl", "unsupported", "it has none", variants=("mk2",), values=("transformers",)))
+    names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
+    assert {name.partition("/")[0] for name in names} == {*NATIVE, OTHERS}
+    assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == set(ARCHITECTURES.values())
+    assert cell(shown, "model:LlamaForCausalLM/gguf").status is Status.SUPPORTED
+    others = [cell(shown, f"model:{OTHERS}/safetensors", variant) for variant in VARIANTS]
+    assert [each.status for each in others] == [Status.LIMITED, Status.UNSUPPORTED]
+
+
+def test_a_pair_tells_the_law_that_ties_it() -> None:
+    shown = matrix()
+    attention = cell(shown, "pair:attention_backend+page_size")
+    assert (attention.status, attention.reason) == (Status.LIMITED, "attention_backend wide requires page_size 32")
+    tiers = cell(shown, "pair:enable_hierarchical_cache+disable_radix_cache")
+    assert (tiers.status, tiers.reason_code, tiers.declared) == (Status.PLANNED, "planned", Status.LIMITED)
+    assert tiers.reason.startswith("not enable_hierarchical_cache true beside disable_radix_cache true: ")
+
+
+def test_every_law_of_two_arguments_is_a_pair() -> None:
+    laws = {
+        f"pair:{constraint.argument}+{other}"
+        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
+        for other in constraint.reads
+        if other in ARGUMENTS
+    }
+    assert laws
+    assert laws <= matrix().of_kind("pair").keys()
+
+
+def test_the_page_of_features_has_a_row_for_each() -> None:
+    shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
+    page = feature_page(shown)
+    assert "| `POST /generate` | mk1: ✅ yes (E4)<br>mk2: declared (E1) |" in page
+    assert "| `--attention-backend` with `--page-size` | partly, declared (E1) |" in page
+    kinds = ("model", "endpoint", "op", "pair")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) == sum(len(shown.of_kind(kind)) for kind in kinds)
+
+
+def test_the_committed_inventory_is_what_is_there() -> None:
+    """Looked at in this process, with torch and the server loaded."""
+    committed = read_inventory(Repository(ROOT).inventory)
+    assert committed == observe(), "run `make matrix`"
+
+
+def test_a_damaged_inventory_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+    assert read_inventory(path) == Inventory()
+    path.write_text('{"ops": 1}')
+    with pytest.raises(MatrixError, match="Run `make matrix`"):
+        read_inventory(path)
+
+
+# ---- the other way round
 
 
 OWN_MEANING = ("device", "model_path", "load_format", "context_length", "config")  # a plan reads files for these

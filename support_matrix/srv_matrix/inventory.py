@@ -1,0 +1,142 @@
+"""What can be listed only with torch or the HTTP server loaded: ops, who implements them, endpoints.
+
+`support_matrix/inventory.json` keeps it, so that making the matrix needs neither. `python -m srv_matrix.inventory`
+prints it afresh: by name and at run time, since this package imports no torch, no kernels and no platform.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srv.errors import PlatformUnavailable
+from srv.platform.manifest import EngineContext, Manifest
+from srv.platform.registry import find_platforms
+from srv_matrix.repository import MatrixError
+
+_BUILT_IN = "srv"
+_TIMEOUT_S = 120
+_SIZE = 128  # of every dimension that an implementation is asked about: an ordinary one
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An op of the kernels' contracts. `dtypes`: names of those that an implementation may have to take."""
+
+    name: str
+    signature: str
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """`endpoints`: "METHOD path". `implemented`: "platform:variant" -> op -> dtypes that some implementation takes.
+
+    `unbuilt`: platforms that have no device code yet, with their own reason.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    ops: tuple[Op, ...] = ()
+    implemented: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    unbuilt: Mapping[str, str] = field(default_factory=dict)
+
+
+def to_json(inventory: Inventory) -> str:
+    """The text of the file."""
+    return json.dumps(asdict(inventory), indent=1, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str) -> Inventory:
+    """What `to_json` wrote; MatrixError says what is wrong with anything else."""
+    try:
+        raw = json.loads(text)
+        ops = tuple(Op(each["name"], each["signature"], tuple(each["dtypes"])) for each in raw["ops"])
+        implemented = {
+            place: {op: tuple(dtypes) for op, dtypes in found.items()} for place, found in raw["implemented"].items()
+        }
+        return Inventory(tuple(raw["endpoints"]), ops, implemented, dict(raw["unbuilt"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MatrixError(f"the inventory cannot be read: {error!r}. Run `make matrix`") from error
+
+
+def read(path: Path) -> Inventory:
+    """The inventory of a checkout; an empty one if there is none yet."""
+    return from_json(path.read_text(encoding="utf-8")) if path.is_file() else Inventory()
+
+
+def ask_child() -> Inventory:
+    """The inventory as it is now, told by a process of its own. MatrixError if that fails."""
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise MatrixError(f"the inventory cannot be made: {done.stderr[-2000:]}")
+    return from_json(done.stdout)
+
+
+def observe() -> Inventory:
+    """Look at everything in this process, which then has torch and the HTTP server loaded."""
+    contracts = pkgutil.resolve_name("srv_kernels.contracts:CONTRACTS")
+    ops = tuple(Op(each.name, each.signature, tuple(map(_dtype_name, each.dtypes))) for each in contracts.values())
+    implemented: dict[str, dict[str, tuple[str, ...]]] = {}
+    unbuilt: dict[str, str] = {}
+    for found in find_platforms().values():
+        if found.distribution != _BUILT_IN:
+            continue
+        for variant in found.loaded.variants:
+            try:
+                implementations = _implementations(found.loaded, variant)
+            except PlatformUnavailable as error:
+                unbuilt[found.loaded.name] = error.reason
+                break
+            place = f"{found.loaded.name}:{variant}"
+            implemented[place] = {
+                each.name: tuple(
+                    _dtype_name(dtype) for dtype in each.dtypes if _takes(implementations, each.name, dtype, each.sizes)
+                )
+                for each in contracts.values()
+            }
+    return Inventory(_endpoints(), ops, implemented, unbuilt)
+
+
+def _implementations(manifest: Manifest, variant: str) -> Any:
+    """What the platform's package brings for a variant, whatever machine this is."""
+    return manifest.create(EngineContext(manifest.facts.profiles[variant], 0, 0)).ops
+
+
+def _takes(implementations: Any, op: str, dtype: Any, sizes: tuple[str, ...]) -> bool:
+    make: Callable[..., Any] = pkgutil.resolve_name("srv.platform.interface:OpArgs")
+    args = make(dtype, dict.fromkeys(sizes, _SIZE))
+    return any(each.op == op and each.supports_args(args) is None for each in implementations)
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _endpoints() -> tuple[str, ...]:
+    """The routes of the HTTP server, without those that its framework adds to describe it."""
+    settings = pkgutil.resolve_name("srv.server.app:ServerSettings")
+    create_app = pkgutil.resolve_name("srv.server.app:create_app")
+    text = pkgutil.resolve_name("srv.testing.fake_engine:ByteText")()
+    client = pkgutil.resolve_name("srv.server.client:EngineClient")(
+        pkgutil.resolve_name("srv.testing.fake_engine:FakeEngine")()
+    )
+    told = settings(model_name="any", context_length=16, max_request_tokens=16, vocab_size=text.vocab_size)
+    app = create_app(told, client, text)
+    described = {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
+    return tuple(
+        f"{method} {route.path}"
+        for route in app.routes
+        if route.path not in described
+        for method in sorted(route.methods - {"HEAD"})
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(to_json(observe()))
