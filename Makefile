@@ -1,4 +1,4 @@
-# make serve | test | test-all | bench | matrix | docs | lint | clean            (make serve ONESHOT=1: one answer, then stop)
+# make serve | test | test-all | bench | matrix | evidence | docs | lint | clean     (make serve ONESHOT=1: one answer)
 # Everything happens in .venv; versions come from constraints.txt. torch goes first, so that nothing pulls another.
 
 PYTHON ?= python3
@@ -7,12 +7,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CPU    := kernels/srv_kernels/cpu
 NATIVE := $(CPU)/native/libsrv_cpu.so
+RERUN  := build/evidence.jsonl
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env serve test test-all lint bench matrix docs clean
+.PHONY: env serve test test-all lint bench matrix evidence docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -41,8 +42,11 @@ lint: env
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
+# All that is slow, and every test that is evidence: what is committed as such must show the same here.
 test-all: env
-	$(BIN)/python -m pytest -m slow
+	mkdir -p build && rm -f $(RERUN)
+	$(BIN)/python -m pytest -m "slow or covers" --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
+	$(BIN)/srv matrix check --rerun $(RERUN)
 
 bench: env
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
@@ -50,6 +54,10 @@ bench: env
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate
+
+# Of this machine's processor; commit the code first. support_matrix/evidence/README.md says more.
+evidence: env
+	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
 
 docs: matrix
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
