@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from srv.args.rules import disaggregation, experts, lora, memory, parallel, speculative
+from srv.args.rules import disaggregation, experts, graphs, lora, memory, parallel, speculative
 from srv.models.facts import ModelFacts
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
@@ -158,7 +158,7 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         f"{RESERVED_MEMORY} stays free, and no less than 12 % of the memory",
         reads=(RESERVED_MEMORY,),
     ),
-    *memory.DEVICE_DEFAULTS,
+    *graphs.DEVICE_DEFAULTS,
 )
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
@@ -185,6 +185,7 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
     *parallel.CONTRIBUTIONS,
     *speculative.CONTRIBUTIONS,
     *memory.CONTRIBUTIONS,
+    *graphs.CONTRIBUTIONS,
 )
 
 
@@ -243,6 +244,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     *lora.CONSTRAINTS,
     *disaggregation.CONSTRAINTS,
     *memory.CONSTRAINTS,
+    *graphs.CONSTRAINTS,
 )
 
 # Said only where a platform is known.
@@ -268,6 +270,13 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "overlap",
         True,
         "the platform computes nothing while the host plans (capability overlap)",
+        "Leave it out, or set it to true.",
+    ),
+    _needs(
+        "disable_graphs",
+        "graphs",
+        True,
+        "the platform cannot replay a captured step (capability graphs)",
         "Leave it out, or set it to true.",
     ),
 )

@@ -30,10 +30,10 @@ from srv.args.defaults import (
 from srv.args.seen import Facts, View, ask
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Quantity, Resolved, Statement, Story, UserInput
-from srv.args.support import refusing
+from srv.args.support import REFUSED, by_argument, on_variant, refusing, said_of_value
 from srv.errors import PluginError, Refusal, Rejected
 from srv.models.facts import ModelFacts
-from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts
+from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 
 GENERIC_REASON = "generic default"
@@ -41,21 +41,27 @@ GENERIC_REASON = "generic default"
 
 @dataclass(frozen=True, slots=True)
 class OwnedDefault:
-    """A default with the layer it speaks in and who speaks."""
+    """A default with the layer it speaks in and who speaks.
+
+    `yields`: it is core's word on the device, and is not said where the platform declares its value unsupported.
+    """
 
     default: Default
     layer: Layer
     owner: str
+    yields: bool = False
 
 
 @dataclass
 class _Work:
     """What resolution knows so far.
 
+    `support` is what the platform declares of arguments on this device.
     `values` holds decided arguments and quantities by name, `derived` what a value was computed from that no user set.
     """
 
     facts: Facts
+    support: Mapping[str, tuple[Support, ...]] = field(default_factory=dict)
     said: dict[str, list[Statement]] = field(default_factory=lambda: {name: [] for name in ARGUMENTS})
     values: dict[str, Any] = field(default_factory=dict)
     stories: dict[str, Story] = field(default_factory=dict)
@@ -90,7 +96,7 @@ def resolve(
     capabilities: frozenset[str] = frozenset()
     if manifest and device:
         capabilities = ask(f"platform {manifest.name}", "facts.capabilities", manifest.facts.capabilities, device)
-    work = _Work(Facts(device, model, capabilities), rejections=list(user.rejections))
+    work = _Work(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
     work.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
     _take_user(work, user, manifest)
     choice = _choose_backends(work, manifest, backends)
@@ -108,6 +114,11 @@ def resolve(
         manifest.name if manifest else None,
         device,
     )
+
+
+def _support(manifest: Manifest | None, device: DeviceFacts | None) -> dict[str, tuple[Support, ...]]:
+    declared = by_argument(manifest.facts.support) if manifest else {}
+    return {name: on_variant(device.variant, said) for name, said in declared.items()} if device else {}
 
 
 def _take_user(work: _Work, user: UserInput, manifest: Manifest | None) -> None:
@@ -172,7 +183,7 @@ def _owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> li
     owned += [OwnedDefault(each, Layer.GENERIC, "srv") for each in GENERIC_DEFAULTS]
     if manifest is not None:
         name = manifest.name
-        owned += [OwnedDefault(each, Layer.GENERIC, "srv") for each in DEVICE_DEFAULTS]
+        owned += [OwnedDefault(each, Layer.GENERIC, "srv", yields=True) for each in DEVICE_DEFAULTS]
         owned += [OwnedDefault(each, Layer.PLATFORM, f"platform {name}") for each in manifest.facts.defaults]
         if chosen_because is not None:
             owned.append(OwnedDefault(Default("device", lambda _: name, chosen_because), Layer.GENERIC, "srv"))
@@ -236,7 +247,7 @@ def _decide_argument(work: _Work, name: str, defaults: Sequence[OwnedDefault]) -
         member = f"default of {name}"
         view = View(owned.owner, member, work.facts, owned.default.reads, work.values)
         value = ask(owned.owner, member, owned.default.compute, view)
-        if value is not None:
+        if value is not None and not (owned.yields and _unsupported(work, name, value)):
             value, reason = _valid(value, name, owned), owned.default.reason
             said.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
     if not any(each.layer is Layer.GENERIC for each in said):
@@ -248,6 +259,11 @@ def _decide_argument(work: _Work, name: str, defaults: Sequence[OwnedDefault]) -
     work.values[name] = winner.value
     work.derived[name] = winner.reads
     work.stories[name] = Story(name, winner.value, winner.owner, winner.layer, winner.reason, shadowed)
+
+
+def _unsupported(work: _Work, name: str, value: Any) -> bool:
+    said = said_of_value(ARGUMENTS[name], value, work.support.get(name, ()))
+    return said is not None and said.status in REFUSED
 
 
 def _winner(argument: Argument, ranked: Sequence[Statement]) -> Statement:
@@ -290,7 +306,9 @@ def _check_constraints(work: _Work, manifest: Manifest | None) -> None:
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
     if manifest is not None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
-        theirs = (*manifest.facts.constraints, *refusing(manifest.facts.support))
+        declared = refusing(manifest.facts.support)  # of what others ask for: its own choices a platform knows
+        declared = tuple(each for each in declared if work.stories[each.argument].layer is not Layer.PLATFORM)
+        theirs = (*manifest.facts.constraints, *declared)
         owned += [(f"platform {manifest.name}", each) for each in theirs]
     found = [rejected for owner, each in owned if (rejected := _judge(work, owner, each)) is not None]
     faulty = work.refused | {rejected.what for rejected in found}
@@ -312,6 +330,8 @@ def _judge(work: _Work, owner: str, constraint: Constraint) -> Rejected | None:
     reason = ask(owner, member, constraint.check, View(owner, member, work.facts, reads, work.values))
     if reason is None:
         return None
+    if not reason.strip():
+        raise PluginError(owner, member, "it refuses a value without a reason", "It must say why not, or give None.")
     story = work.stories[constraint.argument]
     shown = ARGUMENTS[constraint.argument].show(story.value)
     clause = reason if owner == "srv" else f"{reason} ({owner} says so)"

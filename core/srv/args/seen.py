@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from srv.errors import PluginError, SrvError
@@ -36,7 +37,7 @@ class View:
         self, owner: str, member: str, facts: Facts, reads: Collection[str], values: Mapping[str, Any]
     ) -> None:
         self._owner, self._member, self._facts = owner, member, facts
-        self._reads, self._values = reads, values
+        self._reads, self._values = reads, MappingProxyType(values)  # nobody changes what others said
 
     @property
     def device(self) -> DeviceFacts:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from srv.args.config import Config
+from srv.engine.capture import Story, capture_steps, rows_to_capture
 from srv.engine.executor import InProcessExecutor
 from srv.engine.progress import LoadProgress
 from srv.engine.spec import EngineSpec
@@ -63,13 +64,13 @@ def build(spec: EngineSpec) -> Engine:
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
     limits = _limits(config, measured, depth, spec.model.vocab_size)
     kv = platform.kv_buffers(_layout(spec, config, measured), measured.pages[0])
-    runner = _runner(spec, config, platform, device, model, kv, measured)
+    runner, graphs = _runner(spec, config, platform, device, model, kv, measured)
     end_tokens = frozenset(spec.model.end_tokens)
     return Engine(
         scheduler=Scheduler(limits, measured.pages, end_tokens),
         executor=InProcessExecutor(runner),
         depth=depth,
-        ready=_ready(spec, measured, device, time.monotonic() - started),
+        ready=_ready(spec, config, measured, graphs, device, time.monotonic() - started),
     )
 
 
@@ -139,7 +140,7 @@ def _runner(
     model: CausalLM,
     kv: KVBuffers,
     measured: Budget,
-) -> Runner:
+) -> tuple[Runner, Story]:
     slots = config.schedule.max_running_requests
     context = BackendContext(
         platform=platform,
@@ -150,24 +151,31 @@ def _runner(
     )
     most_pages = -(-measured.max_request_tokens // measured.page_size)
     state = SamplerState(slots, spec.model.vocab_size, device)
+    attention, decode = _attention(spec, context)
+    captured, story = capture_steps(
+        config, platform, model, decode, pages=most_pages, vocab_size=spec.model.vocab_size, device=device
+    )
     return Runner(
         model=model,
-        attention=_attention(spec, context),
+        attention=attention,
         sampler=Sampler(_backend(spec, "sampling_backend", context), state),
         slots=Slots(slots, [most_pages for _ in measured.pages], device),
         platform=platform,
         device=device,
         end_tokens=frozenset(spec.model.end_tokens),
-    )
+        captured=captured,
+    ), story
 
 
-def _attention(spec: EngineSpec, context: BackendContext) -> AttentionBackend:
+def _attention(spec: EngineSpec, context: BackendContext) -> tuple[AttentionBackend, AttentionBackend]:
+    """What computes any step, and what computes one that decodes alone: they are two where the backends differ."""
     prefill = spec.backends["prefill_attention_backend"]
     decode = spec.backends["decode_attention_backend"]
     backend: AttentionBackend = _backend(spec, "prefill_attention_backend", context)
     if prefill == decode:
-        return backend
-    return SplitAttention(extend=backend, decode=_backend(spec, "decode_attention_backend", context))
+        return backend, backend
+    decoding: AttentionBackend = _backend(spec, "decode_attention_backend", context)
+    return SplitAttention(extend=backend, decode=decoding), decoding
 
 
 def _backend(spec: EngineSpec, slot: str, context: BackendContext) -> Any:
@@ -177,8 +185,11 @@ def _backend(spec: EngineSpec, slot: str, context: BackendContext) -> Any:
     return pkgutil.resolve_name(target)(context)
 
 
-def _ready(spec: EngineSpec, measured: Budget, device: torch.device, seconds: float) -> Ready:
-    for quantity, sentence in measured.story:
+def _ready(
+    spec: EngineSpec, config: Config, measured: Budget, graphs: Story, device: torch.device, seconds: float
+) -> Ready:
+    story = [*measured.story, *graphs]
+    for quantity, sentence in story:
         logger.info("%s: %s", quantity, sentence)
     return Ready(
         platform=spec.platform,
@@ -187,6 +198,7 @@ def _ready(spec: EngineSpec, measured: Budget, device: torch.device, seconds: fl
         pages=list(measured.pages),
         page_size=measured.page_size,
         max_request_tokens=measured.max_request_tokens,
-        budget=list(measured.story),
+        budget=story,
+        graph_rows=list(rows_to_capture(config)),
         load_seconds=seconds,
     )

@@ -55,6 +55,8 @@ class EngineLoop:
         self._drain_until: float | None = None
         self._aborted_before: int | None = None  # when the time to drain ran out: requests aborted until then
         self._flushes: list[tuple[int, int]] = []  # calls that wait for an answer, each with the steps it may wait
+        self._replayed = 0
+        self._eager = 0
         self._stats_due = 0.0
         self._checked = False
         self._stopped = False
@@ -101,6 +103,8 @@ class EngineLoop:
             logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.rows))
             self._send(self._scheduler.fail(plan, "step_failed", f"the engine failed on this step: {error}"))
             return
+        self._replayed += result.replayed
+        self._eager += not result.replayed
         self._send(self._scheduler.apply(plan, result))
 
     def _stuck(self) -> None:
@@ -184,4 +188,5 @@ class EngineLoop:
             self._channel.send(self._stats(_PERIODIC))
 
     def _stats(self, call: int) -> Stats:
-        return Stats(call=call, **asdict(self._scheduler.stats()))
+        steps = {"replayed_steps": self._replayed, "eager_steps": self._eager}
+        return Stats(call=call, **steps, **asdict(self._scheduler.stats()))

@@ -90,6 +90,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_request_tokens: int  # a request of more tokens (prompt and output) can never run
     budget: list[tuple[str, str]]  # the budget's story: (quantity, sentence)
     load_seconds: float
+    graph_rows: list[int] = []  # row counts of which steps were captured
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -119,6 +120,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     retractions: int
     finished: int
     aborted: int
+    replayed_steps: int = 0  # steps that replayed a captured one
+    eager_steps: int = 0  # steps that were launched kernel by kernel
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):

@@ -16,7 +16,8 @@ class KVLayout:
     """Shape and type of the KV pool of one cache group.
 
     `order` names the axes of one layer's key (and value) buffer; "page_token_head" is
-    ``[pages + 1, page_size, kv_heads, head_dim]``, contiguous. Backends of one server must agree on it.
+    ``[pages + 1, page_size, kv_heads, head_dim]``, contiguous, and "page_token_flat" is
+    ``[pages + 1, page_size, kv_heads * head_dim]``. Backends of one server must agree on it.
     `dtype` is a torch dtype's name ("bfloat16").
     """
 

@@ -7,21 +7,21 @@ Knows torch's types through `srv.platform.interface`; the static half, without t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from srv.errors import PlatformUnavailable, PluginError, SrvError
 from srv.platform import API_VERSION
 from srv.platform.checks import Version, check_known_names, check_manifest
-from srv.platform.interface import OpImpl, Platform
+from srv.platform.interface import Graphs, OpImpl, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.patches import PatchGuard
 from srv.platform.registry import Found
 
-__all__ = ["SINCE", "PatchGuard", "check_manifest", "check_platform", "create_platform"]
+__all__ = ["SINCE", "PatchGuard", "check_manifest", "check_platform", "create_platform", "graphs_of"]
 
-SINCE: Mapping[str, Version] = MappingProxyType({})
+SINCE: Mapping[str, Version] = MappingProxyType({"graphs": (1, 1)})
 """Members of `Platform` that came after version 1.0: a plugin written for an older one need not have them,
 and core asks before it calls them."""
 
@@ -64,12 +64,30 @@ def check_platform(
     `api` is the contract version that the plugin was written for; members that are newer are not asked of it.
     """
     members = {member for member in vars(Platform) if not member.startswith("_")}
+    public = {member for member in dir(live) if not member.startswith("_")}
     for member in sorted(members):
         if since.get(member, (1, 0)) <= api:
             _check_member(live, distribution, member)
-    public = {member for member in dir(live) if not member.startswith("_")}
+        elif member in public:
+            raise _newer(live, distribution, member, since[member])
     check_known_names(public, members, distribution, type(live).__name__)
     _check_values(cast(Platform, live), distribution, name)
+
+
+def graphs_of(platform: Platform) -> Graphs | None:
+    """The platform's captured steps; None if it has none, or was written for contract 1.0."""
+    found: Graphs | None = getattr(platform, "graphs", None)
+    return found
+
+
+def _newer(live: object, distribution: str, member: str, since: Version) -> PluginError:
+    """Taken as it is, it would be called without having been checked."""
+    return PluginError(
+        distribution,
+        f"{type(live).__name__}.{member}",
+        f"is of contract version {since[0]}.{since[1]}, newer than the one in Manifest.api",
+        f"Say api=({since[0]}, {since[1]}), or begin its name with an underscore",
+    )
 
 
 def _check_member(live: object, distribution: str, member: str) -> None:
@@ -81,10 +99,21 @@ def _check_member(live: object, distribution: str, member: str) -> None:
             distribution, path, f"is missing or failed ({error})", f"Implement srv.platform.interface.Platform.{member}"
         ) from error
     wanted = vars(Platform)[member]
-    if isinstance(wanted, property):
-        return
+    if not isinstance(wanted, property):
+        _check_call(value, wanted, distribution, path)
+
+
+def _check_method(owner: object, wanted: Callable[..., Any], distribution: str, path: str) -> None:
+    member = path.rpartition(".")[2]
+    if not hasattr(owner, member):
+        raise PluginError(distribution, path, "is missing", f"Implement srv.platform.interface.Graphs.{member}")
+    _check_call(getattr(owner, member), wanted, distribution, path)
+
+
+def _check_call(value: object, wanted: Callable[..., Any], distribution: str, path: str) -> None:
+    """`value` takes the parameters of `wanted` (a method, its `self` left out), and needs nothing else."""
     if not callable(value):
-        raise PluginError(distribution, path, f"is a {type(value).__name__}, not a method", f"Make {member} a method")
+        raise PluginError(distribution, path, f"is a {type(value).__name__}, not a method", "Make it a method")
     parameters = tuple(inspect.signature(wanted).parameters)[1:]
     if not _accepts(value, parameters):
         raise PluginError(
@@ -118,3 +147,7 @@ def _check_values(live: Platform, distribution: str, name: str | None) -> None:
                 f"is a {type(impl).__name__}",
                 "Give srv.platform.interface.OpImpl objects",
             )
+    graphs = graphs_of(live)
+    if graphs is not None:
+        for member in ("capture", "replay"):
+            _check_method(graphs, vars(Graphs)[member], distribution, f"{kind}.graphs.{member}")

@@ -100,11 +100,17 @@ class AttentionBatch:
     query_lens[i] >= 1 tokens of row i are computed now; kv_lens[i] counts its tokens including those, so
     its first query has position kv_lens[i] - query_lens[i]. Both are host integers.
     page_table: int32 [rows, columns] on the device; entries past a row's last page are 0.
+    graph (contract 1.1): None, or the number of rows of a captured shape, which is then the number of rows
+    here. Every query length is 1, `page_table` is at the same address and as wide as any context in every
+    such batch, and rows without a request have page 0 alone and a kv length of 1. For one value of `graph`
+    the metadata of `plan` keeps its device tensors at the same addresses (it copies into them), so that a
+    captured kernel may read them.
     """
 
     query_lens: Sequence[int]
     kv_lens: Sequence[int]
     page_table: torch.Tensor
+    graph: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,27 @@ class SamplingBackend(Protocol):
         """
 
 
+class Graphs(Protocol):
+    """Captured steps of one worker process (contract 1.1).
+
+    Core captures while the engine starts, the largest key first, and replays on the thread that runs steps; both
+    in torch's inference mode. It keeps no result past the next replay, so that all keys may share one memory.
+    """
+
+    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Warm up and record `run`; gives its output, whose storage every replay rewrites.
+
+        `run` may be called more than once. It reads and writes the same storages each time, and waits for
+        nothing: no copy to the host, no event. Memory that it takes belongs to the graph from then on.
+        """
+
+    def replay(self, key: int, metadata: Any) -> None:
+        """Enqueue what was recorded under `key`, with the host lengths of this step's attention metadata applied.
+
+        `metadata` is what the attention backend's `plan` gave for a batch with `graph=key`, just before.
+        """
+
+
 @runtime_checkable
 class Platform(Protocol):
     """A platform at work in one worker process."""
@@ -198,6 +225,10 @@ class Platform(Protocol):
     @property
     def ops(self) -> Sequence[OpImpl]:
         """Op implementations, best first. An op that no implementation supports is an error at start."""
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """Captured steps, or None where there are none (contract 1.1; absent from a plugin of 1.0)."""
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Weights are loaded and on the device: repack, cast formats, free what is left over."""

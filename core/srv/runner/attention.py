@@ -10,17 +10,26 @@ import torch
 from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
 
 
-class StepAttention:
-    """What a model calls in each layer of a step: `attend(layer, q, k, v)`."""
+class PlannedAttention:
+    """What a model calls in each layer: `attend(layer, q, k, v)`, with the metadata that `backend.plan` gave."""
 
     __slots__ = ("_backend", "_metadata")
 
-    def __init__(self, backend: AttentionBackend, batch: AttentionBatch) -> None:
+    def __init__(self, backend: AttentionBackend, metadata: Any) -> None:
         self._backend = backend
-        self._metadata = backend.plan(batch)
+        self._metadata = metadata
 
     def __call__(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return self._backend.forward(layer, q, k, v, self._metadata)
+
+
+class StepAttention(PlannedAttention):
+    """Attention of one step that is not captured, planned when it is made."""
+
+    __slots__ = ()
+
+    def __init__(self, backend: AttentionBackend, batch: AttentionBatch) -> None:
+        super().__init__(backend, backend.plan(batch))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Plat
 from srv.runner import batch
 from srv.runner.attention import StepAttention
 from srv.runner.batch import Inputs
+from srv.runner.graphs import CapturedSteps
 from srv.runner.slots import Slots
 from srv.sample.logprobs import Scores, score
 from srv.sample.processors import SampleRow
@@ -35,6 +36,7 @@ class LaunchedStep:
     sampled: SampledBatch | None
     scores: tuple[Scores, ...]
     event: Event
+    replayed: bool
 
     def collect(self) -> Result:
         self.event.synchronize()
@@ -50,7 +52,7 @@ class LaunchedStep:
                     scores=rows[index].scores,
                     error=drawn.error,
                 )
-        return Result(self.plan.step, tuple(rows))
+        return Result(self.plan.step, tuple(rows), self.replayed)
 
 
 class Runner:
@@ -65,6 +67,7 @@ class Runner:
         platform: Platform,
         device: torch.device,
         end_tokens: frozenset[int],
+        captured: CapturedSteps | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -73,16 +76,20 @@ class Runner:
         self._platform = platform
         self._device = device
         self._end_tokens = end_tokens
+        self._captured = captured
 
     def launch(self, plan: Plan) -> LaunchedStep:
         """Enqueue one step: everything up to the sampled tokens, without waiting for the device."""
         with torch.inference_mode():
             self._take(plan)
             inputs = batch.build(plan.rows, self._slots, self._device)
-            logits = self._forward(plan.rows, inputs)
+            count = self._captured.count_for(inputs) if self._captured else None
+            logits = self._forward(plan.rows, inputs, count)
             sampled = self._sample(plan.rows, inputs, logits)
             scores = self._score(plan.rows, inputs, logits)
-        return LaunchedStep(plan, inputs, sampled, scores, self._platform.record_event(self._device))
+        return LaunchedStep(
+            plan, inputs, sampled, scores, self._platform.record_event(self._device), replayed=count is not None
+        )
 
     def _take(self, plan: Plan) -> None:
         """Bring the slots up to date with the plan's changes, before anything else in the step can fail.
@@ -104,19 +111,20 @@ class Runner:
         if failures:
             raise failures[0]
 
-    def _forward(self, rows: Sequence[Row], inputs: Inputs) -> torch.Tensor | None:
-        """Logits of the wanted positions, [wanted, vocab] in the model's dtype; None if none are wanted."""
-        table = torch.from_numpy(self._slots.page_table(0, [row.slot for row in rows]))
-        attend = StepAttention(
-            self._attention,
-            AttentionBatch(inputs.query_lens, inputs.kv_lens, table.to(self._device, non_blocking=True)),
-        )
+    def _forward(self, rows: Sequence[Row], inputs: Inputs, count: int | None) -> torch.Tensor | None:
+        """Logits of the wanted positions, [wanted, vocab] in the model's dtype; None if none are wanted.
+
+        By the captured step of `count` rows, or eager if that is None.
+        """
+        table = self._slots.page_table(0, [row.slot for row in rows])
+        if self._captured and count is not None:
+            logits = self._captured.replay(count, inputs, table)
+            return logits if inputs.outputs is None else _wanted(logits, inputs.outputs)
+        pages = torch.from_numpy(table).to(self._device, non_blocking=True)
+        attend = StepAttention(self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages))
         hidden = self._model(inputs.tokens, inputs.positions, attend)
-        if inputs.outputs is None:
-            return self._model.logits(hidden)
-        if inputs.outputs.numel() == 0:
-            return None
-        return self._model.logits(hidden[inputs.outputs])
+        wanted = hidden if inputs.outputs is None else _wanted(hidden, inputs.outputs)
+        return None if wanted is None else self._model.logits(wanted)
 
     def _sample(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> SampledBatch | None:
         if not inputs.sampled or logits is None:
@@ -140,3 +148,7 @@ class Runner:
             found.append(score(logits[begin:end], wanted, self._slots.prompt_logprobs(rows[index].slot)))
             begin = end
         return tuple(found)
+
+
+def _wanted(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
+    return rows[places] if places.numel() else None

@@ -19,6 +19,7 @@ from srv.errors import InternalError
 from srv.sched.plan import Row, Start
 
 Ints = npt.NDArray[np.int64]
+Table = npt.NDArray[np.int32]
 
 
 class Slots:
@@ -77,7 +78,7 @@ class Slots:
         """How many alternatives each scored prompt token of the slot is reported with."""
         return self._prompt_logprobs[slot]
 
-    def page_table(self, group: int, slots: Sequence[int]) -> npt.NDArray[np.int32]:
+    def page_table(self, group: int, slots: Sequence[int]) -> Table:
         """int32 [len(slots), columns]: the slots' pages, as wide as the longest of them."""
         index = np.asarray(slots)
         width = int(self._used[group][index].max())

@@ -94,7 +94,8 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Results row by row, in the order of `Plan.rows`."""
+    """Results row by row, in the order of `Plan.rows`. `replayed`: the step replayed a captured one."""
 
     step: int
     rows: tuple[RowResult, ...]
+    replayed: bool = False

@@ -31,6 +31,8 @@ _COUNTERS = (
     ("srv_cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
     ("srv_generated_tokens", "Tokens generated.", "generated_tokens"),
     ("srv_engine_steps", "Steps of the engine.", "steps"),
+    ("srv_replayed_steps", "Steps that replayed a captured one.", "replayed_steps"),
+    ("srv_eager_steps", "Steps that were launched kernel by kernel.", "eager_steps"),
     ("srv_retractions", "Sequences put back into the queue because pages ran out.", "retractions"),
     ("srv_sequences_finished", "Sequences the engine has finished.", "finished"),
     ("srv_sequences_aborted", "Sequences the engine has aborted.", "aborted"),

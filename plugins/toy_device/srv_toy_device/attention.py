@@ -7,6 +7,9 @@ scores has a bound, which `srv_toy_device.facts` reserves. Scores are float32, w
     pool [pages + 1, page_size, kv_heads, head_dim], seen as slots [(pages + 1) * page_size, ...]
 
     slot of token t of a row = page_table[row, t // page_size] * page_size + t % page_size
+
+A step that will be replayed (`AttentionBatch.graph`) takes the device's fused operator instead: it gets the lengths as
+host numbers, which `srv_toy_device.graphs` brings up to date, and reads everything else at the same address each time.
 """
 
 from __future__ import annotations
@@ -55,6 +58,15 @@ class Metadata:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphMetadata:
+    """One step that is captured or replayed: one new token a row. `new_slots` and `page_table` never move."""
+
+    new_slots: Tensor
+    page_table: Tensor
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Row:
     """A row on the host: its index in the batch, the place of its first token, and its lengths."""
 
@@ -74,8 +86,11 @@ class ToyPagedAttention:
         self._page_size = context.kv.layout.page_size
         self._keys = [_as_slots(buffer) for buffer in context.kv.keys]
         self._values = [_as_slots(buffer) for buffer in context.kv.values]
+        self._new_slots: dict[int, Tensor] = {}  # by the rows of the graph
 
-    def plan(self, batch: AttentionBatch) -> Metadata:
+    def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+        if batch.graph is not None:
+            return self._plan_graph(batch, batch.graph)
         rows: list[_Row] = []
         begin = 0
         for index, (queries, length) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
@@ -91,6 +106,14 @@ class ToyPagedAttention:
                 for first, last in _stretches(some)
             ),
         )
+
+    def _plan_graph(self, batch: AttentionBatch, count: int) -> GraphMetadata:
+        if count not in self._new_slots:
+            self._new_slots[count] = torch.zeros(count, dtype=torch.int64, device=self._device)
+        new_slots = self._new_slots[count]
+        last = self._on_device([length - 1 for length in batch.kv_lens])
+        new_slots.copy_(self._slots(batch.page_table, self._on_device(list(range(count))), last))
+        return GraphMetadata(new_slots, batch.page_table, tuple(batch.kv_lens))
 
     def _piece(self, page_table: Tensor, rows: list[_Row], first: int, last: int) -> Piece:
         """Queries `first` to `last` (exclusive) of each of `rows`, with the keys that any of them can see."""
@@ -117,14 +140,32 @@ class ToyPagedAttention:
     def _on_device(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._device)
 
-    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Metadata) -> Tensor:
+    def forward(
+        self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Metadata | GraphMetadata
+    ) -> Tensor:
         keys, values = self._keys[layer.index], self._values[layer.index]
         keys.index_copy_(0, metadata.new_slots, k.to(keys.dtype))
         values.index_copy_(0, metadata.new_slots, v.to(values.dtype))
+        if isinstance(metadata, GraphMetadata):
+            return self._decode(layer, q, metadata)
         out = torch.empty_like(q)
         for piece in metadata.pieces:
             attended = _attend(layer, piece, q[piece.tokens], keys[piece.slots], values[piece.slots])
             out.index_copy_(0, piece.tokens, attended.to(out.dtype))
+        return out
+
+    def _decode(self, layer: AttentionLayer, q: Tensor, metadata: GraphMetadata) -> Tensor:
+        out: Tensor = torch.ops.toy.paged_decode(
+            q,
+            self._keys[layer.index],
+            self._values[layer.index],
+            metadata.page_table,
+            lengths=metadata.lengths,
+            page_size=self._page_size,
+            scale=layer.scale,
+            window=layer.window,
+            soft_cap=layer.soft_cap,
+        )
         return out
 
 

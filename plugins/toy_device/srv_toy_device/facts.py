@@ -12,8 +12,10 @@ DEVICE_NAME = "toy accelerator (simulated)"
 # The KV pool's axes that `toy_paged` reads: [pages + 1, page_size, kv_heads, head_dim].
 KV_ORDER = "page_token_head"
 
-# The words are core's; srv.platform.capabilities says what each promises. Graphs are not among them.
-_CAPABILITIES = frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "float32", "float16", "bfloat16"})
+# The words are core's; srv.platform.capabilities says what each promises.
+_CAPABILITIES = frozenset(
+    {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16", "bfloat16"}
+)
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:

@@ -63,7 +63,7 @@ def worker_env(device: DeviceFacts, rank: int) -> Mapping[str, str]:
 
 MANIFEST = Manifest(
     name="toy",
-    api=(1, 0),
+    api=(1, 1),
     core=">=0.1,<0.2",
     variants=(VARIANT,),
     priority=0,

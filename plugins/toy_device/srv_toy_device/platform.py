@@ -8,9 +8,10 @@ import torch
 
 from srv.errors import PlatformUnavailable
 from srv.memory.layout import KVLayout
-from srv.platform.interface import Check, Event, KVBuffers, Memory, OpArgs, OpImpl
+from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpArgs, OpImpl
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import KV_ORDER
+from srv_toy_device.graphs import ToyGraphs
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -31,6 +32,7 @@ class ToyPlatform:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self._graphs = ToyGraphs(accelerator)
 
     @property
     def name(self) -> str:
@@ -72,6 +74,10 @@ class ToyPlatform:
     @property
     def ops(self) -> Sequence[OpImpl]:
         return OPS
+
+    @property
+    def graphs(self) -> Graphs:
+        return self._graphs
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Nothing to repack: the device reads weights as they come."""

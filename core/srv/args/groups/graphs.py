@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 from srv.args.checks import at_least, each, json_list, not_empty
 from srv.args.spec import Arg
 
-_GRAPHS = "graphs are not captured yet; every step is launched kernel by kernel"
+_CAPTURE = "how graphs are captured cannot be chosen yet"
 _COMPILE = "compiling the model is not implemented yet"
 _PIECES = "graphs of parts of the model are not implemented yet"
 _KERNEL = "the kernel that it would tune is not in srv yet"
@@ -16,13 +16,14 @@ _SPARSITY = "double sparsity is not implemented yet"
 class GraphsArgs(NamedTuple):
     """What is captured, what is compiled, and how kernels are tuned."""
 
-    disable_graphs: Annotated[bool, Arg("Launch every step kernel by kernel.", planned=_GRAPHS, needs="graphs")] = True
+    disable_graphs: Annotated[
+        bool, Arg("Launch every step kernel by kernel, although the platform can replay captured ones.")
+    ] = False
     graph_max_batch_size: Annotated[
         int | None,
         Arg(
             "Largest batch of which a graph is captured; chosen by the device's memory if not set.",
             at_least(1),
-            planned=_GRAPHS,
             needs="graphs",
             unit="requests",
         ),
@@ -30,21 +31,20 @@ class GraphsArgs(NamedTuple):
     graph_batch_sizes: Annotated[
         tuple[int, ...] | None,
         Arg(
-            "Batch sizes of which graphs are captured.",
+            "Batch sizes of which graphs are captured; 1, 2, 4, 8 and growing steps if not set.",
             each(at_least(1)),
-            planned=_GRAPHS,
             needs="graphs",
             unit="requests",
         ),
     ] = None
-    disable_graph_padding: Annotated[
-        bool, Arg("Use a graph only for batches of exactly its size.", planned=_GRAPHS, needs="graphs")
-    ] = False
-    enable_graph_profiling: Annotated[bool, Arg("Profile the capture of graphs.", planned=_GRAPHS, needs="graphs")] = (
+    disable_graph_padding: Annotated[bool, Arg("Use a graph only for batches of exactly its size.", needs="graphs")] = (
+        False
+    )
+    enable_graph_profiling: Annotated[bool, Arg("Profile the capture of graphs.", planned=_CAPTURE, needs="graphs")] = (
         False
     )
     enable_graph_gc: Annotated[
-        bool, Arg("Let garbage be collected during capture, which is then slower.", planned=_GRAPHS, needs="graphs")
+        bool, Arg("Let garbage be collected during capture, which is then slower.", planned=_CAPTURE, needs="graphs")
     ] = False
     enable_piecewise_graphs: Annotated[
         bool, Arg("Capture parts of the model, for prompts too.", planned=_PIECES, needs="graphs")

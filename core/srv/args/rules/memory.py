@@ -1,10 +1,9 @@
-"""Rules of pools, tiers and graphs: what a device's memory allows, and what a family of models needs."""
+"""Rules of pools and tiers: what a device's memory allows, and what a family of models needs."""
 
 from __future__ import annotations
 
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
-_GIB = 2**30
 _ONE_POOL = frozenset(
     {
         "Gemma2ForCausalLM",
@@ -15,25 +14,7 @@ _ONE_POOL = frozenset(
         "GptOssForCausalLM",
     }
 )
-# Device memory below which the pair is the largest batch of a graph: with fewer than four ranks, with four or more.
-_GRAPH_BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
-_LARGEST_GRAPH = 512
-_GRAPH_ROW = 2.5 * _GIB / 96  # a graph of 256 rows takes that much more than one of 160, on devices of 80 to 160 GiB
 _VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder that the figures below are for
-
-
-def _graph_batch(seen: Seen) -> int | None:
-    if seen["disable_graphs"] or "graphs" not in seen.capabilities:
-        return None
-    for below, few, many in _GRAPH_BATCHES:
-        if seen.device.memory_bytes < below * _GIB:
-            return few if seen["tp_size"] < 4 else many
-    return _LARGEST_GRAPH
-
-
-def _graph_bytes(seen: Seen) -> float:
-    rows = seen["graph_max_batch_size"]
-    return 0.0 if seen["disable_graphs"] or rows is None else float(rows * _GRAPH_ROW)
 
 
 def _vision_bytes(seen: Seen) -> float:
@@ -73,13 +54,6 @@ def _mooncake_copies(seen: Seen) -> str | None:
     return "mooncake stores whole pages, which only a kernel gathers"
 
 
-def _sizes_agree(seen: Seen) -> str | None:
-    sizes, most = seen["graph_batch_sizes"], seen["graph_max_batch_size"]
-    if not sizes or most is None or max(sizes) <= most:
-        return None
-    return f"graph_max_batch_size is {most}"
-
-
 MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_hybrid_swa_memory",
@@ -97,23 +71,7 @@ DEFAULTS: tuple[Default, ...] = (
     ),
 )
 
-DEVICE_DEFAULTS: tuple[Default, ...] = (
-    Default(
-        "graph_max_batch_size",
-        _graph_batch,
-        "graphs of that size fit beside weights and KV pool in the device's memory",
-        reads=("disable_graphs", "tp_size"),
-    ),
-)
-
 CONTRIBUTIONS: tuple[Contribution, ...] = (
-    Contribution(
-        "reserved_memory",
-        "graphs",
-        _graph_bytes,
-        "captured graphs keep buffers of their own, by the rows of the largest",
-        reads=("disable_graphs", "graph_max_batch_size"),
-    ),
     Contribution(
         "reserved_memory",
         "vision",
@@ -147,12 +105,5 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _mooncake_copies,
         "Leave it out, or set it to kernel.",
         reads=("hicache_storage_backend",),
-    ),
-    Constraint(
-        "graph_batch_sizes",
-        "out_of_order",
-        _sizes_agree,
-        "Give no larger size, or raise graph_max_batch_size.",
-        reads=("graph_max_batch_size",),
     ),
 )

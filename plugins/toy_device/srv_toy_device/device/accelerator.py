@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from srv_toy_device.device.copies import Transfers
+from srv_toy_device.device.fused import FUNCTIONS, SCHEMAS
+from srv_toy_device.device.graphs import Graph, GraphMemory, Recorder
 from srv_toy_device.device.kernels import ALSO_DIRECT, STAND_INS, VIEWS, Kernel, host_kernel_names, view_kernel
 from srv_toy_device.device.memory import DeviceMemory
 from srv_toy_device.device.stream import Event, Stream
@@ -31,7 +33,9 @@ class Accelerator:
     def __init__(self, capacity: int) -> None:
         self.Stream = Stream
         self.Event = Event
+        self.Graph = Graph
         self.memory = DeviceMemory(capacity)
+        self._recorder = Recorder(self.memory)
         # torch.Generator(device="toy") would need C++; this one holds the state of the device's random numbers.
         self.generator = torch.Generator()
         self._default_stream = Stream()
@@ -117,20 +121,40 @@ class Accelerator:
         self._default_stream.synchronize()
         self.current_stream().synchronize()
 
+    # Graphs
+
+    def graph(self, graph: Graph, memory: GraphMemory | None = None) -> AbstractContextManager[Graph]:
+        """Record what this thread does into `graph`, which may share `memory` with graphs replayed at other times."""
+        return self._recorder.recording(graph, memory)
+
+    def graph_memory(self) -> GraphMemory:
+        """Memory that several graphs may share."""
+        return GraphMemory(self.memory)
+
     # Registration
 
     def register(self) -> None:
         """Bring the device's kernels to PyTorch's dispatcher."""
-        factory = TensorFactory(self.memory)
-        kernels = {name: Kernel(name, factory, self.generator) for name in (*host_kernel_names(), *ALSO_DIRECT)}
-        special = Transfers(self.memory, factory, self.current_stream).kernels()
-        special |= {name: Kernel(host_name, factory, self.generator) for name, host_name in STAND_INS.items()}
+        factory = TensorFactory(self.memory, self._recorder)
+
+        def kernel(name: str) -> Kernel:
+            return Kernel(name, factory, self.generator, self._recorder)
+
+        kernels = {name: kernel(name) for name in (*host_kernel_names(), *ALSO_DIRECT)}
+        special = Transfers(self.memory, factory, self._recorder, self.current_stream).kernels()
+        special |= {name: kernel(host_name) for name, host_name in STAND_INS.items()}
         special |= {name: view_kernel(name) for name in VIEWS}
         aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        for name, kernel in (kernels | special).items():
-            aten.impl(name, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+        for name, function in (kernels | special).items():
+            aten.impl(name, function, "PrivateUse1")  # type: ignore[no-untyped-call]
+        own = torch.library.Library(NAME, "DEF")  # type: ignore[no-untyped-call]
+        for schema in SCHEMAS:
+            own.define(schema)  # type: ignore[no-untyped-call]
+        for name, function in FUNCTIONS.items():
+            own.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
+            own.impl(name, kernel(f"{NAME}::{name}"), "PrivateUse1")  # type: ignore[no-untyped-call]
         # A library's registrations end when it is collected.
-        self._libraries.append(aten)
+        self._libraries += (aten, own)
 
 
 def install() -> Accelerator:

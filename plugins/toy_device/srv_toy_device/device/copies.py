@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv_toy_device.device.graphs import Recorder
 from srv_toy_device.device.memory import DeviceMemory
 from srv_toy_device.device.stream import Stream, deliver_later
 from srv_toy_device.device.tensors import TensorFactory, host_view, is_device_tensor
@@ -16,8 +17,11 @@ from srv_toy_device.device.tensors import TensorFactory, host_view, is_device_te
 class Transfers:
     """Kernels that make device memory and cross between it and the host's."""
 
-    def __init__(self, memory: DeviceMemory, factory: TensorFactory, current_stream: Callable[[], Stream]) -> None:
+    def __init__(
+        self, memory: DeviceMemory, factory: TensorFactory, recorder: Recorder, current_stream: Callable[[], Stream]
+    ) -> None:
         self._memory = memory
+        self._recorder = recorder
         self._factory = factory
         self._current_stream = current_stream
 
@@ -70,6 +74,10 @@ class Transfers:
         return self._factory.on_device(torch.empty_strided(size, stride, dtype=dtype))
 
     def copy_from(self, source: Tensor, destination: Tensor, non_blocking: bool = False) -> Tensor:
+        if not (is_device_tensor(destination) and is_device_tensor(source)):
+            self._recorder.refuse("a copy between host and device")
+        elif self._recorder.active:
+            self._recorder.add(Tensor.copy_, (host_view(destination), host_view(source)), {}, ())
         if is_device_tensor(destination):
             # From the host, the bytes are read at once even if non_blocking: that memory is not pinned.
             host_view(destination).copy_(host_view(source) if is_device_tensor(source) else source)
@@ -98,9 +106,10 @@ class Transfers:
         if device is None or device.type == "toy":
             self._accept(layout, device, pin_memory)
             self._memory.require(view.numel() * (dtype or view.dtype).itemsize)
-            return self._factory.on_device(torch.ops.aten._to_copy(view, dtype=dtype, memory_format=memory_format))
+            return self._onto_device(source, view, {"dtype": dtype, "memory_format": memory_format})
         if device.type == "meta":
             return torch.empty_like(view, dtype=dtype, device=device, memory_format=memory_format)
+        self._recorder.refuse("a copy between host and device")
         self._accept(layout, None, pin_memory)
         if not non_blocking:
             self._current_stream().synchronize()
@@ -109,7 +118,16 @@ class Transfers:
         deliver_later(self._current_stream(), view, destination)
         return destination
 
+    def _onto_device(self, source: Tensor, view: Tensor, options: dict[str, Any]) -> Tensor:
+        if not is_device_tensor(source):
+            self._recorder.refuse("a copy between host and device")
+        made = self._factory.on_device(torch.ops.aten._to_copy(view, **options))
+        if self._recorder.active:
+            self._recorder.add(torch.ops.aten._to_copy, (view,), options, (host_view(made),))
+        return made
+
     def local_scalar_dense(self, source: Tensor) -> bool | int | float | complex:
+        self._recorder.refuse("reading a number on the host")
         self._current_stream().synchronize()
         return host_view(source).item()
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv_toy_device.device.graphs import Recorder
 from srv_toy_device.device.placement import INDEX_ARGUMENTS, is_number, mixed_devices
 from srv_toy_device.device.tensors import HOST_KEYS, ForeignTensor, TensorFactory, host_view
 
@@ -44,9 +45,10 @@ STAND_INS = {
 
 
 def operator_named(name: str) -> torch._ops.OpOverload:
-    """The aten operator of that name, with or without overload ("add.Tensor", "clone")."""
-    base, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, base), overload or "default")  # type: ignore[no-any-return]
+    """The operator of that name, with or without overload ("add.Tensor", "clone"); of aten unless it says another."""
+    library, _, short = name.rpartition("::")
+    base, _, overload = short.partition(".")
+    return getattr(getattr(getattr(torch.ops, library or "aten"), base), overload or "default")  # type: ignore[no-any-return]
 
 
 def host_kernel_names() -> list[str]:
@@ -77,15 +79,17 @@ class Kernel:
         "_operator",
         "_positions",
         "_random",
+        "_recorder",
         "_returned",
         "_strict",
         "_written",
     )
 
-    def __init__(self, name: str, factory: TensorFactory, generator: torch.Generator) -> None:
+    def __init__(self, name: str, factory: TensorFactory, generator: torch.Generator, recorder: Recorder) -> None:
         self._name = name
         self._factory = factory
         self._generator = generator
+        self._recorder = recorder
         self._operator: torch._ops.OpOverload | None = None
         # Filled from the schema: arguments that are written, as (position, name); positions that may not hold
         # a host number; for each result, the place in `_written` of the argument that it is, or None.
@@ -116,10 +120,24 @@ class Kernel:
             raise mixed_devices(operator_named(self._name)._schema, args, kwargs) from None
         result = self._draw(operator, host_args, host_kwargs) if self._random else operator(*host_args, **host_kwargs)
         if self._written:
-            return self._settle(args, kwargs, host_args, host_kwargs, result)
-        if isinstance(result, Tensor):
-            return self._factory.on_device(result)
-        return self._raise(result)
+            raised = self._settle(args, kwargs, host_args, host_kwargs, result)
+        elif isinstance(result, Tensor):
+            raised = self._factory.on_device(result)
+        else:
+            raised = self._raise(result)
+        if self._recorder.active:
+            self._record(operator, host_args, host_kwargs, raised)
+        return raised
+
+    def _record(
+        self, operator: Callable[..., Any], host_args: list[Any], host_kwargs: dict[str, Any], raised: Any
+    ) -> None:
+        """Part of the graph that is being captured; RuntimeError for what a replay could not do again."""
+        made = () if self._written else raised if isinstance(raised, (list, tuple)) else (raised,)
+        known = not self._written or None not in self._returned
+        if self._random or not known or not all(isinstance(value, Tensor) for value in made):
+            self._recorder.refuse(f"{self._name}, which draws random numbers or answers to the host,")
+        self._recorder.add(operator, host_args, host_kwargs, [host_view(value) for value in made])
 
     def _read_schema(self) -> torch._ops.OpOverload:
         operator = operator_named(self._name)

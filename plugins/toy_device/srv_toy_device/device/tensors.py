@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from srv_toy_device.device.graphs import Recorder
 from srv_toy_device.device.memory import ADDRESS_OFFSET, Allocation, DeviceMemory
 
 HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -76,12 +77,15 @@ def _new_host_view(tensor: Tensor) -> Tensor:
 class TensorFactory:
     """Makes device tensors over host memory, counting it as device memory."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    def __init__(self, memory: DeviceMemory, recorder: Recorder) -> None:
         self._memory = memory
+        self._recorder = recorder
         self._device = torch.device("toy", 0)
 
     def on_device(self, host: Tensor) -> Tensor:
         """A new device tensor that takes over the memory of `host`, a tensor that nobody else holds."""
+        if self._recorder.active and self._recorder.memory is not None:
+            host = self._recorder.memory.place(host)
         tensor: Tensor = torch._C._acc.create_empty_tensor((0,), host.dtype)
         _SET._handle.redispatch_boxed(
             HOST_KEYS, tensor, self._storage(host), host.storage_offset(), host.shape, host.stride()
@@ -105,5 +109,6 @@ class TensorFactory:
         storage: Any = torch._C._construct_storage_from_data_pointer(
             address + ADDRESS_OFFSET if address else 0, self._device, block.nbytes()
         )
-        storage.toy_allocation = self._memory.allocate(block)
+        graph = self._recorder.memory if self._recorder.active else None
+        storage.toy_allocation = (graph or self._memory).allocate(block)
         return cast(torch.UntypedStorage, storage)

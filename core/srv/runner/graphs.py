@@ -1,0 +1,113 @@
+"""Captured steps: which plans replay one, and the static buffers that a captured step reads.
+
+A step whose rows all compute one token and score nothing is padded to the next captured row count and replayed:
+
+    tokens, positions, page table ──copied──► static buffers ──► attention.plan(graph=count) ──► replay ──► logits
+
+Padded rows feed token 0 at position 0, see page 0 alone and have a kv length of 1, so they write to page 0 only.
+The output layer is part of what is captured; sampling is not. Everything else runs eager. How a device records
+work is the platform's matter (`srv.platform.interface.Graphs`); plans are not known here beyond their rows' inputs.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from srv.models.base import CausalLM
+from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
+from srv.runner.attention import PlannedAttention
+from srv.runner.batch import Inputs
+from srv.runner.slots import Table
+
+
+class StaticBuffers:
+    """Inputs and output of captured steps, of the largest row count; smaller ones use the first rows.
+
+    tokens, positions: int64 [rows]. pages: int32 [rows, columns], one column a page of the longest context.
+    logits: [rows, vocab] of the model's dtype. All on the device, and at the same address for good.
+    """
+
+    def __init__(self, rows: int, columns: int, vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.pages = torch.zeros((rows, columns), dtype=torch.int32, device=device)
+        self.logits = torch.zeros((rows, vocab), dtype=dtype, device=device)
+        self._width = 0  # columns that may hold anything but 0
+
+    def fill(self, count: int, inputs: Inputs, table: Table) -> None:
+        """Make the first `count` rows those of the step, and padding. table: host, int32 [rows, columns <= mine]."""
+        rows, width = table.shape
+        self._width = max(self._width, width)
+        host = np.zeros((count, self._width), dtype=np.int32)
+        host[:rows, :width] = table
+        self.pages[:count, : self._width].copy_(torch.from_numpy(host), non_blocking=True)
+        self.tokens[:rows].copy_(inputs.tokens)
+        self.positions[:rows].copy_(inputs.positions)
+        self.tokens[rows:count].zero_()
+        self.positions[rows:count].zero_()
+
+
+class CapturedSteps:
+    """The captured row counts of one runner."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        graphs: Graphs,
+        buffers: StaticBuffers,
+        rows: Sequence[int],
+        *,
+        padding: bool,
+    ) -> None:
+        """`attention` is the backend that decodes. `rows`: ascending, the last is no more than `buffers` hold."""
+        self.rows = tuple(rows)
+        self._model = model
+        self._attention = attention
+        self._graphs = graphs
+        self._buffers = buffers
+        self._padding = padding
+        self._logits: dict[int, torch.Tensor] = {}
+
+    def capture(self) -> float:
+        """Capture every row count, the largest first: its memory serves the smaller ones. Gives the seconds it took."""
+        began = time.monotonic()
+        with torch.inference_mode():
+            for count in reversed(self.rows):
+                self._logits[count] = self._capture(count)
+        return time.monotonic() - began
+
+    def _capture(self, count: int) -> torch.Tensor:
+        attend = PlannedAttention(self._attention, self._plan(count, ()))
+        tokens, positions = self._buffers.tokens[:count], self._buffers.positions[:count]
+        out = self._buffers.logits[:count]
+
+        def run() -> torch.Tensor:
+            return out.copy_(self._model.logits(self._model(tokens, positions, attend)))
+
+        return self._graphs.capture(count, run)
+
+    def count_for(self, inputs: Inputs) -> int | None:
+        """The row count whose graph serves this step; None: it must run eager."""
+        rows = len(inputs.query_lens)
+        if inputs.scores or rows > self.rows[-1] or inputs.tokens.numel() != rows:
+            return None
+        count = self.rows[bisect_left(self.rows, rows)]
+        return count if self._padding or count == rows else None
+
+    def replay(self, count: int, inputs: Inputs, table: Table) -> torch.Tensor:
+        """Enqueue the step; its logits [rows, vocab], valid until the next replay in the order of the device's work."""
+        self._buffers.fill(count, inputs, table)
+        self._graphs.replay(count, self._plan(count, inputs.kv_lens))
+        return self._logits[count][: len(inputs.kv_lens)]
+
+    def _plan(self, count: int, kv_lens: Sequence[int]) -> Any:
+        """The attention metadata of a step of `count` rows, of which the first have these kv lengths."""
+        lengths = [*kv_lens, *([1] * (count - len(kv_lens)))]
+        return self._attention.plan(AttentionBatch([1] * count, lengths, self._buffers.pages[:count], graph=count))
