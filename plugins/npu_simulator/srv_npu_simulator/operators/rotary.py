@@ -1,0 +1,98 @@
+"""Rotary position embeddings, over host views. Computed in float32 and rounded once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from srv_npu_simulator.operators.checks import FLOATS, Rules
+
+MAX_ROTARY_DIM = 896
+MAX_ROTARY_HEADS = 1000
+
+
+def rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
+    """self * r1 + rotated(self) * r2, with r1 = cos and r2 = sin broadcast over dimensions of size 1."""
+    rules = Rules("npu_rotary_mul")
+    rules.absent(rotate=rotate)
+    rules.that(
+        rotary_mode in ("half", "interleave"), "rotary_mode", repr(rotary_mode), "must be 'half' or 'interleave'"
+    )
+    rules.dtype("self", self, FLOATS)
+    rules.dims("self", self, 3, 4)
+    size, described = self.shape[-1], f"of shape {tuple(self.shape)}"
+    rules.that(
+        size % 2 == 0 and size < MAX_ROTARY_DIM, "self", described, f"its head dim must be even and < {MAX_ROTARY_DIM}"
+    )
+    for name, value in (("r1", r1), ("r2", r2)):
+        rules.same_dtype(name, value, "self", self.dtype)
+        rules.dims(name, value, self.dim())
+        rules.that(
+            value.shape[-1] == size, name, f"of shape {tuple(value.shape)}", f"must have the head dim of self, {size}"
+        )
+    rules.shape("r2", r2, r1.shape, "the shape of r1")
+    layouts = _fitting(self, r1, rotary_mode)
+    described = f"of shape {tuple(r1.shape)} for self {tuple(self.shape)}"
+    rule = "must be 1 in the dimension of the heads, in that of the batch too or not (half mode: or all of self's)"
+    rules.that(bool(layouts), "r1", described, rule)
+    small = any(_within(self, layout, rotary_mode) for layout in layouts)
+    rules.that(small, "self", f"of shape {tuple(self.shape)}", f"batch and heads must be below {MAX_ROTARY_HEADS}")
+    return _rotated(self, r1, r2, rotary_mode)
+
+
+def _fitting(x: Tensor, r1: Tensor, mode: str) -> list[str]:
+    """The layouts of x for which r1 has an allowed shape."""
+    shape, given = x.shape, tuple(r1.shape)
+    fitting = []
+    for layout in ("BNSD", "BSND", "SBND") if x.dim() == 4 else ("TND",):
+        heads = [1 if axis == "N" else extent for axis, extent in zip(layout, shape, strict=True)]
+        alone = [1 if axis in "NB" else extent for axis, extent in zip(layout, shape, strict=True)]
+        allowed = [tuple(alone)] if mode == "interleave" else [tuple(alone), tuple(heads), tuple(shape)]
+        if given in allowed:
+            fitting.append(layout)
+    return fitting
+
+
+def _within(x: Tensor, layout: str, mode: str) -> bool:
+    sizes = dict(zip(layout, x.shape, strict=True))
+    batch, heads = sizes.get("B", 1), sizes["N"]
+    return batch * heads < MAX_ROTARY_HEADS if mode == "interleave" else max(batch, heads) < MAX_ROTARY_HEADS
+
+
+def apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
+    """Rotate query and key in place, and give them back.
+
+    query, key: [B, S, heads, D] with cos, sin [B, S, 1, D]; for layout "TND" without the batch dimension.
+    """
+    rules = Rules("npu_apply_rotary_pos_emb")
+    rules.that(layout in ("BSND", "TND"), "layout", repr(layout), "must be 'BSND' or 'TND' on A2 and A3")
+    rules.that(rotary_mode == "half", "rotary_mode", repr(rotary_mode), "must be 'half' on A2 and A3")
+    rules.dtype("query", query, FLOATS)
+    rank = len(layout)
+    lead = query.shape[: rank - 2]
+    for name, value in (("query", query), ("key", key), ("cos", cos), ("sin", sin)):
+        rules.same_dtype(name, value, "query", query.dtype)
+        rules.dims(name, value, rank)
+        rules.contiguous(name, value)
+        described = f"of shape {tuple(value.shape)}"
+        rules.that(value.shape[-1] in (64, 128), name, described, "must have a last dimension of 64 or 128")
+        rules.that(value.numel() > 0, name, described, "must not be empty")
+        rules.that(value.shape[: rank - 2] == lead, name, described, f"must begin with {tuple(lead)}, as query does")
+    rules.shape("key", key, (*lead, key.shape[-2], query.shape[-1]), "the head dim of query")
+    for name, value in (("cos", cos), ("sin", sin)):
+        rules.shape(name, value, (*lead, 1, query.shape[-1]), "one row for all heads of a token")
+    query.copy_(_rotated(query, cos, sin, "half"))
+    key.copy_(_rotated(key, cos, sin, "half"))
+    return query, key
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    wide = x.float()
+    if mode == "half":
+        first, second = wide.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+    else:
+        turned = torch.stack((-wide[..., 1::2], wide[..., 0::2]), -1).flatten(-2)
+    return (wide * cos.float() + turned * sin.float()).to(x.dtype)

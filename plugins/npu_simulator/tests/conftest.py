@@ -1,0 +1,82 @@
+"""The device is registered once for a whole process, and for good: these tests run in a process of their own.
+
+If the session collects tests of other folders as well, each test of this folder is run by a child pytest, once for the
+folder, and reported here; nothing of the device then comes near this process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+FOLDER = Path(__file__).parent
+CHILD = "SRV_NPU_SIMULATOR_TESTS_CHILD"
+RESULTS: pytest.StashKey[dict[tuple[str, str], str]] = pytest.StashKey()
+
+
+def shares_process(session: pytest.Session) -> bool:
+    """Whether tests of other folders run in this process too."""
+    return CHILD not in os.environ and any(FOLDER not in item.path.parents for item in session.items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if FOLDER not in pyfuncitem.path.parents or not shares_process(pyfuncitem.session):
+        return None
+    stash = pyfuncitem.session.stash
+    if RESULTS not in stash:
+        stash[RESULTS] = run_child()
+    failure = stash[RESULTS].get((pyfuncitem.path.stem, pyfuncitem.name), "the child process did not run this test")
+    if failure:
+        pytest.fail(failure, pytrace=False)
+    return True
+
+
+def run_child() -> dict[tuple[str, str], str]:
+    """Text of the failure ("" if none) by file and test."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(FOLDER)]
+        environment = {
+            **os.environ,
+            CHILD: "1",
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_XDIST_WORKER": "",
+            "OMP_NUM_THREADS": "1",
+        }
+        subprocess.run(command, env=environment, capture_output=True, timeout=280, check=False)
+        cases = ElementTree.parse(report).getroot().iter("testcase")
+        return {
+            (case.get("classname", "").rpartition(".")[2], case.get("name", "")): "\n".join(
+                one.text or one.get("message", "") for one in case if one.tag in ("failure", "error")
+            )
+            for case in cases
+        }
+
+
+@pytest.fixture(scope="session")
+def sdk(request: pytest.FixtureRequest) -> Iterator[object]:
+    """The simulated torch_npu; None where a child process runs the tests."""
+    if shares_process(request.session):
+        yield None
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    import srv_npu_simulator
+
+    yield srv_npu_simulator.load("a2")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    import torch
+
+    torch.manual_seed(0)
