@@ -168,4 +168,5 @@ def _where(root: Path, platform: str | None, any_tree: bool) -> tuple[dict[str, 
         "device": result.device.name or result.device.variant,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    return where, Level.E3 if found[platform].loaded.simulated else Level.E5
+    simulated = found[platform].loaded.simulated or result.device.simulated
+    return where, Level.E3 if simulated else Level.E5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -158,33 +159,13 @@ probe._DEV = Path({str(tmp_path)!r})
 result = probe.probe(ProbeContext(5))
 print(result.code, "|", result.reason)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "SRV_NPU_SIMULATOR"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == (
         "toolkit_missing | torch_npu is installed but cannot be loaded: libhccl.so: cannot open shared object file"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [
-        ("Ascend910B3", "a2"),
-        ("Ascend910B4", "a2"),
-        ("Ascend910_9391", "a3"),
-        ("Ascend310P3", None),
-        ("Ascend950", None),
-    ],
-)
-def test_npu_variant_from_name(name: str, variant: str | None) -> None:
-    assert npu.variant_of(name) == variant
-
-
-def test_npu_with_everything_in_place_is_still_not_built() -> None:
-    result = npu.judge("Ascend910B3", 64 * GIB, 8, {"torch_npu": "2.13.0"})
-    assert (result.available, result.code) == (False, "not_implemented")
-    assert result.device is not None
-    assert (result.device.variant, result.device.count) == ("a2", 8)
-    assert npu.judge("Ascend310P3", 24 * GIB, 1, {}).code == "unsupported_variant"
-    assert npu.judge("", 0, 0, {}).code == "no_device"
 
 
 def test_rocm_tells_driver_from_torch(tmp_path: Path) -> None:

@@ -9,10 +9,18 @@ from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, broken, device, fit
 
 from srv.args.resolve import resolve
 from srv.args.statement import UserInput
-from srv.models.facts import ModelFacts
+from srv.models.facts import CacheGroup, ModelFacts
 from srv.platform.registry import find_platforms
 
 PROFILES = [(name, profile) for name, facts in FACTS.items() for profile in facts.profiles]
+MISTRAL = {
+    "vocab_size": 1000,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "sliding_window": 4096,
+}
 FAMILIES = {
     "llama": model(),
     "gpt_oss": model("GptOssForCausalLM", quantization="mxfp4"),
@@ -98,10 +106,47 @@ def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str
         ({"heads": 65, "kv_heads": 1}, "65 query heads share one KV head, and 64 may"),
         ({"head_dim": 512}, None),
         ({"head_dim": 513}, "head_dim 513 is more than 512"),
+        ({"head_dim": 72}, "head_dim 72 is not a multiple of 16"),
+        (
+            {"cache_groups": (CacheGroup("full", (0,), 8, 192, 128),)},
+            "keys of 192 and values of 128 elements differ in length",
+        ),
+        (
+            {"architecture": "MistralForCausalLM", "config": MISTRAL},
+            "decode has no sliding window, and layers of this model see 4096 tokens",
+        ),
+        ({"architecture": "MistralForCausalLM", "config": MISTRAL, "context_length": 4096}, None),
+        ({"architecture": "OtherForCausalLM", "config": {"sliding_window": 65536}}, None),
+        (
+            {"architecture": "OtherForCausalLM", "config": {"sliding_window": 512}},
+            "decode has no sliding window, and layers of this model see 512 tokens",
+        ),
+        (
+            {"config": {"attn_logit_softcapping": 50.0}},
+            "attention scores cannot be capped (attn_logit_softcapping)",
+        ),
     ],
 )
 def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason: str | None) -> None:
     answer = fit(device("npu", "a3"), "npu", "attention", "ascend", model(**changes))
+    assert answer == (reason or {"page_size": (128,)})
+
+
+@pytest.mark.parametrize(
+    ("own", "user", "reason"),
+    [
+        ("float32", {}, None),
+        ("float16", {"kv_cache_dtype": "float16"}, None),
+        ("float32", {"kv_cache_dtype": "bfloat16"}, None),
+        ("float16", {"dtype": "bfloat16", "kv_cache_dtype": "auto"}, None),
+        ("bfloat16", {"dtype": "float32"}, "dtype float32 is not one of bfloat16, float16"),
+        ("float16", {"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16 is not the model's own dtype, float16"),
+    ],
+)
+def test_the_fused_attention_of_npus_reads_one_type_of_16_bits(
+    own: str, user: dict[str, str], reason: str | None
+) -> None:
+    answer = fit(device("npu", "a2"), "npu", "attention", "ascend", model(dtype=own), **user)
     assert answer == (reason or {"page_size": (128,)})
 
 
@@ -113,7 +158,7 @@ def test_npu_figures_by_the_card_s_memory(profile: str, memory: int, chunk: int,
     on = device("npu", profile)
     assert on.memory_bytes == memory * GIB
     assert said("npu", "chunked_prefill_size", on) == chunk
-    assert said("npu", "graph_max_batch_size", on) is None
+    assert said("npu", "graph_max_batch_size", on, disable_graphs=True) is None
     assert said("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=3) == few
     assert said("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=4) == many
 

@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
         help="how long a probe may take (default: %(default)g)",
@@ -60,7 +60,7 @@ def record(found: Found, result: ProbeResult) -> dict[str, Any]:
         "platform": found.name,
         "distribution": found.distribution,
         "version": found.version,
-        "simulated": found.manifest is not None and found.manifest.simulated,
+        "simulated": _simulated(found, result),
         "priority": None if found.manifest is None else found.manifest.priority,
         "available": result.available,
         "code": result.code,
@@ -103,14 +103,20 @@ def remarks(results: Mapping[str, ProbeResult]) -> Table:
 def _row(found: Found, result: ProbeResult) -> tuple[Text | str, ...]:
     from rich.text import Text
 
-    simulated = found.manifest is not None and found.manifest.simulated
-    name = Text(found.name, style="bold").append(" (simulated)" if simulated else "", style="magenta")
+    mark = " (simulated)" if _simulated(found, result) else ""
+    name = Text(found.name, style="bold").append(mark, style="magenta")
     verdict = Text("yes", style="green") if result.available else Text(f"no: {result.code}", style="red")
     device = result.device
     if device is None:
         return name, f"{found.distribution} {found.version}".strip(), verdict, "", ""
     described = f"{device.count} x {device.name or device.variant}, {device.memory_bytes / 2**30:.1f} GiB"
     return name, f"{found.distribution} {found.version}".strip(), verdict, device.variant, described
+
+
+def _simulated(found: Found, result: ProbeResult) -> bool:
+    """Whether software plays the platform's devices: always, or those that its probe found now."""
+    always = found.manifest is not None and found.manifest.simulated
+    return always or (result.device is not None and result.device.simulated)
 
 
 def _device(device: DeviceFacts) -> dict[str, Any]:
@@ -121,14 +127,16 @@ def _device(device: DeviceFacts) -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "versions": dict(device.versions),
         "features": list(device.features),
+        "simulated": device.simulated,
     }
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Seconds of a `--timeout`; argparse's error for what is no such number."""
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 600:
+        value = 0.0
+    if not 0 < value <= 600:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 600")
-    return seconds
+    return value

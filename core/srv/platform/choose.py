@@ -174,7 +174,9 @@ def _automatic(found: Mapping[str, Found], probe: Probe, timeout_s: float) -> Ch
     }
     results = probe(candidates, timeout_s)
     devices = {
-        name: result.device for name, result in results.items() if result.available and result.device is not None
+        name: result.device
+        for name, result in results.items()
+        if result.available and result.device is not None and not result.device.simulated
     }
     if not devices:
         raise PlatformUnavailable(
@@ -210,6 +212,8 @@ def _against(found: Found, result: ProbeResult | None) -> str:
         return "a simulator is never chosen automatically"
     if result is None:
         return "it was not asked"
+    if result.device is not None and result.device.simulated:
+        return f"its device is {result.device.name}, and a simulated one is never chosen automatically"
     return f"its priority is {found.manifest.priority}" if result.available else result.reason
 
 

@@ -23,6 +23,7 @@ class DeviceFacts:
     `variant` is one of the manifest's ("avx512", "a3"); `memory_bytes` of one device; `count` devices;
     `versions` of drivers and toolkits by name; `name` as the vendor prints it. `features`: what this device
     has and its variant does not imply, by the vendor's own names (instruction sets, optional units).
+    `simulated`: software plays the device; it is never chosen automatically, and proves nothing about hardware.
     """
 
     variant: str
@@ -31,6 +32,7 @@ class DeviceFacts:
     name: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    simulated: bool = False
 
 
 class Seen(Protocol):

@@ -6,16 +6,15 @@ Limits are those that the fused attention operator documents (op-plugin, npu_fus
 from __future__ import annotations
 
 from srv.args.rules.speculative import trees_by_token
-from srv.platform.facts import Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.models.decoder_config import decoder_config
+from srv.models.facts import ModelFacts
+from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv_npu import limits
 from srv_npu.support import SUPPORT
-from srv_npu.unbuilt import UNBUILT
 
 VARIANTS = ("a2", "a3")
 
 _GIB = 1 << 30
-_MAX_HEADS = 256
-_MAX_GROUP = 64
-_MAX_HEAD_DIM = 512
 
 PROFILES = {
     "a2": DeviceFacts("a2", 64 * _GIB, 1, "Ascend 910B, Atlas 800I A2"),
@@ -25,7 +24,7 @@ PROFILES = {
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """No float32: attention computes in 16 bits."""
+    """No float32: attention computes in 16 bits. Graphs: ACL graphs, their host lengths updated at each replay."""
     return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float16", "bfloat16"})
 
 
@@ -38,17 +37,65 @@ def _chunk(seen: Seen) -> int | None:
 
 def _ascend(seen: Seen) -> Requires | Unfit:
     """Pages of 128 tokens are the only size that prefill, decode and graph decode all take."""
-    model = seen.model
+    reasons = _against_types(seen)
+    if seen.model is not None:
+        reasons += [*_against_heads(seen.model), *_against_masks(seen.model)]
+    return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (limits.PAGE,)})
+
+
+def _against_types(seen: Seen) -> list[str]:
+    """Queries, keys and values are of one type, which is 16 bits wide."""
+    dtype, kv_dtype = (None if seen[name] == "auto" else seen[name] for name in ("dtype", "kv_cache_dtype"))
+    reasons = [] if dtype in (None, *limits.DTYPES) else [f"dtype {dtype} is not one of {', '.join(limits.DTYPES)}"]
+    if dtype is None and seen.model is not None:
+        dtype = seen.model.dtype if seen.model.dtype in limits.DTYPES else limits.DTYPES[0]
+    if None not in (dtype, kv_dtype) and kv_dtype != dtype:
+        reasons.append(f"kv_cache_dtype {kv_dtype} is not the model's own dtype, {dtype}")
+    return reasons
+
+
+def _against_heads(model: ModelFacts) -> list[str]:
     reasons: list[str] = []
-    if model is not None:
-        group = model.heads // max(1, model.kv_heads)
-        if model.heads > _MAX_HEADS:
-            reasons.append(f"{model.heads} query heads are more than {_MAX_HEADS}")
-        if group > _MAX_GROUP:
-            reasons.append(f"{group} query heads share one KV head, and {_MAX_GROUP} may")
-        if model.head_dim > _MAX_HEAD_DIM:
-            reasons.append(f"head_dim {model.head_dim} is more than {_MAX_HEAD_DIM}")
-    return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (128,)})
+    sharing = model.heads // max(1, model.kv_heads)
+    if model.heads > limits.MAX_HEADS:
+        reasons.append(f"{model.heads} query heads are more than {limits.MAX_HEADS}")
+    if sharing > limits.MAX_SHARING:
+        reasons.append(f"{sharing} query heads share one KV head, and {limits.MAX_SHARING} may")
+    if model.head_dim > limits.MAX_HEAD_DIM:
+        reasons.append(f"head_dim {model.head_dim} is more than {limits.MAX_HEAD_DIM}")
+    elif model.head_dim % limits.DIM_MULTIPLE:
+        reasons.append(f"head_dim {model.head_dim} is not a multiple of {limits.DIM_MULTIPLE}")
+    reasons += [
+        f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length"
+        for group in model.cache_groups
+        if group.key_dim != group.value_dim
+    ]
+    return reasons
+
+
+def _against_masks(model: ModelFacts) -> list[str]:
+    """Decode masks by length alone, and scores are scaled, never capped."""
+    reasons: list[str] = []
+    window = _window(model)
+    if window is not None and window < model.context_length:
+        reasons.append(f"decode has no sliding window, and layers of this model see {window} tokens")
+    if model.config.get("attn_logit_softcapping"):
+        reasons.append("attention scores cannot be capped (attn_logit_softcapping)")
+    return reasons
+
+
+def _window(model: ModelFacts) -> int | None:
+    """The shortest window of any layer; None if every layer sees all tokens."""
+    try:
+        windows = decoder_config(model.architecture, model.config).windows
+    except (KeyError, TypeError, ValueError):  # a model that transformers will run
+        given = model.config.get("sliding_window") if model.config.get("use_sliding_window", True) else None
+        windows = (given,) if isinstance(given, int) else ()
+    return min((window for window in windows if window is not None), default=None)
+
+
+def _sampling(seen: Seen) -> Requires:
+    return Requires()
 
 
 def _graph_batch(seen: Seen) -> int | None:
@@ -95,10 +142,31 @@ DEFAULTS = (
 )
 
 BACKENDS = {
-    "attention": (UNBUILT.attention("ascend", 10, "torch_npu's fused attention over 128-token pages", _ascend),),
+    "attention": (
+        BackendSpec(
+            name="ascend",
+            priority=10,
+            check=_ascend,
+            target="srv_npu.attention:AscendAttention",
+            kv_order=limits.KV_ORDER,
+            summary="torch_npu's fused attention over 128-token pages",
+        ),
+    ),
     "sampling": (
-        UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),
-        UNBUILT.backend("ascend", 5, "torch_npu's fused top-k and top-p"),
+        BackendSpec(
+            name="pytorch",
+            priority=10,
+            check=_sampling,
+            target="srv_npu.sampling:TorchSampling",
+            summary="sorting and cumulative sums in torch",
+        ),
+        BackendSpec(
+            name="ascend",
+            priority=5,
+            check=_sampling,
+            target="srv_npu.sampling:AscendSampling",
+            summary="torch_npu's fused top-k and top-p",
+        ),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Is there an Ascend NPU with its driver, CANN, and torch_npu?
+"""Is there an Ascend NPU with its driver, CANN, and torch_npu? Or is one to be simulated?
 
 torch_npu without driver or CANN fails when it is imported (ImportError, OSError or RuntimeError, by what is
 missing), so it is imported last, in the probe's child process, which was started without torch's autoload.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from srv.errors import PlatformUnavailable
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import is_installed, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_npu.unbuilt import UNBUILT
+from srv_npu.sdk import SIMULATOR_VARIABLE, Sdk, load_sdk, simulated_device
+from srv_npu.soc import generation_of, variant_of
 
 _DEV = Path("/dev")
 _MANAGER = "davinci_manager"
@@ -19,27 +21,22 @@ _WHEEL_REMEDY = "Install the torch_npu release that carries torch's own version 
 _DRIVER_REMEDY = (
     "Install the Ascend driver and firmware (HDK) and check with npu-smi; in a container, pass /dev/davinci*"
 )
-_CANN_REMEDY = "Install the CANN release that torch_npu names, source its set_env.sh, and start again"
-
-# Device names as torch_npu prints them, longest prefix first; None: known, but not a variant of this platform.
-_GENERATIONS = (
-    ("ascend910_93", "a3"),
-    ("ascend910b", "a2"),
-    ("ascend310p", None),
-    ("ascend950", None),
-)
+_SIMULATED = "simulated"
 
 
 def probe(context: ProbeContext) -> ProbeResult:
-    """Ascend NPUs of this machine."""
-    before = obstacle(_DEV, is_installed("torch_npu"))
-    if before is not None:
-        return before
+    """Ascend NPUs of this machine, or the simulated one that the environment asks for."""
+    simulated = simulated_device() is not None
+    if not simulated:
+        before = obstacle(_DEV, is_installed("torch_npu"))
+        if before is not None:
+            return before
     try:
-        name, memory, count, found = _ask_torch_npu()
-    except (ImportError, OSError, RuntimeError) as error:
-        return cannot_load(error)
-    return judge(name, memory, count, found)
+        return look(load_sdk(), simulated=simulated)
+    except PlatformUnavailable as error:
+        return ProbeResult(False, error.reason, error.remedy, error.code)
+    except (OSError, RuntimeError) as error:  # the runtime's own refusal to open a device
+        return _not_opened(error)
 
 
 def obstacle(dev: Path, has_wheel: bool) -> ProbeResult | None:
@@ -54,39 +51,34 @@ def obstacle(dev: Path, has_wheel: bool) -> ProbeResult | None:
     return None
 
 
-def cannot_load(error: Exception) -> ProbeResult:
-    """The driver is there and importing torch_npu failed: CANN is missing, or does not match."""
-    lines = str(error).strip().splitlines()
-    reason = f"torch_npu is installed but cannot be loaded: {lines[0] if lines else type(error).__name__}"
-    return ProbeResult(False, reason, _CANN_REMEDY, "toolkit_missing")
-
-
-def judge(name: str, memory: int, count: int, found: dict[str, str]) -> ProbeResult:
-    """The result for `count` devices that torch_npu calls `name`."""
+def look(sdk: Sdk, *, simulated: bool) -> ProbeResult:
+    """What the SDK sees. The SoC's number can be asked for only once a device is open."""
+    npu = sdk.npu
+    count = npu.device_count() if npu.is_available() else 0
     if count == 0:
         remedy = "Look at ASCEND_RT_VISIBLE_DEVICES, and at npu-smi for what the driver sees"
         return ProbeResult(False, "torch_npu sees no device", remedy, "no_device")
-    variant = variant_of(name)
+    npu.set_device(0)
+    first = npu.get_device_properties(0)
+    return judge(npu.get_soc_version(), first.name, first.total_memory, count, simulated=simulated)
+
+
+def judge(soc: int, name: str, memory: int, count: int, *, simulated: bool = False) -> ProbeResult:
+    """The result for `count` devices of one SoC number, which the SDK calls `name`."""
+    variant = variant_of(soc)
     if variant is None:
         remedy = "This platform knows A2 (Ascend 910B) and A3 (Ascend 910_93)"
-        return ProbeResult(False, f"{name} is not supported yet", remedy, "unsupported_variant")
-    device = DeviceFacts(variant, memory, count, name, found)
-    return UNBUILT.found(device)
+        reason = f"{name} is of {generation_of(soc)}, which is not supported yet"
+        return ProbeResult(False, reason, remedy, "unsupported_variant")
+    if simulated and _SIMULATED not in name.lower():
+        name = f"{name} ({_SIMULATED})"
+    found = versions("torch", "srv-npu-simulator" if simulated else "torch-npu", "triton-ascend")
+    device = DeviceFacts(variant, memory, count, name, found, simulated=simulated)
+    note = f"{name} is played by software, slowly, because {SIMULATOR_VARIABLE} is set: it is for development alone"
+    return ProbeResult(True, device=device, notes=(note,) if simulated else ())
 
 
-def variant_of(name: str) -> str | None:
-    """The variant of a device name such as "Ascend910B3"; None if it is none that this platform knows."""
-    lowered = name.lower()
-    return next((variant for prefix, variant in _GENERATIONS if lowered.startswith(prefix)), None)
-
-
-def _ask_torch_npu() -> tuple[str, int, int, dict[str, str]]:
-    import torch
-    import torch_npu  # noqa: F401 - registers torch.npu
-
-    npu = torch.npu
-    count = npu.device_count() if npu.is_available() else 0
-    if count == 0:
-        return "", 0, 0, {}
-    first = npu.get_device_properties(0)
-    return first.name, first.total_memory, count, versions("torch", "torch_npu", "triton-ascend")
+def _not_opened(error: Exception) -> ProbeResult:
+    lines = str(error).strip().splitlines()
+    reason = f"torch_npu is loaded but cannot open a device: {lines[0] if lines else type(error).__name__}"
+    return ProbeResult(False, reason, _DRIVER_REMEDY, "device_failed")

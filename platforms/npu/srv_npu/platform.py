@@ -1,0 +1,132 @@
+"""The NPU platform at work in one worker process, on real devices or on the simulated one."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from srv.errors import InternalError, PlatformUnavailable
+from srv.memory.layout import KVLayout
+from srv.models.base import torch_dtype
+from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpImpl
+from srv.platform.manifest import EngineContext
+from srv_npu.graphs import NpuGraphs
+from srv_npu.limits import KV_ORDER
+from srv_npu.ops import implementations
+from srv_npu.sdk import NAME, Sdk, load_sdk
+from srv_npu.weights import cast_weights
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+class NpuPlatform:
+    """Implements `srv.platform.interface.Platform` for Ascend NPUs.
+
+    The SDK (torch_npu, or what stands in for it) is loaded when it is first needed, at the latest by `init_worker`:
+    which ops the package brings can be asked anywhere.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._sdk: Callable[[], Sdk] = functools.cache(load_sdk)
+        self._ops = implementations(self._sdk)
+        self._graphs = NpuGraphs(self._sdk)
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def device(self, local_rank: int) -> torch.device:
+        """PlatformUnavailable for a rank that has no device of its own."""
+        count = self._context.device.count
+        if local_rank >= count:
+            raise PlatformUnavailable(
+                NAME,
+                f"rank {local_rank} needs a device of its own, but this host has {count}",
+                "Use fewer ranks, or look at ASCEND_RT_VISIBLE_DEVICES",
+                "too_few_devices",
+            )
+        return torch.device(NAME, local_rank)
+
+    def init_worker(self, rank: int) -> None:
+        """Select the device; kernels come ready-made, and weights may be kept in the device's own formats.
+
+        PlatformUnavailable, with reason and remedy, if the SDK cannot be loaded.
+        """
+        npu = self._sdk().npu
+        npu.set_device(self.device(self._context.local_rank))
+        npu.set_compile_mode(jit_compile=False)
+        npu.config.allow_internal_format = True
+
+    def memory(self, device: torch.device) -> Memory:
+        free, total = self._sdk().npu.mem_get_info(device)
+        return Memory(free=free, total=total)
+
+    def record_event(self, device: torch.device) -> Event:
+        npu = self._sdk().npu
+        event = npu.Event()
+        event.record(npu.current_stream(device))
+        found: Event = event
+        return found
+
+    def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
+        """Zeroed, so that no page holds what would be read as NaN."""
+        if layout.order != KV_ORDER:
+            raise InternalError(f"npu lays its KV pool out as {KV_ORDER}, not as {layout.order}")
+        group, device = layout.group, self.device(self._context.local_rank)
+        dtype = torch_dtype(layout.dtype)
+
+        def buffers(dim: int) -> tuple[torch.Tensor, ...]:
+            shape = (pages + 1, layout.page_size, group.kv_heads * dim)
+            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in group.layers)
+
+        return KVBuffers(layout, pages, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+
+    @property
+    def ops(self) -> Sequence[OpImpl]:
+        return self._ops
+
+    @property
+    def graphs(self) -> Graphs | None:
+        return self._graphs
+
+    def post_load(self, model: torch.nn.Module) -> None:
+        """Cast weights into the format that the matrix unit reads in place."""
+        logger.info("%d of %d weight matrices are in FRACTAL_NZ", *cast_weights(self._sdk(), model))
+
+    def diagnose(self) -> list[Check]:
+        facts, device = self._context.device, self.device(self._context.local_rank)
+        memory = self.memory(device)
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items()))
+        return [
+            Check("device", True, f"{facts.count} x {facts.name}, {facts.variant}"),
+            Check("versions", True, versions or "none reported"),
+            Check(
+                "memory",
+                memory.free > 0,
+                f"{memory.free / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free",
+                "" if memory.free > 0 else "End what else runs on the device (npu-smi info shows it).",
+            ),
+            self._compute(device),
+        ]
+
+    def _compute(self, device: torch.device) -> Check:
+        """A product and a norm, both of which must be right."""
+        ones = torch.ones(64, 64, dtype=torch.float16, device=device)
+        norm = self._sdk().npu_rms_norm(ones @ ones, ones[0], 1e-6)[0]
+        right = bool(((ones @ ones) == 64).all()) and bool(((norm - 1).abs() < 1e-2).all())
+        return Check(
+            "compute",
+            right,
+            f"a 64 x 64 product and its norm are {'right' if right else 'wrong'}",
+            "" if right else "Install the CANN release that this torch_npu names, with the kernels of this generation.",
+        )
+
+
+def create(context: EngineContext) -> NpuPlatform:
+    return NpuPlatform(context)

@@ -1,0 +1,168 @@
+"""Backend "ascend" against attention in float64, row by row: every layout it takes, both dtypes, and graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import context
+from torch import Tensor
+
+from srv.errors import InternalError
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv_npu.attention import AscendAttention
+from srv_npu.limits import PAGE
+from srv_npu.platform import NpuPlatform
+
+# Scores and sums in float32, one rounding of the result to 8 or 11 bits, and of the weights on the way to it.
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPES = tuple(TOLERANCES)
+KV_HEADS = 2
+
+
+def layer(dim: int, heads: int = 6) -> AttentionLayer:
+    return AttentionLayer(index=0, heads=heads, kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5)
+
+
+class World:
+    """A pool, rows that own pages of it in a shuffled order, and everything ever written for each row."""
+
+    def __init__(self, platform: NpuPlatform, dim: int, dtype: torch.dtype, rows: int, foreign: float = 0.0) -> None:
+        self.context: BackendContext = context(
+            platform, dim=dim, kv_heads=KV_HEADS, dtype=str(dtype).removeprefix("torch.")
+        )
+        assert self.context.kv is not None
+        for buffer in (*self.context.kv.keys, *self.context.kv.values):
+            buffer.fill_(foreign)
+        self.layer, self.dtype, self.device = layer(dim), dtype, platform.device(0)
+        self.backend = AscendAttention(self.context)
+        self.table = (torch.randperm(self.context.kv.pages)[: rows * 4] + 1).view(rows, 4).to(torch.int32)
+        self.keys: list[Tensor] = [torch.empty(0, KV_HEADS, dim, dtype=dtype) for _ in range(rows)]
+        self.values = list(self.keys)
+
+    def batch(self, query_lens: Sequence[int], graph: int | None = None) -> AttentionBatch:
+        kv_lens = [len(keys) + count for keys, count in zip(self.keys, query_lens, strict=True)]
+        table = self.table.clone()
+        for row, length in enumerate(kv_lens):
+            table[row, -(-length // PAGE) :] = 0
+        width = 4 if graph is not None else max(-(-length // PAGE) for length in kv_lens)
+        return AttentionBatch(query_lens, kv_lens, table[:, :width].to(self.device), graph)
+
+    def fresh(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of a step; k and v are slices of a wider matrix, as a fused projection gives them."""
+        heads, dim = self.layer.heads, self.layer.head_dim
+        q = torch.randn(tokens, heads, dim).to(self.dtype)
+        fused = torch.randn(tokens, 2, KV_HEADS, dim).to(self.dtype)
+        return q, fused[:, 0], fused[:, 1]
+
+    def expect(self, query_lens: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Remember the step's keys and values, and attend in float64."""
+        parts, begin = [], 0
+        for row, count in enumerate(query_lens):
+            tokens = slice(begin, begin + count)
+            self.keys[row] = torch.cat((self.keys[row], k[tokens]))
+            self.values[row] = torch.cat((self.values[row], v[tokens]))
+            parts.append(dense(self.layer, q[tokens], self.keys[row], self.values[row]))
+            begin += count
+        return torch.cat(parts)
+
+    def step(self, *query_lens: int) -> None:
+        """One step through the backend, equal to the dense one."""
+        q, k, v = self.fresh(sum(query_lens))
+        metadata = self.backend.plan(self.batch(query_lens))
+        got = self.backend.forward(self.layer, *(each.to(self.device) for each in (q, k, v)), metadata)
+        assert got.dtype == self.dtype
+        close(got, self.expect(query_lens, q, k, v))
+
+
+def dense(of: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """float64 [queries, heads, dim]; the last query sees every key."""
+    sharing = of.heads // of.kv_heads
+    k, v = (each.double().repeat_interleave(sharing, 1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * of.scale
+    hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu_(1 + len(k) - len(q))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    tolerance = TOLERANCES[got.dtype]
+    torch.testing.assert_close(got.cpu().double(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_steps_of_every_kind_equal_dense_attention(platform: NpuPlatform, dim: int, dtype: torch.dtype) -> None:
+    """Prompts that end before, at and past a page; then extensions, decode, and both in one step."""
+    world = World(platform, dim, dtype, rows=4)
+    world.step(127, 128, 129, 2)
+    world.step(1, 1, 1, 1)
+    world.step(140, 1, 3, 1)
+    world.step(1, 130, 1, 1)
+    world.step(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_one_row_alone(platform: NpuPlatform, dim: int) -> None:
+    world = World(platform, dim, torch.bfloat16, rows=1)
+    for count in (1, 1, 300, 1):
+        world.step(count)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_nothing_is_read_that_a_row_does_not_own(platform: NpuPlatform, dim: int) -> None:
+    """Pages of other rows, and the rest of a row's last page, hold NaN."""
+    world = World(platform, dim, torch.bfloat16, rows=3, foreign=float("nan"))
+    world.step(100, 1, 130)
+    world.step(1, 1, 1)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_captured_step_takes_the_lengths_of_each_replay(platform: NpuPlatform, dim: int) -> None:
+    """Three rows and a padded one; lengths, pages, queries, keys and values change between replays."""
+    world = World(platform, dim, torch.bfloat16, rows=4)
+    world.step(5, 126, 130, 1)
+    graphs, rows = platform.graphs, 4
+    assert graphs is not None
+    inputs = tuple(each.contiguous().to(world.device) for each in world.fresh(rows))
+    table = world.batch([1] * rows, graph=rows).page_table
+
+    def planned() -> object:
+        batch = world.batch([1] * rows, graph=rows)
+        table.copy_(batch.page_table)
+        return world.backend.plan(replace(batch, page_table=table))
+
+    captured = planned()
+    out = graphs.capture(rows, lambda: world.backend.forward(world.layer, *inputs, captured))
+    for _ in range(4):
+        q, k, v = world.fresh(rows)
+        for kept, new in zip(inputs, (q, k, v), strict=True):
+            kept.copy_(new)
+        metadata = planned()
+        graphs.replay(rows, metadata)
+        close(out, world.expect([1] * rows, q, k, v))
+
+
+def test_metadata_of_a_graph_keeps_its_addresses(platform: NpuPlatform) -> None:
+    world = World(platform, 64, torch.bfloat16, rows=3)
+    first, second = (world.backend.plan(world.batch([1, 1, 1], graph=3)) for _ in range(2))
+    eager = world.backend.plan(world.batch([1, 1, 1]))
+    assert first.slots.data_ptr() == second.slots.data_ptr() != eager.slots.data_ptr()
+
+
+@pytest.mark.parametrize(("changes", "says"), [({"soft_cap": 30.0}, "caps its scores"), ({"window": 4}, "window of 4")])
+def test_what_it_cannot_mask_is_refused(platform: NpuPlatform, changes: dict[str, float], says: str) -> None:
+    world = World(platform, 64, torch.bfloat16, rows=1)
+    q, k, v = (each.to(world.device) for each in world.fresh(5))
+    metadata = world.backend.plan(world.batch([5]))
+    with pytest.raises(InternalError, match=says):
+        world.backend.forward(replace(world.layer, **changes), q, k, v, metadata)
+
+
+def test_a_pool_of_another_shape_is_refused(platform: NpuPlatform) -> None:
+    given = context(platform)
+    assert given.kv is not None
+    kv = replace(given.kv, layout=replace(given.kv.layout, page_size=64))
+    with pytest.raises(InternalError, match="pages of 128, not page_token_flat of 64"):
+        AscendAttention(replace(given, kv=kv))
