@@ -62,10 +62,15 @@ class PlatformUnavailable(SrvError):
 
 
 class PluginError(SrvError):
-    """A plugin was refused when it was loaded."""
+    """A plugin was refused when it was loaded.
 
-    def __init__(self, distribution: str, member: str, reason: str, remedy: str) -> None:
+    `code` is a stable word for the kind of fault: contract (any that has no word of its own), version,
+    unknown_member, signature, text (a sentence is missing), impure, patches_core, import_failed, contested.
+    """
+
+    def __init__(self, distribution: str, member: str, reason: str, remedy: str, code: str = "contract") -> None:
         self.distribution, self.member, self.reason, self.remedy = distribution, member, reason, remedy
+        self.code = code
         super().__init__(f"plugin {distribution}: {member}: {reason}. {remedy}")
 
 

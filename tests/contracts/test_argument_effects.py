@@ -18,6 +18,7 @@ from srv.args.config import ARGUMENTS
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = "tests/core/test_args_effects.py::"
 SERVER = "tests/e2e/test_e2e_arguments.py::"
+TOY = "plugins/toy_device/tests/test_toy_graphs.py::"  # what a processor cannot do
 BESIDE_THE_DECLARED = frozenset({"config"})  # a flag of the command line that has no declaration
 
 EFFECTS: Mapping[str, str] = {
@@ -53,6 +54,11 @@ EFFECTS: Mapping[str, str] = {
     "schedule_policy": ENGINE + "test_schedule_policy",
     "schedule_conservativeness": ENGINE + "test_schedule_conservativeness",
     "disable_overlap_schedule": ENGINE + "test_disable_overlap_schedule",
+    # graphs
+    "disable_graphs": TOY + "test_disable_graphs",
+    "graph_max_batch_size": TOY + "test_graph_max_batch_size",
+    "graph_batch_sizes": TOY + "test_graph_batch_sizes",
+    "disable_graph_padding": TOY + "test_disable_graph_padding",
     # server
     "host": SERVER + "test_host",
     "port": SERVER + "test_port",

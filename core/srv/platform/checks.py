@@ -48,9 +48,9 @@ class _Plugin:
     distribution: str
     version: str
 
-    def require(self, holds: bool, member: str, reason: str, remedy: str) -> None:
+    def require(self, holds: bool, member: str, reason: str, remedy: str, code: str = "contract") -> None:
         if not holds:
-            raise PluginError(self.distribution, member, reason, remedy)
+            raise PluginError(self.distribution, member, reason, remedy, code)
 
     def require_type(self, value: object, kind: type | tuple[type, ...], member: str) -> None:
         kinds = kind if isinstance(kind, tuple) else (kind,)
@@ -60,14 +60,14 @@ class _Plugin:
 
     def require_text(self, value: object, member: str) -> None:
         self.require_type(value, str, member)
-        self.require(bool(str(value).strip()), member, "is empty", "Write it for an operator who reads it")
+        self.require(bool(str(value).strip()), member, "is empty", "Write it for an operator who reads it", "text")
 
     def require_signature(self, function: object, member: str, *parameters: str) -> None:
         """Callable with just these positional arguments; a callable that shows no signature is believed."""
         wanted = f"({', '.join(parameters)})"
         if not callable(function):
             raise PluginError(
-                self.distribution, member, f"is {_shown(function)}, not callable", f"Give {wanted} -> ..."
+                self.distribution, member, f"is {_shown(function)}, not callable", f"Give {wanted} -> ...", "signature"
             )
         try:
             signature = inspect.signature(function)
@@ -78,7 +78,7 @@ class _Plugin:
         except TypeError as error:
             reason = f"has the signature {signature}"
             raise PluginError(
-                self.distribution, member, reason, f"It must take {wanted} and need nothing else"
+                self.distribution, member, reason, f"It must take {wanted} and need nothing else", "signature"
             ) from error
 
 
@@ -123,6 +123,7 @@ def check_known_names(given: Iterable[str], known: Iterable[str], distribution: 
             f"{owner}.{name}",
             f"is not a member of contract version {_dotted(API_VERSION)}",
             f"{hint}Remove it, or begin its name with an underscore",
+            "unknown_member",
         )
 
 
@@ -134,7 +135,7 @@ def _check_known(plugin: _Plugin, value: object, contract: type, owner: str) -> 
 def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: Version, core: str) -> None:
     asked = manifest.api
     pair = isinstance(asked, tuple) and len(asked) == 2 and all(type(part) is int for part in asked)
-    plugin.require(pair, "Manifest.api", f"is {_shown(asked)}", "Give (major, minor), such as api=(1, 0)")
+    plugin.require(pair, "Manifest.api", f"is {_shown(asked)}", "Give (major, minor), such as api=(1, 0)", "version")
     plugin.require(
         oldest <= asked <= api,
         "Manifest.api",
@@ -143,18 +144,21 @@ def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: V
         f"Install a newer srv, or an older {plugin.distribution}"
         if asked > api
         else f"Install a newer {plugin.distribution}, or an older srv",
+        "version",
     )
     plugin.require_text(manifest.core, "Manifest.core")
     try:
         specifiers = SpecifierSet(manifest.core)
     except InvalidSpecifier:
-        plugin.require(False, "Manifest.core", f"{manifest.core!r} is no version specifier", 'Write it as ">=0.1,<0.2"')
+        remedy = 'Write it as ">=0.1,<0.2"'
+        plugin.require(False, "Manifest.core", f"{manifest.core!r} is no version specifier", remedy, "version")
         return
     plugin.require(
         specifiers.contains(core, prereleases=True),
         "Manifest.core",
         f"{plugin.distribution} {plugin.version} works with srv {manifest.core}, but this is srv {core}",
         f"Install a version of {plugin.distribution} made for srv {core}, or srv {manifest.core}",
+        "version",
     )
 
 

@@ -84,6 +84,7 @@ class PatchGuard:
             f"it replaced {', '.join(paths)} of srv while it was loaded",
             "A plugin extends srv through its manifest and the platform object alone; it must not patch core. "
             f"Uninstall {distribution} or ask its maker for a version that does not",
+            "patches_core",
         )
 
     def _changes(self, modules: dict[str, ModuleType]) -> Iterator[Change]:

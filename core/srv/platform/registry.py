@@ -51,7 +51,7 @@ class Found:
         """The manifest, or the error that refused it, raised."""
         if self.manifest is not None:
             return self.manifest
-        raise self.error or PluginError(self.distribution, self.name, "brings no manifest", "Reinstall it")
+        raise self.error or PluginError(self.distribution, self.name, "brings no manifest", "Reinstall it", "contested")
 
 
 class Platforms(Mapping[str, Found]):
@@ -135,7 +135,7 @@ def _contested(name: str, entry_points: list[EntryPoint]) -> Found:
 
 def _both_claim(what: str, entry_points: list[EntryPoint]) -> PluginError:
     both = " and ".join(sorted(_distribution(entry_point) for entry_point in entry_points))
-    return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}")
+    return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}", "contested")
 
 
 def _backend(name: str, family: str, entry_points: list[EntryPoint]) -> BackendSpec:
@@ -186,6 +186,7 @@ def impure(distribution: str, target: str, asked: Iterable[str]) -> PluginError:
         target,
         f"importing it imports {', '.join(dict.fromkeys(asked))}",
         "A manifest is pure data: move that import into `create`, or into a function of the probe",
+        "impure",
     )
 
 
@@ -198,12 +199,14 @@ def _broken(distribution: str, target: str, error: BaseException) -> PluginError
             f"{owner}.{member}",
             "is unknown to this version of the contract",
             "Remove it, or install the srv that the plugin was written for",
+            "unknown_member",
         )
     return PluginError(
         distribution,
         target,
         f"importing it raised {type(error).__name__}: {error}",
         f"Reinstall or update {distribution}, or uninstall it",
+        "import_failed",
     )
 
 

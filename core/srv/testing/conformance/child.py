@@ -1,0 +1,122 @@
+"""The child process of a run: one check after the other, as its parent names them, an answer a line.
+
+Started as `python -m srv.testing.conformance.child FD`. Standard input: a line of JSON that says which device and
+which import path, then the name of a check a line. FD: an answer a line, the first one of which says what was found
+(the plugin, the device, what its workers want in their environment). Whatever a check raises is its outcome;
+what ends or blocks this process is judged by the parent (`srv.testing.conformance.runner`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from srv.errors import SrvError
+from srv.testing.conformance.catalogue import CHECKS
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.model import FACTS, Check, Fault, NotApplicable, Outcome, Status, Undeclared, to_json
+
+_PARENT_POLL_S = 1.0
+
+
+def main() -> int:
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    request = json.loads(sys.stdin.readline())
+    sys.path.extend(entry for entry in request["path"] if entry not in sys.path)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    kit = Kit(request["device"], Path(request["scratch"]))
+    checks = {check.name: check for check in CHECKS}
+    with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
+        for line in sys.stdin:
+            word = line.strip()
+            answer = describe(kit) if word == FACTS else to_json(perform(checks[word], kit))
+            pipe.write(json.dumps(answer) + "\n")
+            pipe.flush()
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """End this process and all that it started once its parent is gone, whatever the check is doing."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def perform(check: Check, kit: Kit) -> Outcome:
+    """Run one check in this process. Never raises for what the plugin does."""
+    started = time.monotonic()
+    status, message, remedy = _verdict(check, kit)
+    return Outcome(check.name, check.level, status, message, remedy, round(time.monotonic() - started, 3))
+
+
+def _verdict(check: Check, kit: Kit) -> tuple[Status, str, str]:
+    try:
+        function = pkgutil.resolve_name(f"srv.testing.conformance.{check.target}")
+        return "passed", str(function(kit) or check.summary), ""
+    except NotApplicable as reason:
+        return "skipped", str(reason), ""
+    except Undeclared as found:
+        return "undeclared", found.message, found.remedy
+    except Fault as fault:
+        return "failed", fault.message, fault.remedy or check.remedy
+    except SrvError as error:
+        return "failed", f"{type(error).__name__}: {error}", getattr(error, "remedy", "") or check.remedy
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the outcome
+        return "failed", f"it raised {_raised(error)}", check.remedy
+
+
+def describe(kit: Kit) -> dict[str, Any]:
+    """What was found: the plugin, its device, what it can do. Everything that a fault hides is left empty."""
+    facts: dict[str, Any] = {
+        "platform": kit.name,
+        "distribution": "",
+        "version": "",
+        "simulated": False,
+        "unavailable": kit.why_unavailable(),
+        "capabilities": [],
+        "device": {},
+        "environment": {},
+    }
+    if kit.name in kit.platforms:
+        found = kit.found
+        facts |= {"distribution": found.distribution, "version": found.version}
+        facts["simulated"] = found.manifest is not None and found.manifest.simulated
+    if not facts["unavailable"]:
+        facts["device"] = asdict(kit.device_facts)
+        facts["simulated"] = facts["simulated"] or kit.device_facts.simulated
+        facts["capabilities"] = sorted(kit.capabilities)
+        facts["environment"] = _environment(kit)
+    return facts
+
+
+def _environment(kit: Kit) -> Mapping[str, str]:
+    """What the plugin's workers want; a plugin whose function fails is told so by the check of it."""
+    try:
+        return dict(kit.manifest.worker_env(kit.device_facts, 0))
+    except Exception as error:  # noqa: BLE001 - see above
+        sys.stderr.write(f"worker_env raised {_raised(error)}\n")
+        return {}
+
+
+def _raised(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    text = str(error).strip()
+    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

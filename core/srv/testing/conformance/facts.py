@@ -1,0 +1,72 @@
+"""Facts of the small models that the kit resolves and builds. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from srv.models.facts import CacheGroup, ModelFacts
+
+LAYERS = 2
+VOCABULARY = 272  # three special tokens, a token a byte, and some that no text has
+END_TOKEN = 2
+
+
+def small_model(
+    dtype: str = "float32",
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    context_length: int = 512,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> ModelFacts:
+    """Facts of a Llama of two layers; `fields` of its configuration may make something else of it.
+
+    There are no weights behind it: `srv.testing.conformance.small` writes some.
+    """
+    hidden = heads * head_dim
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": dtype,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": context_length,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": END_TOKEN,
+        "tie_word_embeddings": False,
+        **fields,
+    }
+    per_layer = hidden * (2 * heads + 2 * kv_heads) * head_dim + 6 * hidden * hidden + 2 * hidden
+    parameters = LAYERS * per_layer + (2 * VOCABULARY + 1) * hidden
+    group = CacheGroup("full", tuple(range(LAYERS)), kv_heads, head_dim, head_dim)
+    return ModelFacts(
+        name="conformance",
+        path="conformance",
+        format="safetensors",
+        architecture=config["architectures"][0],
+        config=config,
+        dtype=dtype,
+        quantization=None,
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        layers=LAYERS,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=context_length,
+        parameters=parameters,
+        weight_bytes=parameters * (4 if dtype == "float32" else 2),
+        cache_groups=(group,),
+        end_tokens=(END_TOKEN,),
+        bos_token=1,
+    )

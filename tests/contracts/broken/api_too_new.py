@@ -1,0 +1,10 @@
+"""Written for a version of the contract that this srv does not speak.
+
+Caught by manifest.versions at L0, naming "contract version 9.0".
+"""
+
+from __future__ import annotations
+
+from toy_variant import manifest
+
+MANIFEST = manifest("api_too_new", api=(9, 0))

@@ -1,0 +1,31 @@
+"""Attention does not cap its scores where the layer asks for it.
+
+Caught by attention.soft_cap at L2, naming "capped scores".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from srv.platform.interface import AttentionLayer, BackendContext
+
+MANIFEST = manifest("attention_ignores_soft_cap", attention="attention_ignores_soft_cap:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from dataclasses import replace
+
+    from srv_toy_device.attention import ToyPagedAttention
+
+    class Uncapped(ToyPagedAttention):
+        def forward(
+            self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Any
+        ) -> torch.Tensor:
+            return super().forward(replace(layer, soft_cap=None), q, k, v, metadata)  # the fault
+
+    return Uncapped(context)

@@ -1,0 +1,42 @@
+"""It declares chunked_prefill, but lets the first query of a later chunk see the chunk alone.
+
+Caught by attention.extend at L2, naming "a chunk of a prompt".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("attention_lies_about_chunks", attention="attention_lies_about_chunks:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from dataclasses import replace
+
+    import torch
+
+    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+
+    class Forgetful(ToyPagedAttention):
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            made = super().plan(batch)
+            if isinstance(made, GraphMetadata):
+                return made
+            return replace(made, pieces=tuple(_own_chunk(piece) for piece in made.pieces))
+
+    class OwnChunk(Piece):
+        def visible(self, window: int | None) -> torch.Tensor:
+            key = torch.arange(self.slots.shape[1], device=self.slots.device)
+            return super().visible(window) & (key >= self.positions[:, :1, None])[:, None, None]  # the fault
+
+    def _own_chunk(piece: Piece) -> Piece:
+        if piece.queries == 1:
+            return piece
+        return OwnChunk(piece.rows, piece.queries, piece.tokens, piece.slots, piece.positions)
+
+    return Forgetful(context)

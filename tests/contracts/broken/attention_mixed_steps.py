@@ -1,0 +1,41 @@
+"""In a step that also computes prompts, a row of one query sees that token alone.
+
+Caught by attention.mixed at L2, naming "prompts and output".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("attention_mixed_steps", attention="attention_mixed_steps:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from dataclasses import replace
+
+    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+
+    class Separate(ToyPagedAttention):
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            made = super().plan(batch)
+            if isinstance(made, GraphMetadata) or max(batch.query_lens) == 1:
+                return made
+            return replace(made, pieces=tuple(map(_own_token, made.pieces)))
+
+    class OwnToken(Piece):
+        def visible(self, window: int | None) -> torch.Tensor:
+            return super().visible(1)  # the fault
+
+    def _own_token(piece: Piece) -> Piece:
+        if piece.queries > 1:
+            return piece
+        return OwnToken(piece.rows, piece.queries, piece.tokens, piece.slots, piece.positions)
+
+    return Separate(context)

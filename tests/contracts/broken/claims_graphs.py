@@ -1,0 +1,11 @@
+"""It declares that captured steps can be replayed, and brings nothing that captures one.
+
+Caught by graph.declared at L1, naming "Platform.graphs is None".
+"""
+
+from __future__ import annotations
+
+from toy_graphs import with_graphs
+from toy_variant import manifest
+
+MANIFEST = manifest("claims_graphs", platform=with_graphs(lambda toy: lambda accelerator: None))  # the fault

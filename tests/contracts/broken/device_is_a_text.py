@@ -1,0 +1,24 @@
+"""It gives the name of its device rather than a torch.device.
+
+Caught by platform.device at L1, naming "gave a str".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv_toy_device.platform import ToyPlatform
+
+
+def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+    class Named(toy):  # type: ignore[valid-type, misc]
+        def device(self, local_rank: int) -> str:
+            return str(super().device(local_rank))  # the fault
+
+    return Named
+
+
+MANIFEST = manifest("device_is_a_text", platform=platform)

@@ -1,0 +1,34 @@
+"""Waiting for an event returns at once, so that core reads results which have not come yet.
+
+Caught by platform.events at L1, naming "after the event".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from srv.platform.interface import Event
+    from srv_toy_device.platform import ToyPlatform
+
+
+class Impatient:
+    """An event whose work is said to be done."""
+
+    def synchronize(self) -> None:
+        return  # the fault
+
+
+def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+    class Hasty(toy):  # type: ignore[valid-type, misc]
+        def record_event(self, device: torch.device) -> Event:
+            return Impatient()
+
+    return Hasty
+
+
+MANIFEST = manifest("event_does_not_wait", platform=platform)

@@ -1,0 +1,28 @@
+"""Only the captured step of the most rows goes by the lengths of its own step when it is replayed.
+
+Caught by graph.counts at L2, naming "replay of two rows".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_graphs import with_graphs
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv_toy_device.graphs import ToyGraphs
+
+
+def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
+    class Forgetting(toy):  # type: ignore[valid-type, misc]
+        def replay(self, key: int, metadata: Any) -> None:
+            if key == max(self._graphs):
+                super().replay(key, metadata)
+            else:
+                self._graphs[key].replay()  # the fault: nothing is updated first
+
+    return Forgetting
+
+
+MANIFEST = manifest("graph_smaller_steps_stale", platform=with_graphs(graphs))

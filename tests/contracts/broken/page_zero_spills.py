@@ -1,0 +1,31 @@
+"""In a captured step, what rows without a request write lands in the page beside page 0, which may be a request's.
+
+Caught by graph.padding at L2, naming "requests".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("page_zero_spills", attention="page_zero_spills:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    import torch
+
+    from srv_toy_device.attention import GraphMetadata, Metadata, ToyPagedAttention
+
+    class Spilling(ToyPagedAttention):
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            made = super().plan(batch)
+            if batch.graph is not None:
+                slots = made.new_slots
+                slots.copy_(torch.where(slots < self._page_size, slots + self._page_size, slots))  # the fault
+            return made
+
+    return Spilling(context)

@@ -1,0 +1,21 @@
+"""The probe finds a device of a variant that the manifest does not name, and has no note about it.
+
+Caught by probe.device at L0, naming "'toy2'".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toy_variant import manifest
+
+from srv.platform.manifest import ProbeContext, ProbeResult
+from srv_toy_device import manifest as toy
+
+
+def probe(context: ProbeContext) -> ProbeResult:
+    found = toy.probe(context)
+    return replace(found, device=replace(found.device, variant="toy2")) if found.device else found  # the fault
+
+
+MANIFEST = manifest("probe_of_unknown_variant", probe=probe)

@@ -1,0 +1,52 @@
+"""The toy platform with other ops: one replaced, one left out, or all of them for fewer dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from srv.platform.interface import OpArgs, OpImpl
+    from srv_toy_device.platform import ToyPlatform
+
+Change = Callable[["OpImpl"], "OpImpl | None"]
+Alter = Callable[[type["ToyPlatform"]], type["ToyPlatform"]]
+
+
+def with_op(op: str, function: Callable[..., Any]) -> Alter:
+    """`function` is said to support every argument that the op can have."""
+
+    def change(impl: OpImpl) -> OpImpl:
+        return replace(impl, supports_args=lambda args: None, target=function) if impl.op == op else impl
+
+    return _with_ops(change)
+
+
+def without_op(op: str) -> Alter:
+    return _with_ops(lambda impl: None if impl.op == op else impl)
+
+
+def without_dtype(dtype: str) -> Alter:
+    """No op supports `dtype`."""
+
+    def change(impl: OpImpl) -> OpImpl:
+        def supports(args: OpArgs) -> str | None:
+            return f"{dtype} has no kernel" if str(args.dtype) == f"torch.{dtype}" else impl.supports_args(args)
+
+        return replace(impl, supports_args=supports)
+
+    return _with_ops(change)
+
+
+def _with_ops(change: Change) -> Alter:
+    def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+        class Altered(toy):  # type: ignore[valid-type, misc]
+            @property
+            def ops(self) -> tuple[OpImpl, ...]:
+                changed = [change(impl) for impl in super().ops]
+                return tuple(impl for impl in changed if impl is not None)
+
+        return Altered
+
+    return platform
