@@ -383,6 +383,20 @@ def test_disable_overlap_schedule(small: Small) -> None:
     assert (steps(True), steps(False)) == (5, 4)
 
 
+@covers("disable_graphs=true")
+def test_disable_graphs(small: Small) -> None:
+    """A processor replays nothing, says so, and refuses who asks for it (what it does elsewhere: the toy device)."""
+    for flags in ({}, {"disable_graphs": True}):
+        with engine(small, **flags) as served:
+            assert [result.tokens for result in served.generate(messages(small.prompts))] == small.tokens
+            stats = served.stats()
+            assert (stats.replayed_steps, stats.eager_steps) == (0, stats.steps)
+            assert served.ready.graph_rows == []
+    assert refusal(small, graph_batch_sizes=4) == "capability_missing"
+    assert refusal(small, graph_max_batch_size=4) == "capability_missing"
+    assert refusal(small, disable_graph_padding=True) == "capability_missing"
+
+
 # ---- the file that holds arguments
 
 

@@ -49,14 +49,12 @@ disable_radix_cache: 2026-01-01
 CODE = re.compile(r"\[([a-z_]+)\]$", re.MULTILINE)
 # Codes of `srv.args` and `srv.cli` that no command line leads to: a rule of something planned, or a plugin at fault.
 UNREACHABLE = {
-    "capability_missing",
     "defaults_disagree",
     "equal_backends",
     "excluded",
     "guesses_disagree",
     "not_divisible",
     "other_missing",
-    "out_of_order",
     "rank_missing",
     "too_few",
     "backends_disagree",

@@ -155,7 +155,6 @@ EXPLAINED = {
         "  unit         requests\n"
         "  default      unset\n"
         "  needs        graphs\n"
-        "  planned      graphs are not captured yet; every step is launched kernel by kernel\n"
     ),
     "enable-deepep-moe": (
         "enable_deepep_moe (experts)\n"

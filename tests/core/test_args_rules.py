@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from args_world import CAPABLE, GIB, device, model
+from args_world import CAPABLE, GIB, device, manifest, model, resolved, user
 
 from srv.args.checks import adapters, all_or_some, bucket_rule, json_list, json_object, rising
 from srv.args.config import ARGUMENTS
@@ -18,9 +18,11 @@ from srv.args.defaults import (
     GENERIC_DEFAULTS,
     MODEL_DEFAULTS,
 )
+from srv.args.rules.graphs import captured_rows
 from srv.args.rules.speculative import trees_by_token
 from srv.args.seen import Facts, View
-from srv.platform.facts import Default
+from srv.errors import Refusal
+from srv.platform.facts import Default, Support
 
 DEFAULTS = (*MODEL_DEFAULTS, *GENERIC_DEFAULTS, *DEVICE_DEFAULTS)
 DEEPSEEK = model(architecture="DeepseekV3ForCausalLM")
@@ -29,7 +31,7 @@ DEEPSEEK = model(architecture="DeepseekV3ForCausalLM")
 def view(reads: tuple[str, ...], facts: Facts | None = None, **values: Any) -> View:
     """What a statement sees with these values and the declared defaults of all else."""
     everything = {name: argument.default for name, argument in ARGUMENTS.items()} | values
-    facts = facts or Facts(device(), model(), CAPABLE | {"graphs"})
+    facts = facts or Facts(device(), model(), CAPABLE)
     return View("test", "test", facts, reads, everything)
 
 
@@ -115,7 +117,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
         ("dp_size", "other_missing"),
     ),
     (
-        {"disaggregation_mode": "prefill", "tp_size": 4, "disaggregation_decode_tp": 6},
+        {"disaggregation_mode": "prefill", "tp_size": 4, "disaggregation_decode_tp": 6, "disable_graphs": True},
         ("disaggregation_decode_tp", "not_divisible"),
     ),
     (
@@ -138,6 +140,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ),
     ({"disaggregation_mode": "prefill", "disable_graphs": False}, ("disable_graphs", "excluded")),
     ({"graph_batch_sizes": (1, 9), "graph_max_batch_size": 8}, ("graph_batch_sizes", "out_of_order")),
+    ({"graph_batch_sizes": (1, 9), "max_running_requests": 8}, ("graph_batch_sizes", "out_of_order")),
 ]
 
 
@@ -157,7 +160,7 @@ def test_a_rule_is_broken_by_what_it_is_about_and_nothing_else(
         {"moe_a2a_backend": "deepep", "tp_size": 4, "ep_size": 4, "enable_eplb": True},
         {"enable_lora": True, "lora_paths": ("a",), "max_loaded_loras": 8},
         {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ("all",)},
-        {"disaggregation_mode": "prefill", "tp_size": 2, "disaggregation_decode_tp": 8},
+        {"disaggregation_mode": "prefill", "tp_size": 2, "disaggregation_decode_tp": 8, "disable_graphs": True},
         {"hicache_storage_backend": "mooncake", "hicache_mem_layout": "page_first"},
         {"moe_a2a_backend": "deepep", "deepep_mode": "low_latency", "disable_graphs": False},
         {"disaggregation_mode": "decode", "disable_radix_cache": True, "disable_graphs": False},
@@ -269,12 +272,72 @@ def test_weights_in_four_bits_compute_in_bfloat16() -> None:
     ],
 )
 def test_sizes_by_the_device_s_memory(memory: int, chunk: int, few: int, many: int) -> None:
-    facts = Facts(replace(device(), memory_bytes=memory * GIB), model(), CAPABLE | {"graphs"})
+    facts = Facts(replace(device(), memory_bytes=memory * GIB), model(), CAPABLE)
     assert given("chunked_prefill_size", facts) == chunk
     assert given("chunked_prefill_size", facts, enable_dp_attention=True, dp_size=2) == chunk // 2
-    assert given("graph_max_batch_size", facts, disable_graphs=False) == few
-    assert given("graph_max_batch_size", facts, disable_graphs=False, tp_size=4) == many
-    assert given("graph_max_batch_size", facts) is None
+    assert given("graph_max_batch_size", facts) == few
+    assert given("graph_max_batch_size", facts, tp_size=4) == many
+    assert given("graph_max_batch_size", facts, graph_batch_sizes=(3, 9)) == 9
+    assert given("graph_max_batch_size", facts, disable_graphs=True) is None
+    assert given("graph_max_batch_size", facts, disable_graphs=True, graph_batch_sizes=(3, 9)) is None
+
+
+def test_graphs_are_captured_where_the_platform_can_replay_them() -> None:
+    cannot = Facts(device(), model(), CAPABLE - {"graphs"})
+    assert given("disable_graphs") is None
+    assert given("disable_graphs", cannot) is True
+    assert given("graph_max_batch_size", cannot) is None
+    assert resolved(on=manifest(capabilities=CAPABLE)).config.graphs.disable_graphs is False
+    poor = manifest(capabilities=CAPABLE - {"graphs"})
+    assert resolved(on=poor).config.graphs.disable_graphs is True
+    assert resolved(user(disable_graphs=True), on=poor).config.graphs.disable_graphs is True
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"disable_graphs": False},
+        {"graph_max_batch_size": 4},
+        {"graph_batch_sizes": (1, 2)},
+        {"disable_graph_padding": True},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_a_platform_that_cannot_replay_refuses_who_asks_for_it(values: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as refused:
+        resolved(user(**values), on=manifest(capabilities=CAPABLE - {"graphs"}))
+    (rejected,) = refused.value.rejections
+    assert (rejected.code, rejected.what, rejected.who) == ("capability_missing", next(iter(values)), "command line")
+
+
+def test_core_says_nothing_of_a_size_that_the_platform_does_not_support() -> None:
+    """Nor is the platform refused its own choice; but a user who asks for it is."""
+    declared = (Support("graph_max_batch_size", "unsupported", "it chooses them itself"),)
+    for own, expected in (((), None), ((Default("graph_max_batch_size", lambda seen: 5, "it has room"),), 5)):
+        on = manifest(capabilities=CAPABLE, support=declared, defaults=own)
+        assert resolved(on=on).config.graphs.graph_max_batch_size == expected
+        with pytest.raises(Refusal, match="it chooses them itself"):
+            resolved(user(graph_max_batch_size=4), on=on)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "running", "padding", "rows"),
+    [
+        (None, 8, 100, True, (1, 2, 4, 8)),
+        (None, None, 5, True, (1, 2, 4, 5)),
+        (None, 1, 100, True, (1,)),
+        (None, 600, 20, True, (1, 2, 4, 8, 16, 20)),
+        (None, 100, 600, True, (1, 2, 4, *range(8, 100, 8), 100)),
+        (None, 600, 600, True, (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), 512, 544, 576, 600)),
+        (None, 40, 600, False, (*range(1, 33), 40)),
+        ((6, 2, 2), 8, 100, True, (2, 6)),
+        ((6,), 8, 100, False, (6,)),
+    ],
+)
+def test_row_counts_that_are_captured(
+    sizes: tuple[int, ...] | None, most: int | None, running: int, padding: bool, rows: tuple[int, ...]
+) -> None:
+    assert captured_rows(sizes, most, running, padding=padding) == rows
 
 
 def test_reserves_are_named_and_sum_up() -> None:
@@ -283,9 +346,15 @@ def test_reserves_are_named_and_sum_up() -> None:
     assert reserved("guesser", speculative_algorithm="NGRAM") == 0
     assert reserved("dp_attention", enable_dp_attention=True) == 4
     assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(0.3)
-    assert reserved("graphs", disable_graphs=False, graph_max_batch_size=96) == pytest.approx(2.5)
-    assert reserved("graphs", disable_graphs=False) == reserved("graphs", graph_max_batch_size=96) == 0
     large = Facts(device(80 * GIB), model(), CAPABLE)
+    graphs = {"max_running_requests": 400, "graph_max_batch_size": 96}
+    assert reserved("graphs", large, **graphs) == pytest.approx(2.5)
+    assert reserved("graphs", **graphs) == pytest.approx(2.5 * 16 / 80)
+    assert reserved("graphs", **graphs | {"max_running_requests": 48}) == pytest.approx(2.5 * 16 / 80 / 2)
+    assert reserved("graphs", **graphs, graph_batch_sizes=(7, 24)) == pytest.approx(2.5 * 16 / 80 / 4)
+    assert reserved("graphs", **graphs, disable_graphs=True) == 0
+    wide = Facts(device(), model(vocab_size=2**27), CAPABLE)
+    assert reserved("graphs", wide, **graphs) == pytest.approx(96, rel=0.01)  # float32 logits, twice
     assert reserved("ranks", large, tp_size=8) == pytest.approx(3.5)
 
 

@@ -32,6 +32,9 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     planned = {word for word, _ in argument.arg.planned_values}
     if argument.choices:
         return st.sampled_from([word for word in argument.choices if word not in planned])
+    if argument.kind.many:
+        assert argument.kind.base is int
+        return st.lists(st.integers(0, 24), min_size=1, max_size=3).map(tuple)
     if argument.kind.base is bool:
         return st.booleans()
     if argument.kind.base is int:

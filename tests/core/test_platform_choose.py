@@ -44,15 +44,19 @@ ALL = {each.name: each for each in (BROKEN, FAKE, FAST, HOST)}
 class Probes:
     """Stands in for `probe_all`: those named are available; remembers who was asked."""
 
-    def __init__(self, *available: str, variant: str = "one") -> None:
+    def __init__(self, *available: str, variant: str = "one", simulated: str = "") -> None:
         self.asked: list[str] = []
         self._available = available
         self._variant = variant
+        self._simulated = simulated
 
     def __call__(self, found: Mapping[str, Found], timeout_s: float) -> dict[str, ProbeResult]:
         self.asked += found
-        there = ProbeResult(True, device=DeviceFacts(self._variant, GIB, 1), notes=("seen",))
-        return {name: there if name in self._available else DRIVERLESS for name in found}
+        return {name: self._there(name) if name in self._available else DRIVERLESS for name in found}
+
+    def _there(self, name: str) -> ProbeResult:
+        device = DeviceFacts(self._variant, GIB, 1, simulated=name == self._simulated)
+        return ProbeResult(True, device=device, notes=("seen",))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +200,17 @@ def test_automatic_never_asks_or_takes_a_simulator() -> None:
         choose(None, ALL, probes)
     assert raised.value.code == "none_available"
     assert "fake" not in probes.asked
+
+
+def test_automatic_passes_over_a_platform_whose_device_is_simulated_now() -> None:
+    chosen = choose(None, ALL, Probes("host", "fast", simulated="fast"))
+    assert chosen.found is HOST
+    assert "a simulated one is never chosen automatically" in chosen.why
+
+
+def test_a_simulated_device_is_taken_where_it_is_asked_for() -> None:
+    chosen = choose("fast", ALL, Probes("fast", simulated="fast"))
+    assert (chosen.found, chosen.device.simulated) == (FAST, True)
 
 
 def test_equal_priority_is_an_error_that_names_both() -> None:

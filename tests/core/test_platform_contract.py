@@ -10,7 +10,7 @@ import torch
 
 from srv.errors import PlatformUnavailable, PluginError
 from srv.memory.layout import KVLayout
-from srv.platform.contract import check_platform, create_platform
+from srv.platform.contract import check_platform, create_platform, graphs_of
 from srv.platform.facts import DeviceFacts, PlatformFacts
 from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext, Manifest, ProbeResult
@@ -46,6 +46,22 @@ class Good:
         return []
 
     def _own_business(self) -> None: ...
+
+
+class Recorder:
+    """The least that is `Graphs`."""
+
+    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return run()
+
+    def replay(self, key: int, metadata: Any) -> None: ...
+
+
+class Capturing(Good):
+    """A platform of contract version 1.1."""
+
+    def __init__(self) -> None:
+        self.graphs = Recorder()
 
 
 class Lacking(Good):
@@ -106,7 +122,7 @@ def test_a_platform_passes(platform: type) -> None:
         (Lacking, "Lacking.memory", "missing"),
         (Renamed, "Renamed.kv_buffers", "count"),
         (Demanding, "Demanding.post_load", "level"),
-        (Extra, "Extra.synchronise", "not a member of contract version 1.0"),
+        (Extra, "Extra.synchronise", "not a member of contract version 1.1"),
         (Misnamed, "Misnamed.name", "'sample'"),
         (BadOps, "BadOps.ops[0]", "str"),
         (lambda: None, "NoneType.device", "missing"),
@@ -121,10 +137,29 @@ def test_a_broken_platform_is_refused_by_member(platform: Callable[[], object], 
 
 
 def test_a_member_newer_than_the_plugin_is_not_asked_of_it() -> None:
-    since = {"memory": (1, 1)}
-    check_platform(Lacking(), "srv-example", api=(1, 0), since=since)
-    with pytest.raises(PluginError, match=r"Lacking\.memory"):
-        check_platform(Lacking(), "srv-example", api=(1, 1), since=since)
+    live = create_platform(found(lambda context: Good()), CONTEXT)
+    assert graphs_of(live) is None
+    check_platform(Good(), "srv-example", api=(1, 0))
+    with pytest.raises(PluginError, match=r"Good\.graphs"):
+        check_platform(Good(), "srv-example", api=(1, 1))
+
+
+def test_a_member_newer_than_the_plugin_says_is_refused_for_it_was_never_checked() -> None:
+    with pytest.raises(PluginError, match=r"Capturing\.graphs: is of contract version 1\.1.*Say api=\(1, 1\)"):
+        check_platform(Capturing(), "srv-example", api=(1, 0))
+
+
+def test_captured_steps_are_looked_at_by_signature() -> None:
+    live = Capturing()
+    check_platform(live, "srv-example", api=(1, 1))
+    live.graphs.replay = lambda key: None  # type: ignore[method-assign,assignment,misc]
+    with pytest.raises(PluginError, match=r"Capturing\.graphs\.replay: has the signature \(key\)"):
+        check_platform(live, "srv-example", api=(1, 1))
+    live.graphs = object()  # type: ignore[assignment]
+    with pytest.raises(PluginError, match=r"Capturing\.graphs\.capture: is missing"):
+        check_platform(live, "srv-example", api=(1, 1))
+    live.graphs = None  # type: ignore[assignment]
+    check_platform(live, "srv-example", api=(1, 1))
 
 
 def test_ops_of_the_right_type_pass_and_no_others() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 import pytest
-from e2e_support import Server, served
+from e2e_support import DEVICE, Server, served
 
 SHOWN_LOG_CHARACTERS = 6000
 
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model on the CPU, with the module's `SERVER_ARGUMENTS`. Must end with status 0."""
+    """The demo model on the device under test, with the module's `SERVER_ARGUMENTS`. Must end with status 0."""
     arguments: tuple[str, ...] = getattr(request.module, "SERVER_ARGUMENTS", ())
     log = tmp_path_factory.mktemp("server") / "log"
-    with served(log, "--device", "cpu", *arguments) as running:
+    with served(log, "--device", DEVICE, *arguments) as running:
         yield running
 
 

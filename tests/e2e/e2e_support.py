@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from typing import Any
 import httpx
 import psutil
 
-START_S = 150.0  # a busy machine loads slowly; an idle one takes four seconds
 STOP_S = 45.0
 REQUEST_S = 120.0
 POLL_S = 0.1
+DEVICE = os.environ.get("SRV_TEST_DEVICE", "cpu")  # where tests that are evidence of any platform start their servers
+# A busy machine loads slowly; an idle one takes four seconds. Simulated devices are slow, and capture graphs as well.
+START_S = 150.0 if DEVICE == "cpu" else 280.0
 
 
 def free_port() -> int:
@@ -35,8 +37,9 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """The caller's environment without its own SRV_ settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
+    """The caller's environment without its own SRV_ settings; a device that is simulated stays so."""
+    simulated = {name: value for name, value in os.environ.items() if name.endswith("_SIMULATOR")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("SRV_")} | simulated
 
 
 def srv_command(*arguments: str) -> list[str]:
@@ -61,12 +64,13 @@ def gone(pid: int) -> bool:
 
 @dataclass
 class Server:
-    """One `srv launch` process. `arguments` are those beside the port."""
+    """One `srv launch` process. `arguments` are those beside the port; `environment` is set beside the caller's."""
 
     arguments: Sequence[str]
     log: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def base(self) -> str:
@@ -89,7 +93,7 @@ class Server:
                 srv_command("launch", "--port", str(self.port), *self.arguments),
                 stdout=log,
                 stderr=log,
-                env=clean_environment(),
+                env={**clean_environment(), **self.environment},
             )
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -199,9 +203,9 @@ BUSY = ("srv_requests_running", "srv_requests_queued", "srv_kv_pages_held")
 
 
 @contextlib.contextmanager
-def launched(log: Path, *arguments: str) -> Iterator[Server]:
+def launched(log: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A healthy server; at the end whatever of it is left is ended, without a word about how."""
-    server = Server(arguments, log)
+    server = Server(arguments, log, environment=environment or {})
     try:
         server.start()
         yield server
@@ -211,9 +215,9 @@ def launched(log: Path, *arguments: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def served(log: Path, *arguments: str) -> Iterator[Server]:
+def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A healthy server that must end with status 0 when told to, leaving no engine behind."""
-    with launched(log, *arguments) as server:
+    with launched(log, *arguments, environment=environment) as server:
         engine = server.engine_pid()
         yield server
         assert server.stop() == 0, server.log_text()[-4000:]

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e_support import Server, free_port, greedy, launched, wait_until
+from e2e_support import DEVICE, Server, free_port, greedy, launched, wait_until
 from test_e2e_launch_errors import launch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -38,6 +38,7 @@ CONFIG = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "head_dim": 16,
     "vocab_size": len(ALPHABET),
     "max_position_embeddings": CONTEXT,
     "rms_norm_eps": 1e-5,
@@ -75,7 +76,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def common(model: Path) -> tuple[str, ...]:
     """One slot and a pool for two long requests."""
     pool = ("--max-running-requests", "1", "--max-total-tokens", str(2 * CONTEXT))
-    return ("--device", "cpu", "--model-path", str(model), "--load-format", "dummy", *pool)
+    return ("--device", DEVICE, "--model-path", str(model), "--load-format", "dummy", *pool)
 
 
 @pytest.fixture(scope="module")

@@ -230,6 +230,7 @@ def _settings(situation: Situation, ready: Ready, vocab_size: int) -> ServerSett
             "budget": dict(ready.budget),
             "pages": ready.pages,
             "page_size": ready.page_size,
+            "graph_rows": ready.graph_rows,
             "load_seconds": round(ready.load_seconds, 3),
         },
     )

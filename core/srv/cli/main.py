@@ -24,7 +24,8 @@ from srv.errors import InternalError, PluginError, Refusal, Rejected, SrvError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-COMMANDS = ("launch", "plan", "args", "platforms")  # modules of this package, in the order of the help
+# modules of this package, in the order of the help
+COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance")
 COMMAND_GROUP = "srv.commands"
 OPERATOR, INTERRUPTED = 2, 130
 

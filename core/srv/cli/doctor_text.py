@@ -1,0 +1,91 @@
+"""How `srv doctor` looks to a reader: sections of lines, each with its verdict, and what to do below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from srv.cli.doctor import Diagnosis, Examined
+    from srv.platform.finding import Finding
+
+# verdict, what was looked at, what was seen, what to do
+Row = tuple[str, str, str, str]
+_STYLES = {"ok": "green", "no": "magenta", "warning": "yellow", "error": "red"}
+
+
+def show(diagnosis: Diagnosis, console: Console) -> None:
+    """Print everything."""
+    told = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
+    _section(console, "Environment", [("", "versions", told, ""), *_rows(diagnosis.environment)])
+    for each in diagnosis.platforms.values():
+        simulated = " (simulated)" if each.simulated else ""
+        _section(console, f"Platform {each.found.name}{simulated}", _platform(each))
+    _section(console, "Choice", list(_choice(diagnosis)))
+
+
+def _section(console: Console, title: str, rows: Iterable[Row]) -> None:
+    console.print(Text(title, style="bold"))
+    grid = Table.grid(padding=(0, 2), pad_edge=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for verdict, name, detail, remedy in rows:
+        text = Text(detail)
+        if remedy:
+            text.append(f"\n{remedy}", style="dim")
+        grid.add_row(Text(verdict, style=_STYLES.get(verdict, "")), name, text)
+    console.print(grid)
+    console.print()
+
+
+def _rows(findings: Iterable[Finding]) -> list[Row]:
+    return [(each.status, each.name, each.detail, each.remedy) for each in findings]
+
+
+def _platform(each: Examined) -> Iterator[Row]:
+    found, probed = each.found, each.probed
+    origin = f"{found.distribution} {found.version}".strip()
+    contract = (
+        "" if found.manifest is None else f", written for contract version {'.'.join(map(str, found.loaded.api))}"
+    )
+    yield "error" if found.manifest is None else "ok", "found", origin + contract, ""
+    if probed.available:
+        yield "ok", "probe", "available", ""
+    else:
+        verdict = "error" if found.manifest is None else "no"
+        yield verdict, "probe", f"{probed.reason} [{probed.code}]", probed.remedy
+    if (device := probed.device) is not None:
+        memory = f"{device.memory_bytes / 2**30:.1f} GiB"
+        yield "", "device", f"{device.count} x {device.name or device.variant}, {device.variant}, {memory}", ""
+        if device.versions:
+            yield "", "versions", ", ".join(f"{name} {version}" for name, version in device.versions.items()), ""
+    yield from (("warning", "note", note, "") for note in probed.notes)
+    yield from _rows(each.findings)
+    for refusal in each.refusals:
+        shown = "" if refusal.value is None else f"{refusal.value} (set by {refusal.who}): "
+        yield "error", refusal.what, f"{shown}{refusal.reason} [{refusal.code}]", refusal.remedy
+    if each.judged is not None:
+        if each.judged.model is None:
+            yield "", "backends", "open: no model is named and no demo model is installed (--model-path)", ""
+        else:
+            yield "", "model", each.judged.model.name, ""
+        yield from (("ok", "backend", str(choice), "") for choice in each.judged.resolved.backends.values())
+
+
+def _choice(diagnosis: Diagnosis) -> Iterator[Row]:
+    choice = diagnosis.choice
+    asked = "automatic" if choice.asked is None else f"--device {choice.asked}"
+    if choice.platform is None:
+        yield "error", asked, choice.because, choice.remedy
+    else:
+        yield "ok", asked, choice.because, ""
+    if diagnosis.can_start:
+        yield "ok", "verdict", f"a server can start here: srv launch --device {choice.asked or choice.platform}", ""
+    else:
+        yield "error", "verdict", "no server can start so; the lines above marked no or error say what to do", ""

@@ -1,0 +1,133 @@
+"""The child process of `srv doctor`: brings one platform to life, computes a little, asks the plugin itself.
+
+Started by `srv.platform.doctor`, as `python -m srv.platform.doctor_child FILE`, with the request on standard
+input. Every stage is announced and every finding written at once, so that of a plugin that crashes or hangs
+all that came before is known. Imports torch; knows no platform by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from srv.errors import PlatformUnavailable, PluginError
+from srv.platform.finding import STAGES, Finding, Line, Request, Status
+
+SIZE = 64  # of the computation's matrices; sums of ones up to here are exact in every floating-point dtype
+
+
+def main() -> int:
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    sys.path.extend(entry for entry in request.path if entry not in sys.path)
+    with open(sys.argv[1], "ab", buffering=0) as answer:
+        _examine(request, answer)
+    return 0
+
+
+def _examine(request: Request, answer: BinaryIO) -> None:
+    """Run the stages in order; one that fails is a finding, and ends the examination only if it is the first."""
+    body: dict[str, Callable[[], Iterator[Finding]]] = {}
+    for stage in STAGES:
+        answer.write(msgspec.json.encode(Line(stage)) + b"\n")
+        try:
+            body = body or _stages(request)
+            for finding in body[stage]():
+                answer.write(msgspec.json.encode(Line(stage, finding)) + b"\n")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the finding
+            answer.write(msgspec.json.encode(Line(stage, _failed(stage, error))) + b"\n")
+            if stage == STAGES[0]:
+                return
+
+
+def _stages(request: Request) -> dict[str, Callable[[], Iterator[Finding]]]:
+    """The platform, created and at work; raises whatever keeps it from that."""
+    from srv.platform.contract import create_platform
+    from srv.platform.manifest import EngineContext
+    from srv.platform.registry import find_platforms
+
+    context = EngineContext(device=request.device, rank=0, local_rank=0, options=request.options)
+    live = Examination(create_platform(find_platforms()[request.name], context), request)
+    return {"start": live.start, "memory": live.memory, "computation": live.computation, "diagnosis": live.diagnosis}
+
+
+class Examination:
+    """The stages, over one live platform (`srv.platform.interface.Platform`)."""
+
+    def __init__(self, platform: object, request: Request) -> None:
+        from typing import cast
+
+        from srv.platform.interface import Platform
+
+        self._platform = cast(Platform, platform)
+        self._request = request
+        self._platform.init_worker(0)
+        self._device = self._platform.device(0)
+
+    def start(self) -> Iterator[Finding]:
+        import torch
+
+        yield Finding("start", "ok", f"created with torch {torch.__version__}; its device is {self._device}")
+
+    def memory(self) -> Iterator[Finding]:
+        memory = self._platform.memory(self._device)
+        seen = f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
+        if memory.free > 0:
+            yield Finding("memory", "ok", seen)
+        else:
+            yield Finding("memory", "error", seen, "End whatever else uses the device's memory.")
+
+    def computation(self) -> Iterator[Finding]:
+        """A product of two matrices of zeros and ones, computed on the device, against the host's: exactly equal."""
+        import torch
+
+        from srv.platform.registry import find_platforms
+
+        capabilities = find_platforms()[self._request.name].loaded.facts.capabilities(self._request.device)
+        name = next((each for each in ("float32", "bfloat16", "float16") if each in capabilities), "float32")
+        numbers = torch.arange(SIZE * SIZE).view(SIZE, SIZE)
+        left, right = ((numbers % step == 0).to(torch.float32) for step in (2, 3))
+        there = [each.to(self._device, getattr(torch, name)) for each in (left, right)]
+        product = there[0] @ there[1]
+        self._platform.record_event(self._device).synchronize()
+        what = f"a {SIZE} x {SIZE} product in {name}"
+        if torch.equal(product.to("cpu", torch.float32), left @ right):
+            yield Finding("computation", "ok", f"{what} is right")
+        else:
+            remedy = "Do not serve on this device: test its memory and driver, and reinstall its toolkit."
+            yield Finding("computation", "error", f"{what} is wrong", remedy)
+
+    def diagnosis(self) -> Iterator[Finding]:
+        """What the plugin itself says of this machine. A server may well start without what it finds missing."""
+        from srv.platform.interface import Check
+
+        for check in self._platform.diagnose():
+            if not isinstance(check, Check):
+                raise TypeError(f"diagnose() gave a {type(check).__name__}, not a srv.platform.interface.Check")
+            remedy = "" if check.ok else check.remedy
+            yield Finding(str(check.name), "ok" if check.ok else "warning", str(check.detail), remedy)
+
+
+def _failed(stage: str, error: BaseException) -> Finding:
+    status: Status = "warning" if stage == "diagnosis" else "error"
+    if isinstance(error, PlatformUnavailable):
+        return Finding(stage, status, f"{error.reason} [{error.code}]", error.remedy)
+    if isinstance(error, PluginError):
+        return Finding(stage, status, f"{error.member}: {error.reason}", error.remedy)
+    remedy = "A server would fail so, too: mend what it names, or report it to the plugin's maker."
+    if stage == "diagnosis":
+        remedy = "These are the plugin's own checks: report it to its maker."
+    return Finding(stage, status, f"{type(error).__name__}: {error}{_place(error)}", remedy)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
