@@ -70,7 +70,7 @@ def test_every_mark_names_a_cell_that_works(marks: Marks, shown: Matrix) -> None
 
 
 def test_what_the_marks_come_to(shown: Matrix) -> None:
-    """With all of them passed, every implemented argument is verified here but for one, and each endpoint is."""
+    """If all pass, every implemented argument but one is verified here, and every endpoint, op and model."""
     device = shown.evidence[0].variant
     bare = [
         name
@@ -78,7 +78,11 @@ def test_what_the_marks_come_to(shown: Matrix) -> None:
         if argument.status == "implemented" and not _verified(shown, name, device)
     ]
     assert bare == ["mem_fraction_static"]  # its least value asks for less than the runtime itself takes
-    kinds = (*shown.of_kind("endpoint"), *(name for name in shown.of_kind("model") if name.endswith("/safetensors")))
+    kinds = (
+        *shown.of_kind("endpoint"),
+        *shown.of_kind("op"),
+        *shown.of_kind("model"),
+    )
     assert [name for name in kinds if not _verified(shown, name, device)] == []
 
 
