@@ -45,7 +45,7 @@ CELLS = {
 
 @pytest.mark.parametrize(
     ("kind", "page", "chunk", "overlap"),
-    [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors")) for setup in SETUPS],
+    [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors", platform="cpu")) for setup in SETUPS],
 )
 def test_greedy_tokens_are_those_of_transformers(
     small: MakeSmall, kind: str, page: int, chunk: int, overlap: bool
@@ -65,7 +65,11 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=covers(f"model:{CELLS[kind]}/gguf")) for kind in ("llama", "qwen2", "qwen3")]
+    "kind",
+    [
+        pytest.param(kind, marks=covers(f"model:{CELLS[kind]}/gguf", platform="cpu"))
+        for kind in ("llama", "qwen2", "qwen3")
+    ],
 )
 def test_a_gguf_file_gives_the_same_tokens(small: MakeSmall, kind: str, tmp_path: Path) -> None:
     """A file says nothing of a window, so its model has none."""

@@ -39,8 +39,12 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
 
 
+MODULE = (sys.executable, "-m", "srv")
+SCRIPT = (str(Path(sys.executable).parent / "srv"),)
+
+
 def srv_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "srv", *arguments]
+    return [*MODULE, *arguments]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -67,6 +71,7 @@ class Server:
     log: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    program: Sequence[str] = MODULE
 
     @property
     def base(self) -> str:
@@ -86,7 +91,7 @@ class Server:
         """Start and wait until /health says 200. Raises RuntimeError, with the log's end, if that never comes."""
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                srv_command("launch", "--port", str(self.port), *self.arguments),
+                [*self.program, "launch", "--port", str(self.port), *self.arguments],
                 stdout=log,
                 stderr=log,
                 env=clean_environment(),

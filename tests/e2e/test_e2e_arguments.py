@@ -118,7 +118,7 @@ def test_config(plain: Server, other: Server) -> None:
     assert "serve.yaml" not in str(told[0])
 
 
-@covers("host")
+@covers("host", platform="cpu")
 def test_host(plain: Server, other: Server) -> None:
     for server, there, not_there in ((plain, "127.0.0.1", "127.0.0.2"), (other, "127.0.0.2", "127.0.0.1")):
         assert httpx.get(f"http://{there}:{server.port}/health", timeout=5).status_code == 200
@@ -134,7 +134,7 @@ def test_port(plain: Server, other: Server) -> None:
         httpx.get(f"http://127.0.0.1:{other.port}/health", timeout=5)
 
 
-@covers("served_model_name")
+@covers("served_model_name", platform="cpu")
 def test_served_model_name(plain: Server, other: Server) -> None:
     assert (plain.model(), other.model()) == ("letters", "another")
     for server, known, unknown in ((plain, "letters", "another"), (other, "another", "letters")):
@@ -142,7 +142,7 @@ def test_served_model_name(plain: Server, other: Server) -> None:
         assert reason(server.post("/v1/completions", model=unknown, prompt="a", max_tokens=1))[0] == 404
 
 
-@covers("context_length=50000")
+@covers("context_length=50000", platform="cpu")
 def test_context_length(plain: Server, other: Server) -> None:
     prompt = [3] * 500
     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 50_000, "ignore_eos": True}}
@@ -152,13 +152,13 @@ def test_context_length(plain: Server, other: Server) -> None:
         pass  # the plain server takes it
 
 
-@covers("tokenizer_path")
+@covers("tokenizer_path", platform="cpu")
 def test_tokenizer_path(plain: Server, other: Server) -> None:
     told = [server.post("/tokenize", prompt="a b").json()["tokens"] for server in (plain, other)]
     assert told == [[0, 1], [25, 24]]
 
 
-@covers("chat_template")
+@covers("chat_template", platform="cpu")
 def test_chat_template(plain: Server, other: Server) -> None:
     counts = []
     for server in (plain, other):
@@ -167,7 +167,7 @@ def test_chat_template(plain: Server, other: Server) -> None:
     assert counts == [2, 4]
 
 
-@covers("api_key")
+@covers("api_key", platform="cpu")
 def test_api_key(plain: Server, other: Server) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     assert httpx.post(f"{plain.base}/v1/completions", json=body, timeout=30).status_code == 200
@@ -175,7 +175,7 @@ def test_api_key(plain: Server, other: Server) -> None:
     assert reason(other.post("/v1/completions", **body)) == (200, "")
 
 
-@covers("log_level=info", "log_level=warning")
+@covers("log_level=info", "log_level=warning", platform="cpu")
 def test_log_level(plain: Server, other: Server) -> None:
     for server in (plain, other):
         assert reason(server.post("/v1/completions", prompt="a", max_tokens=1)) == (200, "")
@@ -184,14 +184,14 @@ def test_log_level(plain: Server, other: Server) -> None:
         assert line not in other.log_text()
 
 
-@covers("max_request_bytes=16777216", "max_request_bytes=4096")
+@covers("max_request_bytes=16777216", "max_request_bytes=4096", platform="cpu")
 def test_max_request_bytes(plain: Server, other: Server) -> None:
     body = {"prompt": "a" * 5000, "max_tokens": 1}
     assert reason(plain.post("/v1/completions", **body)) == (200, "")
     assert reason(other.post("/v1/completions", **body))[0] == 413
 
 
-@covers("max_stop_strings=16", "max_stop_strings=1")
+@covers("max_stop_strings=16", "max_stop_strings=1", platform="cpu")
 def test_max_stop_strings(plain: Server, other: Server) -> None:
     for stop, status in ((["x"], 200), (["x", "y"], 400)):
         assert plain.post("/v1/completions", prompt="a", max_tokens=1, stop=stop).status_code == 200
@@ -233,7 +233,7 @@ def queued(server: Server) -> list[tuple[int, str]]:
     return answers
 
 
-@covers("max_queued_requests=4096", "max_queued_requests=1")
+@covers("max_queued_requests=4096", "max_queued_requests=1", platform="cpu")
 def test_max_queued_requests(plain: Server, other: Server) -> None:
     assert queued(plain) == [(200, ""), (200, "")]
     assert queued(other) == [(503, "queue_full"), (200, "")]
@@ -242,8 +242,8 @@ def test_max_queued_requests(plain: Server, other: Server) -> None:
 @pytest.mark.parametrize(
     ("seconds", "ends"),
     [
-        pytest.param("60", "length", marks=covers("graceful_shutdown_seconds=60.0")),
-        pytest.param("0.2", "abort", marks=covers("graceful_shutdown_seconds=0.2")),
+        pytest.param("60", "length", marks=covers("graceful_shutdown_seconds=60.0", platform="cpu")),
+        pytest.param("0.2", "abort", marks=covers("graceful_shutdown_seconds=0.2", platform="cpu")),
     ],
 )
 def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, ends: str) -> None:
@@ -262,7 +262,7 @@ def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, en
     assert answers[0]["meta_info"]["finish_reason"]["type"] == ends
 
 
-@covers("engine_start_timeout_seconds=900.0", "engine_start_timeout_seconds=0.05")
+@covers("engine_start_timeout_seconds=900.0", "engine_start_timeout_seconds=0.05", platform="cpu")
 def test_engine_start_timeout_seconds(model: Path, plain: Server) -> None:
     """What the plain server was given time for, a launch without patience gives up."""
     assert plain.health() == 200

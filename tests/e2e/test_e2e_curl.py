@@ -47,7 +47,7 @@ def error_of(content: bytes) -> dict[str, Any]:
     return error
 
 
-@covers("endpoint:GET /health")
+@covers("endpoint:GET /health", platform="cpu")
 def test_health_and_models(server: Server) -> None:
     status, _, content = curl(server, "/health")
     assert (status, json.loads(content)) == (200, {"status": "ok"})

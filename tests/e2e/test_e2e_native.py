@@ -35,7 +35,7 @@ def tokenize(server: Server, text: str) -> list[int]:
 # ---- /generate
 
 
-@covers("endpoint:POST /generate")
+@covers("endpoint:POST /generate", platform="cpu")
 def test_text_and_its_ids_give_the_same_output(server: Server) -> None:
     by_text = server.generate(**greedy(STORY, 12))
     server.flush()
@@ -156,7 +156,7 @@ def test_the_greedy_output_is_the_likeliest_by_its_own_prompt_logprobs(server: S
 # ---- /abort_request
 
 
-@covers("endpoint:POST /abort_request")
+@covers("endpoint:POST /abort_request", platform="cpu")
 def test_abort_by_id_ends_the_request_and_tells_its_client(server: Server) -> None:
     answers: list[Any] = []
     body = greedy(STORY, 4000, rid="endless")
@@ -189,7 +189,7 @@ def test_abort_all_and_abort_of_nobody(server: Server) -> None:
 # ---- /flush_cache
 
 
-@covers("endpoint:POST /flush_cache")
+@covers("endpoint:POST /flush_cache", platform="cpu")
 def test_flush_forgets_the_prefix_and_is_refused_while_a_request_runs(server: Server) -> None:
     prompt = "The same words again and again. " * 6
     server.generate(**greedy(prompt, 1))
@@ -210,7 +210,7 @@ def test_flush_forgets_the_prefix_and_is_refused_while_a_request_runs(server: Se
 # ---- information
 
 
-@covers("endpoint:GET /get_server_info")
+@covers("endpoint:GET /get_server_info", platform="cpu")
 def test_server_info_tells_what_was_passed_and_who_said_so(server: Server) -> None:
     info = server.get("/get_server_info").json()
     passed = {
@@ -235,7 +235,7 @@ def test_server_info_tells_what_was_passed_and_who_said_so(server: Server) -> No
     assert "max_total_tokens 16384" in info["budget"]["limit"]
 
 
-@covers("endpoint:GET /get_model_info")
+@covers("endpoint:GET /get_model_info", platform="cpu")
 def test_model_info(server: Server) -> None:
     info = server.get("/get_model_info").json()
     assert info["architecture"] == "LlamaForCausalLM"
@@ -244,7 +244,7 @@ def test_model_info(server: Server) -> None:
     assert server.model() == "demo"
 
 
-@covers("endpoint:GET /health_generate")
+@covers("endpoint:GET /health_generate", platform="cpu")
 def test_health_generate_makes_a_token(server: Server) -> None:
     before = server.metrics()["srv_generated_tokens_total"]
     assert server.get("/health_generate").json() == {"status": "ok"}
@@ -254,7 +254,7 @@ def test_health_generate_makes_a_token(server: Server) -> None:
 # ---- text tools
 
 
-@covers("endpoint:POST /tokenize", "endpoint:POST /detokenize")
+@covers("endpoint:POST /tokenize", "endpoint:POST /detokenize", platform="cpu")
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokenize_and_detokenize_round_trip(server: Server, text: str) -> None:
     ids = tokenize(server, text)
@@ -280,7 +280,7 @@ def test_tokenized_conversation_is_what_a_chat_counts(server: Server) -> None:
 # ---- /metrics
 
 
-@covers("endpoint:GET /metrics")
+@covers("endpoint:GET /metrics", platform="cpu")
 def test_metrics_move_with_the_work(server: Server) -> None:
     server.flush()
     before = server.metrics()

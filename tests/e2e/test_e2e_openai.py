@@ -31,7 +31,7 @@ def model(client: openai.OpenAI) -> str:
     return only.id
 
 
-@covers("endpoint:GET /v1/models", "endpoint:GET /v1/models/{model:path}")
+@covers("endpoint:GET /v1/models", "endpoint:GET /v1/models/{model:path}", platform="cpu")
 def test_models_can_be_listed_and_retrieved(client: openai.OpenAI, model: str) -> None:
     assert client.models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError) as refused:
@@ -39,7 +39,7 @@ def test_models_can_be_listed_and_retrieved(client: openai.OpenAI, model: str) -
     assert refused.value.code == "model_not_found"
 
 
-@covers("endpoint:POST /v1/chat/completions")
+@covers("endpoint:POST /v1/chat/completions", platform="cpu")
 def test_chat_streamed_says_what_chat_whole_says(client: openai.OpenAI, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=ASK, max_tokens=24, temperature=0)
     chunks = list(
@@ -83,7 +83,7 @@ def test_no_usage_in_a_stream_unless_asked_for(client: openai.OpenAI, model: str
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-@covers("endpoint:POST /v1/completions")
+@covers("endpoint:POST /v1/completions", platform="cpu")
 def test_completion_streamed_says_what_completion_whole_says(client: openai.OpenAI, model: str) -> None:
     whole = client.completions.create(model=model, prompt=STORY, max_tokens=24, temperature=0)
     stream = client.completions.create(

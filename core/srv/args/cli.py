@@ -1,7 +1,8 @@
 """The flags of server arguments, made from their declarations.
 
 argparse finds flags and texts; reading the texts is left to the declarations (`srv.args.command_line`). Unset is
-absence: a flag that was not given is not in the namespace.
+absence: a flag that was not given is not in the namespace. One that was is there with the text of each time, so that
+two different ones can be refused.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def _add_all(parser: argparse.ArgumentParser) -> None:
     config = parser.add_argument_group("configuration file")
     config.add_argument(
         "--config",
+        action="append",
         metavar="FILE",
         default=argparse.SUPPRESS,
         help="YAML file of arguments by name; the command line and SRV_ variables go before it",
@@ -73,17 +75,19 @@ def _add_names(
 ) -> None:
     target: dict[str, Any] = {"dest": PREFIX + name, "default": argparse.SUPPRESS, "help": help_text}
     if argument.kind.base is bool and not argument.kind.many:
-        section.add_argument(*flags, action="store_const", const="true", **target)
+        section.add_argument(*flags, action="append_const", const="true", **target)
         if not argument.name.startswith("disable_"):
             negations = ["--no-" + flag.removeprefix("--") for flag in flags]
             target["help"] = argparse.SUPPRESS
-            section.add_argument(*negations, action="store_const", const="false", **target)
+            section.add_argument(*negations, action="append_const", const="false", **target)
     elif argument.kind.many:
-        section.add_argument(*flags, nargs="+", metavar=metavar(argument), **target)
+        section.add_argument(*flags, action="append", nargs="+", metavar=metavar(argument), **target)
     elif argument.arg.bare is not None:
-        section.add_argument(*flags, nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target)
+        section.add_argument(
+            *flags, action="append", nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target
+        )
     else:
-        section.add_argument(*flags, metavar=metavar(argument), **target)
+        section.add_argument(*flags, action="append", metavar=metavar(argument), **target)
 
 
 def metavar(argument: Argument) -> str:
