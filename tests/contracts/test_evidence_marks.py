@@ -11,26 +11,20 @@ import pytest
 from srv.args.config import ARGUMENTS
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
-from srv_matrix.evidence import collect_marks, from_line, to_line
+from srv_matrix.evidence import collect_marks, faults, from_line, marked_files, to_line
 from srv_matrix.inventory import read as read_inventory
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.records import Evidence, Level
 from srv_matrix.repository import Repository
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITES_MARKS_OF_ITS_OWN = "test_matrix_evidence.py"  # in the text of a made-up test
 Marks = Mapping[str, Mapping[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def marks() -> Marks:
     """All marks of this checkout, as pytest collects them."""
-    files = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if "import covers" in path.read_text(encoding="utf-8") and path.name != WRITES_MARKS_OF_ITS_OWN
-    ]
-    return collect_marks(Repository(ROOT), files)
+    return collect_marks(Repository(ROOT), marked_files(Repository(ROOT)))
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +34,9 @@ def shown(marks: Marks) -> Matrix:
     device = probe(found).device
     assert device is not None
     passed = [
-        Evidence(tuple(mark["covers"]), "cpu", device.variant, Level[mark["level"]], test, "passed", "c", "p", "", "d",
-                 "2026-01-01")
-        for test, mark in marks.items()
+        Evidence(tuple(mark["covers"]), "cpu", mark["variant"] or device.variant, Level[mark["level"]], test, "passed",
+                 "c", "p", "", "d", "2026-01-01", device.variant, mark["note"])
+        for test, mark in marks.items() if mark["platform"] in ("", "cpu")
     ]  # fmt: skip
     assert [from_line(to_line(each)) for each in passed] == passed
     return make_matrix([found.loaded], evidence=passed, inventory=read_inventory(Repository(ROOT).inventory))
@@ -60,10 +54,11 @@ def test_no_planned_argument_has_any(marks: Marks) -> None:
 
 
 def test_every_mark_names_a_cell_that_works(marks: Marks, shown: Matrix) -> None:
-    device = shown.evidence[0].variant
-    for test, mark in marks.items():
+    assert {mark["platform"] for mark in marks.values()} <= {"", *find_platforms()}
+    of_cpu = {test: mark for test, mark in marks.items() if mark["platform"] in ("", "cpu")}
+    for test, mark in of_cpu.items():
         for name in mark["covers"]:
-            cell = shown.cell(name, "cpu", device)
+            cell = shown.cell(name, "cpu", mark["variant"] or shown.evidence[0].machine)
             assert cell is not None, f"{test} covers {name}, which is no cell"
             assert cell.status.works, f"{test} covers {name}, which is {cell.status.value}"
             assert not cell.by_values, f"{test} covers {name}: name one of its values"
@@ -71,7 +66,7 @@ def test_every_mark_names_a_cell_that_works(marks: Marks, shown: Matrix) -> None
 
 def test_what_the_marks_come_to(shown: Matrix) -> None:
     """If all pass, every implemented argument but one is verified here, and every endpoint, op and model."""
-    device = shown.evidence[0].variant
+    device = shown.evidence[0].machine
     bare = [
         name
         for name, argument in ARGUMENTS.items()
@@ -84,6 +79,21 @@ def test_what_the_marks_come_to(shown: Matrix) -> None:
         *shown.of_kind("model"),
     )
     assert [name for name in kinds if not _verified(shown, name, device)] == []
+
+
+def test_what_passed_speaks_for_the_marks_it_was_made_of(marks: Marks, shown: Matrix) -> None:
+    cells = [key for key, record in shown.records.items() if not record.by_values]
+    assert faults(shown.evidence, cells, marks, lambda _: True) == []
+
+
+def test_what_an_older_variant_shows_on_a_newer_machine_is_marked(marks: Marks, shown: Matrix) -> None:
+    forced = {test: mark for test, mark in marks.items() if mark["variant"]}
+    assert {mark["note"] for mark in forced.values()} == {"forced path"}
+    assert {mark["variant"] for mark in forced.values()} == {"avx2"}
+    cells = {cell for mark in forced.values() for cell in mark["covers"]}
+    ops = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+    assert cells == {f"op:{op}/{dtype}" for op in ops for dtype in ("float32", "bfloat16")}
+    assert [cell for cell in cells if not _verified(shown, cell, "avx2")] == []
 
 
 def _verified(shown: Matrix, name: str, variant: str) -> bool:
