@@ -8,7 +8,7 @@ two different ones can be refused.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS
@@ -40,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_server_arguments=True)
     parser.usage = f"{parser.prog} [FLAG ...]"
     if isinstance(parser, Parser):
-        parser.fill(lambda: _add_all(parser))
+        parser.fill(lambda words: _add_all(parser, words))
     else:
-        _add_all(parser)
+        _add_all(parser, None)
 
 
-def _add_all(parser: argparse.ArgumentParser) -> None:
+def _add_all(parser: argparse.ArgumentParser, words: Set[str] | None) -> None:
+    """Add the flags that are among the words (None: all of them)."""
     config = parser.add_argument_group("configuration file")
     config.add_argument(
         "--config",
@@ -55,11 +56,16 @@ def _add_all(parser: argparse.ArgumentParser) -> None:
         help="YAML file of arguments by name; the command line and SRV_ variables go before it",
     )
     sections = {group: parser.add_argument_group(_TITLES.get(group, group)) for group in GROUPS}
-    for argument in ARGUMENTS.values():
-        _add_flag(sections[argument.group], argument)
     outdated = parser.add_argument_group("deprecated")
-    for switch in DEPRECATED.values():
-        _add_flag(outdated, switch)
+    for argument in (*ARGUMENTS.values(), *DEPRECATED.values()):
+        if words is None or not words.isdisjoint(_spellings(argument)):
+            _add_flag(outdated if argument.deprecated else sections[argument.group], argument)
+
+
+def _spellings(argument: Argument) -> list[str]:
+    """Every word that argparse would take for this argument's flag."""
+    flags = ["--" + name.replace("_", "-") for name in argument.names]
+    return flags + ["--no-" + flag.removeprefix("--") for flag in flags]
 
 
 def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:
