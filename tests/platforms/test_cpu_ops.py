@@ -15,7 +15,12 @@ from srv_matrix.pytest_plugin import covers
 
 SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64}
 CASES = [
-    pytest.param(op, dtype, marks=covers(f"op:{op}/{str(dtype).removeprefix('torch.')}"), id=f"{op}-{str(dtype)[6:]}")
+    pytest.param(
+        op,
+        dtype,
+        marks=covers(f"op:{op}/{str(dtype).removeprefix('torch.')}", platform="cpu"),
+        id=f"{op}-{str(dtype)[6:]}",
+    )
     for op, contract in CONTRACTS.items()
     for dtype in contract.dtypes
 ]

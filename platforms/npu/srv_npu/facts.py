@@ -5,6 +5,7 @@ Limits are those that the fused attention operator documents (op-plugin, npu_fus
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import graph_rows, published, published_fraction
 from srv.args.rules.speculative import trees_by_token
 from srv.platform.facts import Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
 from srv_npu.support import SUPPORT
@@ -51,13 +52,15 @@ def _ascend(seen: Seen) -> Requires | Unfit:
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (128,)})
 
 
-def _graph_batch(seen: Seen) -> int | None:
-    if seen["disable_graphs"]:
-        return None
+def _graph_rows(seen: Seen) -> int:
     memory, wide = seen.device.memory_bytes, seen["tp_size"] >= 4
     if memory <= 32 * _GIB:
         return 64 if wide else 16
-    return (256 if wide else 64) if memory <= 64 * _GIB else None
+    return (256 if wide else 64) if memory <= 64 * _GIB else graph_rows(seen)
+
+
+def _graph_batch(seen: Seen) -> int | None:
+    return None if seen["disable_graphs"] else _graph_rows(seen)
 
 
 def _tier_layout(seen: Seen) -> str | None:
@@ -92,6 +95,7 @@ DEFAULTS = (
         "the copy kernel reads whole pages, latent ones in two parts",
         reads=("enable_hierarchical_cache",),
     ),
+    published_fraction(),
 )
 
 BACKENDS = {
@@ -106,6 +110,7 @@ FACTS = PlatformFacts(
     capabilities,
     PROFILES,
     defaults=DEFAULTS,
+    contributions=published(_graph_rows),
     constraints=(trees_by_token(),),
     backends=BACKENDS,
     support=SUPPORT,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import RESERVED_MEMORY, graph_rows
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
-_GIB = 2**30
 _ONE_POOL = frozenset(
     {
         "Gemma2ForCausalLM",
@@ -15,29 +15,15 @@ _ONE_POOL = frozenset(
         "GptOssForCausalLM",
     }
 )
-# Device memory below which the pair is the largest batch of a graph: with fewer than four ranks, with four or more.
-_GRAPH_BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
-_LARGEST_GRAPH = 512
-_GRAPH_ROW = 2.5 * _GIB / 96  # a graph of 256 rows takes that much more than one of 160, on devices of 80 to 160 GiB
 _VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder that the figures below are for
 
 
 def _graph_batch(seen: Seen) -> int | None:
-    if seen["disable_graphs"] or "graphs" not in seen.capabilities:
-        return None
-    for below, few, many in _GRAPH_BATCHES:
-        if seen.device.memory_bytes < below * _GIB:
-            return few if seen["tp_size"] < 4 else many
-    return _LARGEST_GRAPH
+    return None if seen["disable_graphs"] or "graphs" not in seen.capabilities else graph_rows(seen)
 
 
-def _graph_bytes(seen: Seen) -> float:
-    rows = seen["graph_max_batch_size"]
-    return 0.0 if seen["disable_graphs"] or rows is None else float(rows * _GRAPH_ROW)
-
-
-def _vision_bytes(seen: Seen) -> float:
-    """A twentieth of the device for an encoder like ViT-L/14, more for a larger one, up to 24 %."""
+def _vision_share(seen: Seen) -> float:
+    """A twentieth of what is left for an encoder like ViT-L/14, more for a larger one, up to 24 %."""
     vision = seen.model.config.get("vision_config") if seen.model else None
     if not seen["enable_multimodal"] or not isinstance(vision, dict):
         return 0.0
@@ -45,8 +31,7 @@ def _vision_bytes(seen: Seen) -> float:
     if not isinstance(layers, int) or not isinstance(width, int):
         return 0.0
     times = layers * width**2 / (_VISION_LAYERS * _VISION_WIDTH**2)
-    kept = 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (times - 1.0)))
-    return max(0.0, (1.0 - kept) * seen.device.memory_bytes)
+    return 1.0 - 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (times - 1.0)))
 
 
 def _one_reuse(seen: Seen) -> str | None:
@@ -108,18 +93,12 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
-        "reserved_memory",
-        "graphs",
-        _graph_bytes,
-        "captured graphs keep buffers of their own, by the rows of the largest",
-        reads=("disable_graphs", "graph_max_batch_size"),
-    ),
-    Contribution(
-        "reserved_memory",
+        RESERVED_MEMORY,
         "vision",
-        _vision_bytes,
-        "the vision encoder and the images in it need that much",
+        _vision_share,
+        "the vision encoder and the images in it need that share of the rest",
         reads=("enable_multimodal",),
+        of_rest=True,
     ),
 )
 
