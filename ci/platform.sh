@@ -62,12 +62,12 @@ else
 fi
 
 say "evidence"
-# Tests that start on the device named by SRV_TEST_DEVICE. All others compute on the host, and are evidence of it alone.
+# Tests that take their device from the option; all others say which platform they are evidence of.
 following=(tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py)
 [ "$name" != cpu ] || following=()
 target=(--srv-evidence support_matrix/evidence)
 [ -z "$quick" ] || target=(--srv-evidence "$out/evidence.jsonl" --srv-evidence-any-tree)
-export SRV_TEST_DEVICE=$device TORCH_DEVICE_BACKEND_AUTOLOAD=${TORCH_DEVICE_BACKEND_AUTOLOAD:-0}
+export TORCH_DEVICE_BACKEND_AUTOLOAD=${TORCH_DEVICE_BACKEND_AUTOLOAD:-0}
 must "$python" -m pytest -q -m covers "${target[@]}" --srv-evidence-device "$name" "${following[@]}"
 
 say "$device: all is well; results in $out"

@@ -18,12 +18,18 @@ from srv.args.support import Said, by_argument, on_variant, said_of_argument, sa
 from srv.models.facts import ModelFacts
 from srv.platform.facts import DeviceFacts, Support
 from srv.platform.manifest import Manifest
-from srv_matrix.judge import Baseline, Verdict, baseline, planned_verdicts, verdict
+from srv_matrix.judge import POOL_TOO_SMALL, Baseline, Verdict, baseline, planned_verdicts, pool_verdict, verdict
 from srv_matrix.published import Table
 from srv_matrix.records import Evidence, Key, Level, Record, Status, lower
+from srv_matrix.sample import small_model
 from srv_matrix.sweep import is_closed, values_of
 
 PLANNED = "planned"
+OF_MEMORY = ("mem_fraction_static", "max_total_tokens")  # the arguments that say how much the pool may take
+TIGHT = (
+    "taken where weights and the smallest pool fit; with nothing else said they do not on this device, for a model of "
+    "three billion parameters"
+)
 _ABSENT = frozenset({"capability_missing", "unsupported", "unknown_backend", "no_backend", "dtype_missing"})
 
 
@@ -46,11 +52,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One value with what core says by itself, and what came of it at a place."""
+    """One value with what core says by itself, and what came of it at a place. `tight`: no model of ordinary size fits
+    beside it there, though one does where nothing is said.
+    """
 
     value: Any
     core: Verdict
     there: Verdict
+    tight: bool = False
 
 
 def build(
@@ -126,8 +135,14 @@ def _try(
         there = place.base.verdict
         if there.taken:
             there = verdict(argument.name, value, models, (place.manifest, place.device))
-        tried.append(Tried(value, core[shown], there))
+        tried.append(Tried(value, core[shown], there, there.taken and _is_tight(argument, value, place)))
     return tried
+
+
+def _is_tight(argument: Argument, value: Any, place: Place) -> bool:
+    if argument.name not in OF_MEMORY:
+        return False
+    return not pool_verdict(argument.name, value, small_model(), place.manifest, place.device).taken
 
 
 def _named(argument: Argument, place: Place) -> tuple[Any, ...]:
@@ -196,11 +211,13 @@ def _summary(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, s
         return _by_core_alone(argument, tried)
     refused = [each for each in others if not each.there.taken]
     if not refused:
-        return Status.SUPPORTED, "", ""
+        tight = ", ".join(argument.show(each.value) for each in tried if each.tight)
+        return (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {TIGHT}") if tight else (Status.SUPPORTED, "", "")
+    refused = [each for each in tried if each.core.taken and not each.there.taken]  # the declared default too
     first = refused[0]
     words = ", ".join(argument.show(each.value) for each in refused)
     reason = f"not {words}: {first.there.reason}"
-    if len(refused) < len(others):
+    if any(each.there.taken for each in others):
         return Status.LIMITED, first.there.code, reason
     absent = first.there.code in _ABSENT
     return (Status.UNSUPPORTED if absent else Status.LIMITED), first.there.code, reason
@@ -228,6 +245,8 @@ def _of_value(argument: Argument, place: Place, tried: Tried) -> Record:
         against = not tried.there.taken and tried.core.taken
         declared = Status.UNSUPPORTED if against else Status(said.status) if said else Status.SUPPORTED
         reason = reason or (said.reason if said else "")
+        if tried.tight and declared is Status.SUPPORTED:
+            declared, code, reason = Status.LIMITED, POOL_TOO_SMALL, TIGHT
     feature = f"{argument.name}={argument.show(tried.value)}"
     made = _record(argument, place, "value", feature, (declared, core), (code, reason), said)
     return replace(made, default=is_default)

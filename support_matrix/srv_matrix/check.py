@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv_matrix.data import to_csv, to_json
 from srv_matrix.diff import compare_table, stale_reasons
-from srv_matrix.evidence import collect_marks, prune
+from srv_matrix.evidence import collect_marks, marked_files, prune, unrecorded
 from srv_matrix.evidence import faults as evidence_faults
 from srv_matrix.matrix import Matrix
 from srv_matrix.pages import pages
@@ -17,6 +18,8 @@ from srv_matrix.records import Key, Record, Status
 from srv_matrix.repository import Repository
 
 _SHOWN = 6  # lines of a stale page's difference
+_NAMED = 4  # tests that a note names
+Marks = Mapping[str, Mapping[str, Any]]
 
 
 def outputs(matrix: Matrix) -> dict[str, str]:
@@ -37,26 +40,30 @@ def write_outputs(matrix: Matrix, folder: Path) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def check(matrix: Matrix, repository: Repository) -> list[str]:
-    """All faults of a checkout."""
+def marks_for(matrix: Matrix, repository: Repository) -> Marks:
+    """The marks of all tests that are evidence or could be; none are looked for where there is no evidence."""
+    if not matrix.evidence:
+        return {}
+    return collect_marks(
+        repository, [*(each.test.partition("::")[0] for each in matrix.evidence), *marked_files(repository)]
+    )
+
+
+def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
+    """All faults of a checkout. `marks`: what `marks_for` gave, if it was asked already."""
     found = [*record_faults(matrix.records.values(), _cells(matrix)), *declaration_faults(matrix)]
     found += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
     if matrix.evidence:
-        marks = collect_marks(repository, _files(matrix))
+        marks = marks_for(matrix, repository) if marks is None else marks
         found += evidence_faults(matrix.evidence, _shown(matrix), marks, repository.is_ancestor)
     return [*found, *page_faults(outputs(matrix), repository.pages)]
 
 
-def prune_evidence(matrix: Matrix, repository: Repository) -> int:
-    """Take out of the checkout's evidence what no longer stands; how many lines there were."""
+def prune_evidence(matrix: Matrix, repository: Repository) -> list[str]:
+    """Take out of the checkout's evidence what no longer stands; what spoke against it, a sentence each."""
     if not matrix.evidence:
-        return 0
-    marks = collect_marks(repository, _files(matrix))
-    return prune(repository.evidence, _shown(matrix), marks, repository.is_ancestor)
-
-
-def _files(matrix: Matrix) -> list[str]:
-    return [each.test.partition("::")[0] for each in matrix.evidence]
+        return []
+    return prune(repository.evidence, _shown(matrix), marks_for(matrix, repository), repository.is_ancestor)
 
 
 def _shown(matrix: Matrix) -> list[Key]:
@@ -64,13 +71,19 @@ def _shown(matrix: Matrix) -> list[Key]:
     return [key for key, record in matrix.records.items() if not record.by_values]
 
 
-def notes(matrix: Matrix, repository: Repository) -> list[str]:
-    """What cannot be judged here, and speaks against nothing."""
+def notes(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
+    """What cannot be judged here, or was not run, and speaks against nothing."""
     commits = dict.fromkeys(each.commit for each in matrix.evidence)
     unseen = [commit for commit in commits if repository.is_ancestor(commit) is None]
-    if not unseen:
-        return []
-    return [f"this clone is shallow: whether {', '.join(unseen)} is in its history cannot be seen (fetch the rest)"]
+    found: list[str] = []
+    if unseen:
+        told = f"whether {', '.join(unseen)} is in its history cannot be seen (fetch the rest)"
+        found.append(f"this clone is shallow: {told}")
+    marks = marks_for(matrix, repository) if marks is None else marks
+    for platform, tests in unrecorded(matrix.evidence, marks).items():
+        named = ", ".join(tests[:_NAMED]) + (", ..." if len(tests) > _NAMED else "")
+        found.append(f"{len(tests)} marked tests have no line of {platform} (record them there): {named}")
+    return found
 
 
 def _cells(matrix: Matrix) -> list[tuple[str, str]]:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv_matrix import inventory
-from srv_matrix.check import check, notes, prune_evidence, write_outputs
+from srv_matrix.check import check, marks_for, notes, prune_evidence, write_outputs
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
-from srv_matrix.evidence import compare, read_file, uncommitted
+from srv_matrix.evidence import compare, read_file, read_folder, skips, uncommitted
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, read_matrix
-from srv_matrix.published import Table, read_rows
+from srv_matrix.published import Table, read_rows, read_tables
 from srv_matrix.records import Record, Status
 from srv_matrix.repository import MatrixError, Repository, find_repository
 from srv_matrix.site import write_site
@@ -39,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ("coverage", "counts by status and platform", run_coverage),
     ):
         verb = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".")
-        verb.add_argument("--root", type=Path, default=Path.cwd(), help="a folder of the checkout (default: this one)")
+        verb.add_argument("--root", type=Path, metavar="FOLDER", help="a folder of the checkout (default: this one)")
         verb.set_defaults(handler=handler)
         _add_options(name, verb)
 
@@ -84,11 +84,13 @@ def run_site(namespace: argparse.Namespace) -> int:
 def run_check(namespace: argparse.Namespace) -> int:
     """Print every fault, then what is worth knowing; exit status 2 if there is a fault."""
     repository = _repository(namespace.root)
+    fresh = None if namespace.rerun is None else read_file(namespace.rerun)
     matrix = read_matrix(repository)
-    faults, told = check(matrix, repository), notes(matrix, repository)
-    if namespace.rerun is not None:
-        fresh = read_file(namespace.rerun)
+    marks = marks_for(matrix, repository)
+    faults, told = check(matrix, repository, marks), notes(matrix, repository, marks)
+    if fresh is not None:
         faults += compare(matrix.evidence, fresh)
+        told += skips(matrix.evidence, fresh)
         new = uncommitted(matrix.evidence, fresh)
         told += (
             [f"{len(new)} cells were shown and are not committed (make evidence): {', '.join(new[:4])}"] if new else []
@@ -101,16 +103,22 @@ def run_check(namespace: argparse.Namespace) -> int:
 
 
 def run_prune(namespace: argparse.Namespace) -> int:
-    """Take out what speaks for no test of this tree any more; `make evidence` records it anew after the commit."""
+    """Take out what does not stand, and say what and why; `make evidence` records it anew after the commit."""
     repository = _repository(namespace.root)
-    print(f"{prune_evidence(read_matrix(repository), repository)} lines of evidence taken out")
+    before = read_matrix(repository)
+    for line in prune_evidence(before, repository):
+        print(f"- {line}")
+    gone = len(before.evidence) - len(read_folder(repository.evidence))
+    print(f"{gone} lines of evidence taken out")
     return 0
 
 
 def run_diff(namespace: argparse.Namespace) -> int:
     """Print how published tables compare; exit status 2 if a row is not explained."""
-    matrix = read_matrix(_repository(namespace.root))
-    compared = [(table, compare_table(matrix, table)) for table in _tables(matrix, namespace.against)]
+    repository = _repository(namespace.root)
+    tables = _tables(repository, namespace.against)
+    matrix = read_matrix(repository)
+    compared = [(table, compare_table(matrix, table)) for table in tables]
     wanted = {
         table.name: [each for each in rows if namespace.all or each.outcome is not Outcome.AGREE]
         for table, rows in compared
@@ -151,7 +159,7 @@ def _below(text: str, indent: int) -> str:
 def run_show(namespace: argparse.Namespace) -> int:
     """Print one platform's arguments on one variant."""
     platform, _, variant = namespace.device.partition(":")
-    matrix = read_matrix(find_repository(namespace.root.resolve()), (platform,))
+    matrix = read_matrix(_repository_if_any(namespace.root), (platform,))
     variants = matrix.manifests[0].variants
     if variant not in variants:
         raise MatrixError(f"--device {namespace.device}: name a variant of {platform}, one of {', '.join(variants)}")
@@ -183,7 +191,7 @@ def _shown(record: Record) -> dict[str, str | None]:
 
 def run_coverage(namespace: argparse.Namespace) -> int:
     """Print how many arguments have which status on each platform, and how many were run."""
-    matrix = read_matrix(find_repository(namespace.root.resolve()))
+    matrix = read_matrix(_repository_if_any(namespace.root))
     places = [(manifest.name, variant) for manifest in matrix.manifests for variant in manifest.variants]
     told = {f"{name}:{variant}": _numbers(_cells(matrix, name, variant)) for name, variant in places}
     core = Counter(argument.status for argument in (*ARGUMENTS.values(), *DEPRECATED.values()))
@@ -203,19 +211,30 @@ def _numbers(cells: Sequence[Record]) -> dict[str, int]:
     return {status.value: counted[status.value] for status in Status} | {"verified": sum(c.verified for c in cells)}
 
 
-def _repository(root: Path) -> Repository:
-    found = find_repository(root.resolve())
+def _repository(root: Path | None) -> Repository:
+    """The checkout that `root` lies in, or the current folder where none is named; MatrixError if there is none."""
+    start = root or Path.cwd()
+    found = find_repository(start.resolve())
     if found is None:
-        raise MatrixError(f"{root} lies in no checkout of srv. Run it there, or name one with --root")
+        raise MatrixError(f"{start} lies in no checkout of srv. Run it there, or name one with --root")
     return found
 
 
-def _tables(matrix: Matrix, path: Path | None) -> tuple[Table, ...]:
+def _repository_if_any(root: Path | None) -> Repository | None:
+    """As `_repository`; without a word from the user, None where this is no checkout: declarations can be shown."""
+    return find_repository(Path.cwd()) if root is None else _repository(root)
+
+
+def _tables(repository: Repository, path: Path | None) -> tuple[Table, ...]:
     """The tables to compare with: all, or the one named like this file, with the rows of this file."""
+    tables = read_tables(repository.published)
     if path is None:
-        return matrix.tables
-    known = {table.name: table for table in matrix.tables}
-    if path.stem not in known or not path.is_file():
-        raise MatrixError(f"--against {path}: published/index.toml names the tables {', '.join(known) or 'none'}")
+        return tables
+    known = {table.name: table for table in tables}
+    if path.stem not in known:
+        raise MatrixError(
+            f"--against {path}: there is no table {path.stem}. Name a file after one of published/index.toml: "
+            f"{', '.join(f'{name}.csv' for name in known) or 'it names none'}"
+        )
     table = known[path.stem]
     return (replace(table, rows=read_rows(path, table.variants)),)

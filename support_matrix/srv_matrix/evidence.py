@@ -1,7 +1,7 @@
 """Evidence: lines of JSON in `support_matrix/evidence/`, one test that ran each; read, written, judged, compared.
 
 Evidence is refused unless its test exists, covers the cells that it names, and the commit tested is an ancestor of
-HEAD. Nothing here runs a test.
+HEAD, and what its mark says ran is what it claims to be of. Nothing here runs a test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from typing import Any
 from srv_matrix.records import CHANGED, Evidence, Key, Level
 from srv_matrix.repository import MatrixError, Repository
 
-OUTCOMES = ("passed", "failed")
+OUTCOMES = ("passed", "failed", "skipped")
 VOLATILE = ("commit", "plugin_version", "driver", "device", "date")  # may differ from one run to the next
 PLUGIN = "srv_matrix.pytest_plugin"
+MARKED = "srv_matrix.pytest_plugin import covers"  # stands in every file with marks
+_MAY_BE_EMPTY = ("note", "driver", "reason")
 _TEXTS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level"))
 _COLLECT_TIMEOUT_S = 300
 
@@ -45,7 +47,7 @@ def from_line(line: str) -> Evidence:
 def _checked(raw: Mapping[str, Any]) -> Evidence:
     texts = {name: raw.get(name, "") for name in _TEXTS}
     for name, text in texts.items():
-        if not isinstance(text, str) or not (text or name in ("note", "driver")):
+        if not isinstance(text, str) or not (text or name in _MAY_BE_EMPTY):
             raise ValueError(f"has no {name}")
     covers = raw.get("covers")
     if not isinstance(covers, list) or not covers or not all(isinstance(cell, str) for cell in covers):
@@ -60,14 +62,20 @@ def _checked(raw: Mapping[str, Any]) -> Evidence:
 
 def read_file(path: Path) -> tuple[Evidence, ...]:
     """The evidence of one file; MatrixError names file and line of what is no evidence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        remedy = "Name a file that `pytest -m covers --srv-evidence FILE --srv-evidence-device NAME` has written"
+        raise MatrixError(f"the evidence {path} cannot be read: {error}. {remedy}") from error
     found: list[Evidence] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             found.append(from_line(line))
         except ValueError as error:
-            raise MatrixError(f"{path.name} line {number}: {error}") from error
+            remedy = "Lines are written by pytest alone (support_matrix/evidence/README.md): record it again"
+            raise MatrixError(f"{path.name} line {number}: {error}. {remedy}") from error
     return tuple(found)
 
 
@@ -77,16 +85,41 @@ def read_folder(folder: Path) -> tuple[Evidence, ...]:
 
 
 def write_file(path: Path, evidence: Iterable[Evidence]) -> None:
-    """Write one file, sorted by platform, variant and test, so that it changes only where evidence does."""
+    """Write one file, sorted by platform, variant and test, so that it changes only where evidence does.
+
+    Whoever interrupts it leaves the file as it was.
+    """
     ordered = sorted(evidence, key=lambda each: (each.platform, each.variant, each.test, each.covers))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(to_line(each) + "\n" for each in ordered), encoding="utf-8")
+    new = path.with_name(f".{path.name}.new")
+    new.write_text("".join(to_line(each) + "\n" for each in ordered), encoding="utf-8")
+    new.replace(path)
+
+
+def merge_file(path: Path, fresh: Sequence[Evidence]) -> None:
+    """Put what a run found into a file: lines of tests that ran on that machine are replaced, all others stay."""
+    ran = {_run_of(each) for each in fresh}
+    kept = [each for each in (read_file(path) if path.exists() else ()) if _run_of(each) not in ran]
+    write_file(path, [*kept, *fresh])
+
+
+def _run_of(evidence: Evidence) -> tuple[str, str, str]:
+    return evidence.test, evidence.platform, evidence.machine
+
+
+def marked_files(repository: Repository) -> list[str]:
+    """The files under `tests` that mark what they cover, as they are named from the root."""
+    return [
+        path.relative_to(repository.root).as_posix()
+        for path in sorted((repository.root / "tests").rglob("test_*.py"))
+        if MARKED in path.read_text(encoding="utf-8")
+    ]
 
 
 def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The `covers` marks of the tests in these files, by test id, as pytest itself collects them.
 
-    Each is {"covers": [...], "level": "E4"}. MatrixError if a file cannot be collected.
+    Each is as `srv_matrix.pytest_plugin.marks_of` gives it. MatrixError if a file cannot be collected.
     """
     present = [file for file in dict.fromkeys(files) if (repository.root / file).is_file()]
     if not present:
@@ -115,7 +148,7 @@ def faults(
     `is_ancestor` gives None for a commit of which this checkout cannot tell; that is no fault of the evidence.
     """
     known = set(cells)
-    tests = Counter((each.test, each.platform, each.variant) for each in evidence)
+    tests = Counter(_run_of(each) for each in evidence)
     twice = [f"evidence of {key[0]}: it is there twice for {key[1]}:{key[2]}" for key, n in tests.items() if n > 1]
     commits = {commit: is_ancestor(commit) for commit in dict.fromkeys(each.commit for each in evidence)}
     found = twice
@@ -129,18 +162,36 @@ def prune(
     cells: Iterable[Key],
     marks: Mapping[str, Mapping[str, Any]],
     is_ancestor: Callable[[str], bool | None],
-) -> int:
-    """Take every line that something speaks against out of the files of a folder; how many there were."""
-    known, gone = set(cells), 0
+) -> list[str]:
+    """Take every line that something speaks against out of the files of a folder; each with what does, a sentence."""
+    known = set(cells)
+    told: list[str] = []
     for path in sorted(folder.glob("*.jsonl")):
         lines = read_file(path)
-        kept = [each for each in lines if not faults([each], known, marks, is_ancestor)]
-        gone += len(lines) - len(kept)
+        against = [faults([each], known, marks, is_ancestor) for each in lines]
+        told += [f"{path.name}: {fault}" for found in against for fault in found]
+        kept = [each for each, found in zip(lines, against, strict=True) if not found]
         if not kept:
             path.unlink()
         elif len(kept) < len(lines):
             write_file(path, kept)
-    return gone
+    return told
+
+
+def unrecorded(evidence: Iterable[Evidence], marks: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By platform of which there is evidence: the marked tests that run there, and of which there is none."""
+    recorded: dict[str, set[str]] = {}
+    for each in evidence:
+        recorded.setdefault(each.platform, set()).add(each.test)
+    return {
+        platform: missing
+        for platform, tests in recorded.items()
+        if (
+            missing := [
+                test for test, mark in marks.items() if mark["platform"] in ("", platform) and test not in tests
+            ]
+        )
+    }
 
 
 def _faults_of(
@@ -151,12 +202,7 @@ def _faults_of(
     if mark is None:
         found.append("there is no such test, or it is marked to cover nothing")
     else:
-        missing = sorted(set(evidence.covers) - set(mark["covers"]))
-        found += [f"the test does not cover {cell}" for cell in missing]
-        if evidence.level > Level[mark["level"]]:
-            found.append(f"the evidence says {evidence.level.name}, the test's mark {mark['level']}")
-        if (forced := mark.get("variant")) and forced != evidence.variant:
-            found.append(f"the evidence is of {evidence.variant}, and the test forces {forced}")
+        found += _against_mark(evidence, mark)
     for cell in evidence.covers:
         if (cell, evidence.platform, evidence.variant) not in known:
             told = f"there is no cell {cell} of {evidence.platform}:{evidence.variant} that a test could show"
@@ -165,38 +211,62 @@ def _faults_of(
         found.append(f"its tree was not that of a commit ({evidence.commit}): commit, and record it again")
     elif commits[evidence.commit] is False:
         found.append(f"commit {evidence.commit} is no ancestor of HEAD")
-    if not evidence.passed:
+    if evidence.skipped:
+        found.append(f"it was skipped ({evidence.reason}), which shows nothing")
+    elif not evidence.passed:
         found.append(f"its outcome is {evidence.outcome}: declare the cell for what it is, or mend it")
+    return found
+
+
+def _against_mark(evidence: Evidence, mark: Mapping[str, Any]) -> list[str]:
+    """Where a line claims more than its test's mark does, or to be of something else than ran."""
+    found = [f"the test does not cover {cell}" for cell in sorted(set(evidence.covers) - set(mark["covers"]))]
+    if (ran := mark["platform"]) not in ("", evidence.platform):
+        found.append(f"the evidence is of platform {evidence.platform}, and what the test runs is {ran}")
+    if evidence.level > Level[mark["level"]]:
+        found.append(f"the evidence says {evidence.level.name}, the test's mark {mark['level']}")
+    forced = mark["variant"]
+    if evidence.variant != (forced or evidence.machine):
+        why = f"the test forces {forced}" if forced else f"it was recorded on {evidence.machine}"
+        found.append(f"the evidence is of {evidence.variant}, and {why}")
+    if evidence.note != mark["note"]:
+        found.append(f"its note is {_word(evidence.note)}, the mark's {_word(mark['note'])}")
     return found
 
 
 def compare(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
     """What a fresh run does not bear out of the committed evidence of its platforms, a sentence each.
 
-    A machine is of one variant. What is committed of that one must have run again and shown the same, but for
-    `VOLATILE`; where nothing is, the platform's other variants are taken, since the same tests must pass here.
-    What the fresh run shows beyond that is no fault: see `uncommitted`.
+    Every test that is committed of a platform, on whichever machine, must have run again and shown the same, but for
+    `VOLATILE`: the same tests must pass on each variant. Of a test that is committed from several, the fresh run's
+    own machine is compared with. A test that was skipped is none: see `skips`; nor is what the fresh run shows beyond
+    what is committed: see `uncommitted`.
     """
-    if not fresh:
+    if all(each.skipped for each in fresh):
         return ["the fresh run holds no evidence: no marked test ran"]
     found: list[str] = []
-    for platform, variant in dict.fromkeys((each.platform, each.variant) for each in fresh):
-        old = _committed_for(committed, platform, variant)
-        new = {each.test: each for each in fresh if (each.platform, each.variant) == (platform, variant)}
-        for before in old:
-            where = f"{before.test} on {platform}:{variant}"
-            if before.test in new:
-                found += [f"{where}: {fault}" for fault in _lost(before, new[before.test])]
-            else:
-                found.append(f"{where} is committed, and did not run again")
+    for where, before, now in _again(committed, fresh):
+        if now is None:
+            found.append(f"{where} is committed, and did not run again")
+        elif not now.skipped:
+            found += [f"{where}: {fault}" for fault in _lost(before, now)]
     return found
 
 
-def _committed_for(committed: Sequence[Evidence], platform: str, variant: str) -> list[Evidence]:
-    """What is committed of a variant; of all variants of its platform, each test once, if nothing is."""
-    own = [each for each in committed if (each.platform, each.variant) == (platform, variant)]
-    others = {each.test: each for each in committed if each.platform == platform}
-    return own or list(others.values())
+def skips(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
+    """Tests that are committed and could not run again where the fresh run was made, each with its reason."""
+    again = _again(committed, fresh)
+    return [f"{where} was skipped: {now.reason}" for where, _, now in again if now is not None and now.skipped]
+
+
+def _again(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> Iterator[tuple[str, Evidence, Evidence | None]]:
+    """For each machine of the fresh run: (test and where, committed line, fresh line) of its platform's tests."""
+    for platform, machine in dict.fromkeys((each.platform, each.machine) for each in fresh):
+        new = {each.test: each for each in fresh if (each.platform, each.machine) == (platform, machine)}
+        of_platform = [each for each in committed if each.platform == platform]
+        old = {each.test: each for each in sorted(of_platform, key=lambda each: each.machine == machine)}
+        for test in sorted(old):
+            yield f"{test} on {platform}:{machine}", old[test], new.get(test)
 
 
 def _lost(before: Evidence, now: Evidence) -> list[str]:

@@ -16,11 +16,17 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
         "Architecture and format of the weights. The first ones have layers of srv's own; the last row is what "
         "transformers alone has.",
     ),
-    "endpoint": ("Endpoints", "The API process answers them before any device work, the same on every platform."),
+    "endpoint": (
+        "Endpoints",
+        "The API process answers them: core has them, and no platform speaks of them. What was not run on a platform "
+        "has no level, and without device code no server starts.",
+    ),
     "op": ("Ops", "The kernels' contracts by type, and whether the platform's package implements them."),
     "pair": (
         "Pairs of arguments",
-        "Arguments that depend on each other; any two that are not here do not. Each is taken within the law told.",
+        "Arguments tied by a law: of core, of the platform, or of a backend asked with an ordinary model, with latent "
+        "attention (MLA), with two chunk lengths and with GPT-OSS. Each is taken within the law told. Laws that other "
+        "models alone would meet are not listed, nor are defaults that follow from another argument.",
     ),
 }
 

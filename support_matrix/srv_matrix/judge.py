@@ -11,13 +11,16 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS
 from srv.args.resolve import resolve
+from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal, Rejected
+from srv.memory.budget import estimate
 from srv.models.facts import ModelFacts
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
 
 SOURCE = "the user"
+POOL_TOO_SMALL = "pool_too_small"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,17 @@ def verdict(
         else:
             return Verdict()
     return refusals[0]
+
+
+def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
+    """Whether weights and the smallest pool fit on a device beside a value that is taken, by `srv plan`'s rule."""
+    try:
+        found = resolve(UserInput(said(argument, (value,))), manifest=manifest, device=device, model=model)
+        estimate(found.config, model, device, int(found.quantities[RESERVED_MEMORY].total))
+    except Refusal as refusal:
+        small = [_verdict(each) for each in refusal.rejections if each.code == POOL_TOO_SMALL]
+        return small[0] if small else Verdict()
+    return Verdict()
 
 
 def planned_verdicts(values: Mapping[str, tuple[Any, ...]], model: ModelFacts) -> dict[tuple[str, str], Verdict]:

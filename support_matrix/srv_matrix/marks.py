@@ -24,14 +24,15 @@ def mark(record: Record | None) -> str:
         return "not in srv"
     level, word = record.level, WORDS[record.status]
     if level is None:
-        return f"{word} (none)"
+        return "not run (none)" if record.status.works else f"{word} (none)"
     if record.status is Status.PLANNED:
         declared = f"platform: {WORDS[record.declared]}" if record.declared.works else "platform: silent"
         return f"planned ({declared}, {level.name})"
     if not record.status.works:
         return f"{word} ({level.name})"
     if record.verified:
-        return f"✅ {word} ({level.name})"
+        note = f", {record.note}" if record.note else ""
+        return f"✅ {word} ({level.name}{note})"
     known = level.word if record.status is Status.SUPPORTED else f"{word}, {level.word}"
     return f"{known} ({level.name})"
 

@@ -25,7 +25,7 @@ MEANINGS = {
     Status.LIMITED: "some values are taken, or only beside others",
     Status.EXPERIMENTAL: "taken, and may change or break",
     Status.UNKNOWN: "nobody has said anything",
-    Status.PLANNED: "refused for now on every platform, because core does not implement it yet",
+    Status.PLANNED: "refused for now: core does not implement it on any platform yet, or there is no device code yet",
     Status.UNSUPPORTED: "refused, because the platform does not have it",
     Status.NOT_APPLICABLE: "refused, because it has no meaning on this platform",
 }
@@ -114,7 +114,10 @@ def _caution(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
         if not ran:
             yield f"- `{variant}`: nothing has been run there yet; every mark is a declaration."
         else:
-            yield f"- `{variant}`: {sum(each.verified for each in cells)} cells were run on the device."
+            verified = [each for each in cells if each.verified]
+            forced = sum(each.forced for each in verified)
+            newer = f", {forced} on a newer one made to take its path" if forced else ""
+            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}."
 
 
 def _section(

@@ -17,6 +17,7 @@ from srv.args.config import find_argument
 from srv.args.spec import Argument
 from srv_matrix.repository import MatrixError
 
+_COLUMNS = ("group", "argument", "aliases", "default", "options")
 _FREE = ("type:", "bool flag", "list[", "optional[", "n/a")
 
 
@@ -95,35 +96,50 @@ def read_table(folder: Path, entry: Mapping[str, Any]) -> Table:
 
 
 def read_rows(path: Path, variants: Mapping[str, str]) -> tuple[Row, ...]:
-    """The rows of one table's CSV; `variants` as in `Table`. MatrixError if a cell is neither yes nor no."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return tuple(
-            Row(
-                raw["group"],
-                raw["argument"],
-                tuple(raw["aliases"].split()),
-                raw["default"],
-                raw["options"],
-                {variant: _yes(raw[column], path, raw["argument"]) for variant, column in variants.items()},
-            )
-            for raw in csv.DictReader(file)
-        )
+    """The rows of one table's CSV; `variants` as in `Table`.
+
+    MatrixError if it is no such table, lacks columns or rows, or has a mark that is neither yes nor no.
+    """
+    columns = (*_COLUMNS, *variants.values())
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
+                raise MatrixError(
+                    f"{path} has no column {', '.join(missing)}. Its first line must name {', '.join(columns)}"
+                )
+            rows = tuple(_row(raw, f"{path} line {reader.line_num}", variants) for raw in reader)
+    except (OSError, UnicodeError, csv.Error) as error:
+        remedy = f"It must be CSV in UTF-8 with the columns {', '.join(columns)}"
+        raise MatrixError(f"{path} cannot be read as a table: {error}. {remedy}") from error
+    if not rows:
+        raise MatrixError(f"{path} names its columns and has no row. Put the published rows below them")
+    return rows
 
 
-def _yes(text: str, path: Path, flag: str) -> bool:
+def _row(raw: Mapping[Any, Any], where: str, variants: Mapping[str, str]) -> Row:
+    if None in raw or None in raw.values():  # so DictReader marks what is too long or too short
+        raise MatrixError(f"{where}: it has more or fewer cells than there are columns. Quote cells that hold commas")
+    says = {variant: _yes(raw[column], where, raw["argument"]) for variant, column in variants.items()}
+    return Row(raw["group"], raw["argument"], tuple(raw["aliases"].split()), raw["default"], raw["options"], says)
+
+
+def _yes(text: str, where: str, flag: str) -> bool:
     if text not in ("yes", "no"):
-        raise MatrixError(f"{path}: {flag} has {text!r} where yes or no must stand")
+        raise MatrixError(f"{where}: {flag} has {text!r} where yes or no must stand")
     return text == "yes"
 
 
 def _reasons(path: Path) -> tuple[Reason, ...]:
-    return tuple(
-        Reason(entry["class"], tuple(entry["arguments"]), entry["reason"]) for entry in _toml(path).get("reason", ())
-    )
+    entries = _toml(path).get("reason", ())
+    try:
+        return tuple(Reason(entry["class"], tuple(entry["arguments"]), entry["reason"]) for entry in entries)
+    except KeyError as error:
+        raise MatrixError(f"{path}: a reason has no {error}. Each has class, arguments and reason") from error
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise MatrixError(f"{path} cannot be read: {error}") from error

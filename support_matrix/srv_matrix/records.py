@@ -84,7 +84,9 @@ LEVELS = {
 class Evidence:
     """One test that has run. `covers`: cells by feature ("schedule_policy=lpm"). `commit`: the one tested.
 
-    `note` marks what weakens it, such as "forced path" (a newer machine made to take an older one's code).
+    `variant` is the one that it speaks for, `machine` the one that the probe found: they differ where a newer machine
+    was made to take an older one's code. `note` marks what weakens it, such as "forced path". `outcome`: "passed",
+    "failed", or in a run for comparison "skipped", and `reason` says why.
     """
 
     covers: tuple[str, ...]
@@ -98,11 +100,22 @@ class Evidence:
     driver: str
     device: str
     date: str
+    machine: str
     note: str = ""
+    reason: str = ""
 
     @property
     def passed(self) -> bool:
         return self.outcome == "passed"
+
+    @property
+    def skipped(self) -> bool:
+        return self.outcome == "skipped"
+
+    @property
+    def forced(self) -> bool:
+        """Whether a machine of another variant was made to take this one's path."""
+        return self.machine != self.variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +169,26 @@ class Record:
         return self.status.works and self.level is not None and self.level.verified
 
     @property
+    def ran(self) -> tuple[Evidence, ...]:
+        """The evidence that the cell's level rests on, if it is its own and no declaration."""
+        return (
+            () if self.by_values else tuple(each for each in self.evidence if each.passed and each.level is self.level)
+        )
+
+    @property
+    def note(self) -> str:
+        """What weakens that evidence; empty if some of it is whole."""
+        notes = [each.note for each in self.ran]
+        return ", ".join(dict.fromkeys(notes)) if all(notes) else ""
+
+    @property
+    def forced(self) -> bool:
+        """Whether all of that evidence is of a forced path."""
+        return bool(self.ran) and all(each.forced for each in self.ran)
+
+    @property
     def failed(self) -> tuple[Evidence, ...]:
-        return tuple(each for each in self.evidence if not each.passed)
+        return tuple(each for each in self.evidence if each.outcome == "failed")
 
 
 def by_key(records: Iterable[Record]) -> dict[Key, Record]:

@@ -40,3 +40,20 @@ def _dense() -> ModelFacts:
         weight_bytes=16_060_000_000,
         cache_groups=(CacheGroup("full", tuple(range(_LAYERS)), 8, 128, 128),),
     )
+
+
+def small_model() -> ModelFacts:
+    """Three thousand million parameters: what any described device holds if nothing is said of its memory."""
+    layers = 28
+    return replace(
+        _dense(),
+        name="sample-3b",
+        path="/models/sample-3b",
+        config={"intermediate_size": 8192},
+        hidden_size=3072,
+        layers=layers,
+        heads=24,
+        parameters=3_210_000_000,
+        weight_bytes=6_420_000_000,
+        cache_groups=(CacheGroup("full", tuple(range(layers)), 8, 128, 128),),
+    )

@@ -142,7 +142,8 @@ def cells(row: Row) -> tuple[str, ...]:
             argument = ARGUMENTS[name]
             free = argument.kind.base not in (bool, int, float) and not argument.choices and not argument.arg.family
             found.append(name if free else f"{name}={argument.show(value)}")
-    return tuple(found)
+    file = "gguf" if row["load_format"] == "gguf" else "safetensors"
+    return (*found, f"model:LlamaForCausalLM/{file}")
 
 
 @dataclass(frozen=True)

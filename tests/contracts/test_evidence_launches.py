@@ -101,7 +101,10 @@ def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=covers(*cells(row)), id=name_of(row, number)) for number, row in enumerate(ROWS, 1)],
+    [
+        pytest.param(row, marks=covers(*cells(row), platform="cpu"), id=name_of(row, number))
+        for number, row in enumerate(ROWS, 1)
+    ],
 )
 def test_what_is_said_to_work_starts_serves_and_reads_back_equal(row: Row, tiny: Tiny, tmp_path: Path) -> None:
     start_and_judge(row, tiny, tmp_path)
@@ -112,7 +115,12 @@ def test_what_is_said_to_work_starts_serves_and_reads_back_equal(row: Row, tiny:
 @pytest.mark.parametrize(
     ("names", "backend"),
     [
-        pytest.param(names, backend, marks=covers(*(f"{name}={backend}" for name in names)), id=f"{names[0]}-{backend}")
+        pytest.param(
+            names,
+            backend,
+            marks=covers(*(f"{name}={backend}" for name in names), platform="cpu"),
+            id=f"{names[0]}-{backend}",
+        )
         for backend in backends("attention")
         for names in (("attention_backend",), ("prefill_attention_backend", "decode_attention_backend"))
     ],
@@ -191,7 +199,7 @@ def assert_log(row: Row, text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@covers("load_format=gguf", "model:LlamaForCausalLM/gguf")
+@covers("load_format=gguf", "model:LlamaForCausalLM/gguf", platform="cpu")
 def test_a_gguf_file_serves_what_the_folder_of_the_same_model_does(tiny: Tiny, tmp_path: Path) -> None:
     """In float32 throughout, so that the tokens are those of transformers."""
     start_and_judge(plain(load_format="gguf"), tiny, tmp_path)
@@ -199,8 +207,8 @@ def test_a_gguf_file_serves_what_the_folder_of_the_same_model_does(tiny: Tiny, t
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@covers("endpoint:GET /flush_cache")
-@covers(f"port={LOWEST_PORT}")
+@covers("endpoint:GET /flush_cache", platform="cpu")
+@covers(f"port={LOWEST_PORT}", platform="cpu")
 def test_the_lowest_port(tiny: Tiny, tmp_path: Path) -> None:
     with socket.socket() as free:
         try:
@@ -214,7 +222,7 @@ def test_the_lowest_port(tiny: Tiny, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@covers(*IMPATIENT)
+@covers(*IMPATIENT, platform="cpu")
 def test_the_least_patience(tiny: Tiny, tmp_path: Path) -> None:
     """No engine is ready that soon, so what a value of 0.01 does is to give up."""
     words = [

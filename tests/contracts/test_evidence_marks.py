@@ -15,25 +15,20 @@ import pytest
 from srv.args.config import ARGUMENTS
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
-from srv_matrix.evidence import collect_marks, from_line, to_line
+from srv_matrix.evidence import collect_marks, faults, from_line, marked_files, to_line
 from srv_matrix.inventory import read as read_inventory
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.records import Evidence, Level
 from srv_matrix.repository import Repository
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITES_MARKS_OF_ITS_OWN = "test_matrix_evidence.py"  # in the text of a made-up test
 Marks = Mapping[str, Mapping[str, Any]]
 
 
 def _marks(folder: str) -> Marks:
     """All marks of a folder of this checkout, as pytest collects them."""
-    files = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / folder).rglob("test_*.py"))
-        if "import covers" in path.read_text(encoding="utf-8") and path.name != WRITES_MARKS_OF_ITS_OWN
-    ]
-    return collect_marks(Repository(ROOT), files)
+    repository = Repository(ROOT)
+    return collect_marks(repository, [file for file in marked_files(repository) if file.startswith(f"{folder}/")])
 
 
 def _shown(marks: Marks, platform: str, most: Level) -> Matrix:
@@ -42,9 +37,10 @@ def _shown(marks: Marks, platform: str, most: Level) -> Matrix:
     device = probe(found).device
     assert device is not None
     passed = [
-        Evidence(tuple(mark["covers"]), platform, device.variant, min(Level[mark["level"]], most), test, "passed",
-                 "c", "p", "", "d", "2026-01-01")
-        for test, mark in marks.items()
+        Evidence(tuple(mark["covers"]), platform, mark["variant"] or device.variant,
+                 min(Level[mark["level"]], most), test, "passed",
+                 "c", "p", "", "d", "2026-01-01", device.variant, mark["note"])
+        for test, mark in marks.items() if mark["platform"] in ("", platform)
     ]  # fmt: skip
     assert [from_line(to_line(each)) for each in passed] == passed
     return make_matrix([found.loaded], evidence=passed, inventory=read_inventory(Repository(ROOT).inventory))
@@ -102,10 +98,10 @@ def test_every_mark_names_a_cell_that_works(
     platform: str, marks: Marks, simulated_marks: Marks, shown: Matrix, shown_simulated: Matrix
 ) -> None:
     matrix, marked = {"cpu": (shown, marks), "toy": (shown_simulated, simulated_marks)}[platform]
-    device = matrix.evidence[0].variant
+    assert {mark["platform"] for mark in marked.values()} <= {"", platform}
     for test, mark in marked.items():
         for name in mark["covers"]:
-            cell = matrix.cell(name, platform, device)
+            cell = matrix.cell(name, platform, mark["variant"] or matrix.evidence[0].machine)
             assert cell is not None, f"{test} covers {name}, which is no cell"
             assert cell.status.works, f"{test} covers {name}, which is {cell.status.value}"
             assert not cell.by_values, f"{test} covers {name}: name one of its values"
@@ -119,16 +115,35 @@ def test_what_is_simulated_is_never_verified(simulated_marks: Marks, shown_simul
 
 
 def test_what_the_marks_come_to(shown: Matrix) -> None:
-    """With all of them passed, each endpoint is verified, and every implemented argument that works but for one."""
-    device = shown.evidence[0].variant
+    """If all pass, each implemented argument that works here is verified but one, and each endpoint, op and model."""
+    device = shown.evidence[0].machine
     bare = [
         name
         for name, argument in ARGUMENTS.items()
         if argument.status == "implemented" and _there(name, shown, "cpu") and not _verified(shown, name, device)
     ]
     assert bare == ["mem_fraction_static"]  # its least value asks for less than the runtime itself takes
-    kinds = (*shown.of_kind("endpoint"), *(name for name in shown.of_kind("model") if name.endswith("/safetensors")))
+    kinds = (
+        *shown.of_kind("endpoint"),
+        *shown.of_kind("op"),
+        *shown.of_kind("model"),
+    )
     assert [name for name in kinds if not _verified(shown, name, device)] == []
+
+
+def test_what_passed_speaks_for_the_marks_it_was_made_of(marks: Marks, shown: Matrix) -> None:
+    cells = [key for key, record in shown.records.items() if not record.by_values]
+    assert faults(shown.evidence, cells, marks, lambda _: True) == []
+
+
+def test_what_an_older_variant_shows_on_a_newer_machine_is_marked(marks: Marks, shown: Matrix) -> None:
+    forced = {test: mark for test, mark in marks.items() if mark["variant"]}
+    assert {mark["note"] for mark in forced.values()} == {"forced path"}
+    assert {mark["variant"] for mark in forced.values()} == {"avx2"}
+    cells = {cell for mark in forced.values() for cell in mark["covers"]}
+    ops = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+    assert cells == {f"op:{op}/{dtype}" for op in ops for dtype in ("float32", "bfloat16")}
+    assert [cell for cell in cells if not _verified(shown, cell, "avx2")] == []
 
 
 def _verified(shown: Matrix, name: str, variant: str) -> bool:

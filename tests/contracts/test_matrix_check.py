@@ -15,7 +15,21 @@ from srv.cli.main import main
 from srv.platform.facts import Support
 from srv_matrix import check
 from srv_matrix.diff import Outcome, compare_table, counts, stale_reasons
-from srv_matrix.evidence import VOLATILE, compare, faults, from_line, prune, read_file, to_line, uncommitted, write_file
+from srv_matrix.evidence import (
+    VOLATILE,
+    compare,
+    faults,
+    from_line,
+    merge_file,
+    prune,
+    read_file,
+    skips,
+    to_line,
+    uncommitted,
+    unrecorded,
+    write_file,
+)
+from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, read_matrix
 from srv_matrix.pages import platform_page
 from srv_matrix.published import Reason
@@ -119,7 +133,7 @@ def test_a_golden_page() -> None:
         "\n"
         "<details><summary>Why</summary>\n"
         "\n"
-        "- `--page-size`: not 2: wide: requires page_size 32, not 2 (set by the user). `[no_backend_fits]`\n"
+        "- `--page-size`: not 1, 2: wide: requires page_size 32, not 1 (set by the user). `[no_backend_fits]`\n"
         "\n"
         "</details>\n"
         "\n"
@@ -139,6 +153,18 @@ def test_a_golden_page() -> None:
         "</details>\n"
         "\n"
     )
+
+
+def test_a_forced_path_is_green_with_a_note_and_was_not_run_on_the_device() -> None:
+    """Until the same cell is run on such a device; then no note is left."""
+    forced = evidence("port=30000", machine="mk2", note="forced path")
+    shown = matrix(evidence=[forced])
+    assert mark(shown.cell("port=30000", "imagined", "mk1")) == "✅ yes (E4, forced path)"
+    page = platform_page(shown, shown.manifests[0])
+    assert "- `mk1`: 0 cells were run on the device, 1 on a newer one made to take its path.\n" in page
+    real = matrix(evidence=[forced, evidence("port=30000", test="tests/test_it.py::test_other")])
+    assert mark(real.cell("port=30000", "imagined", "mk1")) == "✅ yes (E4)"
+    assert "- `mk1`: 1 cells were run on the device.\n" in platform_page(real, real.manifests[0])
 
 
 def test_check_sees_a_missing_and_an_unknown_argument(small: Matrix) -> None:
@@ -236,7 +262,8 @@ def test_pages_do_not_change_from_one_making_to_the_next(small: Matrix) -> None:
     assert check.outputs(matrix()) == check.outputs(small)
 
 
-MARKS = {"tests/test_it.py::test_it": {"covers": ["schedule_policy=lpm"], "level": "E4"}}
+MARK = {"covers": ["schedule_policy=lpm"], "platform": "imagined", "level": "E4", "note": "", "variant": ""}
+MARKS = {"tests/test_it.py::test_it": MARK}
 
 
 @pytest.mark.parametrize(
@@ -246,6 +273,12 @@ MARKS = {"tests/test_it.py::test_it": {"covers": ["schedule_policy=lpm"], "level
         (evidence("schedule_policy=lpm", "port"), "the test does not cover port"),
         (evidence("schedule_policy=lpm", level=Level.E5), "the evidence says E5, the test's mark E4"),
         (evidence("schedule_policy=lpm", variant="mk9"), "there is no cell schedule_policy=lpm of imagined:mk9"),
+        (
+            evidence("schedule_policy=lpm", variant="mk2", machine="mk1"),
+            "the evidence is of mk2, and it was recorded on mk1",
+        ),
+        (evidence("schedule_policy=lpm", note="forced path"), "its note is forced path, the mark's empty"),
+        (evidence("schedule_policy=lpm", outcome="skipped", reason="no port"), "it was skipped (no port)"),
         (evidence("schedule_policy=lpm", commit="dead"), "commit dead is no ancestor of HEAD"),
         (evidence("schedule_policy=lpm", outcome="failed"), "its outcome is failed"),
     ],
@@ -258,7 +291,29 @@ def test_bad_evidence_is_refused(small: Matrix, bad: object, fault: str) -> None
     assert fault in told
 
 
-def test_evidence_of_one_test_is_there_once_a_variant(small: Matrix) -> None:
+def test_evidence_of_another_platform_than_ran_is_refused() -> None:
+    """A line of another device that a test of this one is said to have written; and one that a test of any may."""
+    cells = [("schedule_policy=lpm", "cuda", "sm90")]
+    line = evidence("schedule_policy=lpm", platform="cuda", variant="sm90")
+    (told,) = faults([line], cells, MARKS, "c0ffee".__eq__)
+    assert told.endswith("the evidence is of platform cuda, and what the test runs is imagined")
+    anywhere = {line.test: {**MARK, "platform": ""}}
+    assert faults([line], cells, anywhere, "c0ffee".__eq__) == []
+
+
+def test_evidence_of_a_forced_path_is_of_that_variant_and_says_so(small: Matrix) -> None:
+    marks = {"tests/test_it.py::test_it": {**MARK, "variant": "mk1", "note": "forced path"}}
+    good = evidence("schedule_policy=lpm", machine="mk2", note="forced path")
+    assert faults([good], small.records, marks, "c0ffee".__eq__) == []
+    for bad, fault in (
+        (replace(good, note=""), "its note is empty, the mark's forced path"),
+        (replace(good, variant="mk2"), "the evidence is of mk2, and the test forces mk1"),
+    ):
+        (told,) = faults([bad], small.records, marks, "c0ffee".__eq__)
+        assert fault in told
+
+
+def test_evidence_of_one_test_is_there_once_a_machine(small: Matrix) -> None:
     good = evidence("schedule_policy=lpm")
     elsewhere = evidence("schedule_policy=lpm", variant="mk2")
     assert faults([good, elsewhere], small.records, MARKS, "c0ffee".__eq__) == []
@@ -310,11 +365,48 @@ def test_pruning_leaves_what_stands(small: Matrix, tmp_path: Path) -> None:
     """Of two files, one loses a line whose test is gone, and the other, with nothing left, goes itself."""
     good = evidence("schedule_policy=lpm")
     gone = evidence("schedule_policy=lpm", test="tests/test_it.py::test_gone")
-    write_file(tmp_path / "one.jsonl", [good, gone])
+    failed = evidence("schedule_policy=lpm", variant="mk2", outcome="failed")
+    write_file(tmp_path / "one.jsonl", [good, gone, failed])
     write_file(tmp_path / "two.jsonl", [gone])
-    assert prune(tmp_path, small.records, MARKS, "c0ffee".__eq__) == 2
+    none = "evidence of tests/test_it.py::test_gone: there is no such test, or it is marked to cover nothing"
+    mend = "its outcome is failed: declare the cell for what it is, or mend it"
+    assert prune(tmp_path, small.records, MARKS, "c0ffee".__eq__) == [
+        f"one.jsonl: {none}",
+        f"one.jsonl: evidence of tests/test_it.py::test_it: {mend}",
+        f"two.jsonl: {none}",
+    ]
     assert {path.name: read_file(path) for path in tmp_path.iterdir()} == {"one.jsonl": (good,)}
-    assert prune(tmp_path, small.records, MARKS, "c0ffee".__eq__) == 0
+    assert prune(tmp_path, small.records, MARKS, "c0ffee".__eq__) == []
+
+
+def test_lines_of_tests_that_did_not_run_stay(tmp_path: Path) -> None:
+    """Of one test on one machine there is one line, whatever it was forced to be before."""
+    path = tmp_path / "folder" / "x.jsonl"
+    old = [evidence("host", test="a"), evidence("host", test="b"), evidence("host", test="b", variant="mk2")]
+    write_file(path, old)
+    merge_file(path, [failed := replace(old[1], outcome="failed"), new := evidence("port=1", test="c")])
+    assert read_file(path) == (old[0], failed, new, old[2])
+    merge_file(path, [forced := replace(old[0], variant="mk0")])
+    assert read_file(path) == (forced, failed, new, old[2])
+    assert [each.name for each in path.parent.iterdir()] == ["x.jsonl"]
+
+
+def test_marked_tests_without_evidence_are_told_for_each_platform_that_has_some() -> None:
+    marks = {
+        "a": MARK,
+        "b": MARK,
+        "anywhere": {**MARK, "platform": ""},
+        "elsewhere": {**MARK, "platform": "cuda"},
+    }
+    assert unrecorded([], marks) == {}
+    assert unrecorded([evidence("host", test="a")], marks) == {"imagined": ["b", "anywhere"]}
+    assert unrecorded([evidence("host", test=test) for test in ("a", "b", "anywhere")], marks) == {}
+
+
+def test_a_note_of_the_check_names_them(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    told = check.notes(matrix(evidence=[evidence("host", test="a")]), Repository(tmp_path), {"a": MARK, "b": MARK})
+    assert told == ["1 marked tests have no line of imagined (record them there): b"]
 
 
 def test_a_second_run_is_compared_with_what_is_committed() -> None:
@@ -323,25 +415,55 @@ def test_a_second_run_is_compared_with_what_is_committed() -> None:
         evidence("host", test="b"),
         evidence("host", test="c", level=Level.E3),
         evidence("port=1", test="e", variant="mk2"),
+        evidence("port=1", test="a", variant="mk2", note="not this one"),
     ]
     again = [
         evidence("port=1", test="a", outcome="failed"),
         evidence("host", test="c", level=Level.E2, note="forced path"),
         evidence("api_key", test="d"),
     ]
-    assert compare(once, once) == []
+    assert compare(once[:3], once[:3]) == []
     assert compare(once, again) == [
         "a on imagined:mk1: outcome was passed, and is failed",
         "a on imagined:mk1: it covers port=2 no more",
         "b on imagined:mk1 is committed, and did not run again",
         "c on imagined:mk1: note was empty, and is forced path",
         "c on imagined:mk1: level was E3, and is E2",
+        "e on imagined:mk1 is committed, and did not run again",
     ]
     assert uncommitted(once, again) == ["api_key on imagined:mk1"]
 
 
 def test_a_second_run_without_evidence_bears_out_nothing() -> None:
-    assert compare([evidence("host")], []) == ["the fresh run holds no evidence: no marked test ran"]
+    none = ["the fresh run holds no evidence: no marked test ran"]
+    assert compare([evidence("host")], []) == none
+    assert compare([evidence("host")], [evidence("host", outcome="skipped", reason="no port")]) == none
+
+
+FORCED = evidence("host", test="forced", machine="mk2", note="forced path")
+HERE = (evidence("host", test="a", variant="mk2"), evidence("port=1", test="b", variant="mk2"), FORCED)
+
+
+def test_a_forced_path_is_no_machine_of_that_variant() -> None:
+    """Lines of mk1 that an mk2 made are of that mk2's run: they stand for no mk1, and hide nothing of mk2."""
+    gone = [f"{test} on imagined:mk2 is committed, and did not run again" for test in "ab"]
+    assert compare(HERE, HERE) == []
+    assert compare(HERE, [FORCED]) == gone
+    real = [replace(each, variant="mk1", machine="mk1") for each in HERE]
+    assert compare(HERE, real) == []
+    assert compare(HERE, [replace(real[0], outcome="failed"), *real[1:]]) == [
+        "a on imagined:mk1: outcome was passed, and is failed"
+    ]
+    assert compare(HERE, real[2:]) == [told.replace("mk2", "mk1") for told in gone]
+
+
+def test_a_test_that_cannot_run_here_is_a_note_with_its_reason() -> None:
+    skipped = replace(HERE[1], outcome="skipped", reason="low ports are barred")
+    again = [HERE[0], skipped, FORCED]
+    assert compare(HERE, again) == []
+    assert skips(HERE, again) == ["b on imagined:mk2 was skipped: low ports are barred"]
+    assert skips(HERE, HERE) == []
+    assert uncommitted([], [skipped]) == []
 
 
 def test_on_a_variant_without_evidence_the_tests_of_the_others_must_pass() -> None:
@@ -357,15 +479,13 @@ def test_each_field_is_compared_or_may_differ(field: str) -> None:
     """Two machines, two days, two commits: only what a test showed is compared."""
     other = {
         "covers": ("host",), "platform": "toy", "variant": "mk3", "level": Level.E2, "test": "b",
-        "outcome": "failed", "note": "forced path",
+        "outcome": "failed", "note": "forced path", "machine": "mk3", "reason": "why",
     }  # fmt: skip
     once = [evidence("port=1", test="a")]
     again = [replace(once[0], **{field: other.get(field, "another")})]  # type: ignore[arg-type]
-    same_place = field in (
-        "platform",
-        "variant",
-    )  # another variant is compared all the same, another platform not at all
-    assert (compare(once, again) == []) == (field in VOLATILE or same_place)
+    # Another machine is compared all the same, another platform not at all; the rest is for `faults` to judge.
+    elsewhere = field in ("platform", "variant", "machine", "reason")
+    assert (compare(once, again) == []) == (field in VOLATILE or elsewhere)
     assert (field in VOLATILE) == (field not in other)
 
 

@@ -4,45 +4,56 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_world import git
 
-from srv_matrix.evidence import collect_marks, faults, read_file
+from srv_matrix.evidence import collect_marks, faults, read_file, write_file
 from srv_matrix.pytest_plugin import covers
-from srv_matrix.records import Level
-from srv_matrix.repository import Repository, find_repository
+from srv_matrix.records import Evidence, Level
+from srv_matrix.repository import MatrixError, Repository, find_repository
 
 TESTS = """
 import pytest
 from srv_matrix.pytest_plugin import covers
 
-@covers("schedule_policy=lpm")
+@covers("schedule_policy=lpm", platform="cpu")
 def test_one():
     assert True
 
 @pytest.mark.parametrize("policy", [
-    pytest.param("fcfs", marks=covers("schedule_policy=fcfs", level="E2", note="forced path")), "lof",
+    pytest.param("fcfs", marks=covers("schedule_policy=fcfs", platform="cpu", level="E2", note="slow clock")), "lof",
 ])
 def test_two(policy):
     assert policy
 
-@covers("port")
+@covers("port", platform="cpu")
 def test_three():
     assert False
 
-@covers("host")
+@covers("host", platform="cpu")
 def test_four():
     pytest.skip("not here")
 
 def test_five():
     assert True
 
-@covers("op:rms_norm/float32", variant="neon", note="forced path")
+@covers("op:rms_norm/float32", platform="cpu", variant="neon", note="forced path")
 def test_six():
     assert True
+
+@covers("device")
+def test_seven(srv_device):
+    assert srv_device in ("cpu", "toy")
+
+@covers("device", platform="toy", level="E2")
+def test_eight():
+    assert True
 """
+LONG_AGO = "2020-01-01"
+OF_CPU = {"test_one", "test_two[fcfs]", "test_three", "test_six", "test_seven"}
 
 # A folder with hooks of its own, which pytest leaves out for the tests of others.
 HOOKS = """
@@ -85,29 +96,51 @@ def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_marked_tests_that_ran_are_written_down(checkout: Repository) -> None:
-    path = checkout.evidence / "host.jsonl"
-    done = run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=cpu")
-    assert "evidence of 4 tests is in" in done.stdout, done.stdout + done.stderr
-    found = {each.test.partition("::")[2]: each for each in read_file(path)}
-    assert found.keys() == {"test_one", "test_two[fcfs]", "test_three", "test_six"}
+@pytest.fixture(scope="module")
+def recorded(checkout: Repository, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Evidence]:
+    """What a whole run for comparison wrote."""
+    path = tmp_path_factory.mktemp("recorded") / "x.jsonl"
+    done = record(checkout, path)
+    assert "evidence of 6 tests is in" in done.stdout, done.stdout + done.stderr
+    assert ", 1 skipped; 1 marked tests run another platform" in done.stdout
+    return ran(path)
+
+
+def record(checkout: Repository, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run(
+        checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=cpu", "--srv-evidence-any-tree", *options
+    )
+
+
+def ran(path: Path) -> dict[str, Evidence]:
+    """The evidence of a file by what its test is called."""
+    return {each.test.partition("::")[2]: each for each in read_file(path)}
+
+
+def test_marked_tests_that_ran_are_written_down(checkout: Repository, recorded: dict[str, Evidence]) -> None:
+    """Those that ran this platform, and none that ran another."""
+    found = recorded
+    assert found.keys() == {*OF_CPU, "test_four"}
     one, two = found["test_one"], found["test_two[fcfs]"]
     assert (one.covers, one.level, one.outcome) == (("schedule_policy=lpm",), Level.E4, "passed")
-    assert (two.covers, two.level, two.note) == (("schedule_policy=fcfs",), Level.E2, "forced path")
+    assert (two.covers, two.level, two.note) == (("schedule_policy=fcfs",), Level.E2, "slow clock")
     assert found["test_three"].outcome == "failed"
     assert (one.platform, one.commit) == ("cpu", checkout.head())
     assert one.variant
     assert one.device
-    assert (found["test_six"].variant, found["test_six"].note) == ("neon", "forced path")
+    six = found["test_six"]
+    assert (six.variant, six.machine, six.note) == ("neon", one.variant, "forced path")
+    assert one.machine == one.variant
 
 
 def test_what_was_written_stands_up_to_the_marks(checkout: Repository) -> None:
     marks = collect_marks(checkout, ["tests/test_cells.py", "tests/test_gone.py"])
     assert marks["tests/test_cells.py::test_two[fcfs]"]["covers"] == ["schedule_policy=fcfs"]
     assert "tests/test_cells.py::test_two[lof]" not in marks
-    path = checkout.evidence / "host.jsonl"
+    path = checkout.evidence / "one.jsonl"
     run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=cpu", "-k", "one")
     (one,) = read_file(path)
+    path.unlink()
     cells = [(cell, one.platform, one.variant) for cell in one.covers]
     assert faults([one], cells, marks, checkout.is_ancestor) == []
     assert not checkout.is_ancestor("0" * 40)
@@ -117,13 +150,14 @@ def test_what_a_simulated_device_shows_is_e3_at_most(checkout: Repository, tmp_p
     path = tmp_path / "toy.jsonl"
     done = run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=toy")
     assert path.exists(), done.stderr
-    found = {each.test.partition("::")[2]: each.level for each in read_file(path)}
-    assert (found["test_one"], found["test_two[fcfs]"]) == (Level.E3, Level.E2)
+    found = {name: (each.platform, each.level) for name, each in ran(path).items()}
+    assert found == {"test_seven": ("toy", Level.E3), "test_eight": ("toy", Level.E2)}
+    assert "; 5 marked tests run another platform" in done.stdout
 
 
 def test_nothing_is_written_unless_asked(checkout: Repository) -> None:
     done = run(checkout.root)
-    assert "1 failed, 6 passed, 1 skipped" in done.stdout
+    assert "1 failed, 8 passed, 1 skipped" in done.stdout
     assert "evidence" not in done.stdout
 
 
@@ -166,10 +200,97 @@ def test_evidence_in_a_folder_has_a_file_a_variant_and_dirties_no_tree(checkout:
     checkout.evidence.mkdir(exist_ok=True)
     for _ in range(2):
         done = run(checkout.root, f"--srv-evidence={checkout.evidence}", "--srv-evidence-device=cpu", "-m", "covers")
-        assert "evidence of 4 tests is in" in done.stdout, done.stdout + done.stderr
+        assert "evidence of 5 tests is in" in done.stdout, done.stdout + done.stderr
     (path,) = (each for each in checkout.evidence.iterdir() if each.name.startswith("cpu-"))
-    (variant,) = {each.variant for each in read_file(path) if not each.note}
-    assert path.name == f"cpu-{variant}.jsonl"
+    (machine,) = {each.machine for each in read_file(path)}
+    assert path.name == f"cpu-{machine}.jsonl"
+
+
+def test_a_run_of_some_tests_keeps_the_lines_of_the_others(
+    checkout: Repository, recorded: dict[str, Evidence], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+    write_file(path, [replace(each, date=LONG_AGO) for each in recorded.values()])
+    whole = path.read_text()
+    done = record(checkout, path, "-k", "zzz")
+    assert f"no marked test of cpu ran; {path} is as it was" in done.stdout
+    assert path.read_text() == whole
+    record(checkout, path, "-k", "one")
+    dates = {name: each.date for name, each in ran(path).items()}
+    assert dates == {**dict.fromkeys(recorded, LONG_AGO), "test_one": recorded["test_one"].date}
+
+
+@pytest.mark.parametrize(
+    ("more", "outcome"),
+    [
+        ("def test_two(): raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("def test_two(): pytest.exit('enough')", "enough"),
+        ("@pytest.fixture\ndef broken(): 1 / 0\ndef test_two(broken): pass", "1 error"),
+    ],
+    ids=("interrupt", "exit", "error"),
+)
+def test_a_run_that_does_not_end_well_writes_what_ran(
+    checkout: Repository, recorded: dict[str, Evidence], tmp_path: Path, more: str, outcome: str
+) -> None:
+    """And nothing of the marked test after it, whose line of a former run stays."""
+    mark = "from srv_matrix.pytest_plugin import covers\nimport pytest\npytestmark = covers('host', platform='cpu')\n"
+    file = checkout.root / "tests" / "test_breaks.py"
+    path = tmp_path / "x.jsonl"
+    line = replace(recorded["test_one"], date=LONG_AGO)
+    names = ("test_one", "test_two", "test_three")
+    write_file(path, [replace(line, test=f"tests/test_breaks.py::{name}") for name in names])
+    file.write_text(f"{mark}def test_one(): pass\n{more}\ndef test_three(): pass\n")
+    done = record(checkout, path, "tests/test_breaks.py")
+    file.unlink()
+    assert outcome in done.stdout + done.stderr
+    broke = outcome == "1 error"
+    assert {name: (each.outcome, each.date == LONG_AGO) for name, each in ran(path).items()} == {
+        "test_one": ("passed", False),
+        "test_two": ("failed", False) if broke else ("passed", True),
+        "test_three": ("passed", not broke),
+    }
+
+
+def test_a_skip_is_compared_with_its_reason_and_never_committed(checkout: Repository, tmp_path: Path) -> None:
+    path = tmp_path / "fresh.jsonl"
+    done = record(checkout, path, "-k", "four or one")
+    assert "evidence of 2 tests is in" in done.stdout
+    assert ", 1 skipped" in done.stdout
+    four = ran(path)["test_four"]
+    assert (four.outcome, four.reason) == ("skipped", "not here")
+    passed = replace(four, outcome="passed", reason="")
+    write_file(checkout.evidence / "kept.jsonl", [passed])
+    record(checkout, checkout.evidence / "kept.jsonl", "-k", "four or one")
+    kept = ran(checkout.evidence / "kept.jsonl")
+    (checkout.evidence / "kept.jsonl").unlink()
+    assert kept.keys() == {"test_four", "test_one"}
+    assert kept["test_four"] == passed
+
+
+def test_what_is_no_evidence_is_not_written_over(checkout: Repository, tmp_path: Path) -> None:
+    path = tmp_path / "diary.txt"
+    path.write_text("dear diary")
+    done = record(checkout, path)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "diary.txt line 1" in done.stderr
+    assert path.read_text() == "dear diary"
+
+
+@pytest.mark.parametrize(
+    ("test", "told"),
+    [
+        ("@covers('host')\ndef test_it(): pass", "the platform that it runs is none: say one"),
+        ("@covers('host', platform='cpu')\ndef test_it(srv_device): pass", "is cpu and that of srv_device: say one"),
+        ("@covers('host', platform='a')\n@covers('port', platform='b')\ndef test_it(): pass", "is b and a: say one"),
+    ],
+    ids=("none", "two", "three"),
+)
+def test_nobody_guesses_what_a_marked_test_runs(checkout: Repository, test: str, told: str) -> None:
+    file = checkout.root / "tests" / "test_vague.py"
+    file.write_text(f"from srv_matrix.pytest_plugin import covers\n{test}\n")
+    with pytest.raises(MatrixError, match=told):
+        collect_marks(checkout, ["tests/test_vague.py"])
+    file.unlink()
 
 
 def test_a_mark_names_cells_and_a_level() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,15 @@ from srv.platform.facts import Support
 from srv.platform.registry import find_platforms
 from srv_matrix.feature_page import feature_page
 from srv_matrix.features import OTHERS
+from srv_matrix.ground import make_ground
 from srv_matrix.inventory import Inventory, Op, observe
 from srv_matrix.inventory import read as read_inventory
+from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, make_matrix
+from srv_matrix.pairs import pairs
 from srv_matrix.records import Level, Record, Status, by_key, lower
 from srv_matrix.repository import MatrixError, Repository
+from srv_matrix.sample import sample_models
 from srv_matrix.sweep import values_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,8 +189,19 @@ def test_an_op_has_what_the_platform_brings_and_its_types_allow() -> None:
 def test_an_endpoint_is_the_same_on_every_variant() -> None:
     shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
     one, two = (cell(shown, "endpoint:POST /generate", variant) for variant in VARIANTS)
-    assert (one.status, two.status, one.declared_by) == (Status.SUPPORTED, Status.SUPPORTED, "srv")
-    assert (one.verified, two.verified) == (True, False)
+    assert (one.status, two.status, one.declared_by) == (Status.SUPPORTED, Status.SUPPORTED, "")
+    assert (one.verified, two.verified, two.level) == (True, False, None)  # no plugin has spoken of it
+    assert (mark(one), mark(two)) == ("✅ yes (E4)", "not run (none)")
+
+
+def test_without_device_code_no_model_and_no_endpoint_is_declared() -> None:
+    unbuilt = replace(INVENTORY, unbuilt={"imagined": "nobody has built it"})
+    shown = matrix(Support("model_impl", "unsupported", "it has none", values=("transformers",)), inventory=unbuilt)
+    for feature in ("model:LlamaForCausalLM/safetensors", "endpoint:POST /generate", "op:rms_norm/float32"):
+        planned = cell(shown, feature)
+        assert (planned.status, planned.reason_code, planned.level) == (Status.PLANNED, "not_implemented", None)
+        assert planned.reason == "nobody has built it"
+    assert cell(shown, f"model:{OTHERS}/safetensors").reason_code == "unsupported"  # what it will never have is told
 
 
 def test_models_are_those_with_layers_of_our_own_and_what_transformers_has() -> None:
@@ -202,26 +218,93 @@ def test_a_pair_tells_the_law_that_ties_it() -> None:
     shown = matrix()
     attention = cell(shown, "pair:attention_backend+page_size")
     assert (attention.status, attention.reason) == (Status.LIMITED, "attention_backend wide requires page_size 32")
-    tiers = cell(shown, "pair:enable_hierarchical_cache+disable_radix_cache")
+    tiers = cell(shown, "pair:disable_radix_cache+enable_hierarchical_cache")
     assert (tiers.status, tiers.reason_code, tiers.declared) == (Status.PLANNED, "planned", Status.LIMITED)
     assert tiers.reason.startswith("not enable_hierarchical_cache true beside disable_radix_cache true: ")
 
 
-def test_every_law_of_two_arguments_is_a_pair() -> None:
+def test_every_law_of_two_arguments_is_one_pair_whatever_its_order() -> None:
     laws = {
-        f"pair:{constraint.argument}+{other}"
+        frozenset((constraint.argument, other))
         for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
         for other in constraint.reads
         if other in ARGUMENTS
     }
+    found = [frozenset(name.removeprefix("pair:").split("+")) for name in matrix().of_kind("pair")]
     assert laws
-    assert laws <= matrix().of_kind("pair").keys()
+    assert laws <= set(found)
+    assert len(found) == len(set(found))
+    both = cell(matrix(), "pair:enable_lora+lora_paths").reason
+    assert both.count("; not ") == 1  # two laws, one of each order
+
+
+def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
+    manifest = find_platforms()[platform].loaded
+    made = pairs(make_ground(manifest, variant, sample_models()[0]))
+    return {frozenset(each.feature.removeprefix("pair:").split("+")): each.reason for each in made}
+
+
+NAMES = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("variant", "other", "demand"),
+    [
+        ("sm100", "page_size", "trtllm_mha requires page_size 64, 32, 16"),
+        ("sm100", "page_size", "flashmla requires page_size 64 for latent attention"),
+        ("sm100", "page_size", "cutlass_mla requires page_size 128 for latent attention"),
+        ("sm100", "page_size", "trtllm_mla requires page_size 64, 32 for latent attention"),
+        ("sm100", "kv_cache_dtype", "trtllm_mla requires kv_cache_dtype auto, fp8_e4m3 for latent attention"),
+        ("sm90", "kv_cache_dtype", "fa3 is not for kv_cache_dtype fp8_e5m2: it reads no pool in fp8_e5m2"),
+        ("sm90", "enable_mixed_chunk", "dual_chunk_flash_attn requires enable_mixed_chunk false for two chunk lengths"),
+        ("sm90", "disable_graphs", "dual_chunk_flash_attn requires disable_graphs true for two chunk lengths"),
+        ("sm90", "disable_radix_cache", "dual_chunk_flash_attn requires disable_radix_cache true for two chunk"),
+    ],
+)
+def test_what_a_backend_demands_is_a_pair_with_each_argument_that_names_it(
+    name: str, variant: str, other: str, demand: str
+) -> None:
+    assert f"{name} {demand}" in reasons_of_pairs("cuda", variant)[frozenset((name, other))]
+
+
+def test_a_backend_of_one_slot_is_told_of_that_slot_alone() -> None:
+    found = reasons_of_pairs("cuda", "sm90")
+    assert "trtllm_mha requires" in found[frozenset(("decode_attention_backend", "page_size"))]
+    assert "trtllm_mha" not in found[frozenset(("prefill_attention_backend", "page_size"))]
+
+
+def test_two_slots_that_cannot_share_a_pool_are_a_pair() -> None:
+    axes = reasons_of_pairs("cpu", "avx512")
+    sizes = reasons_of_pairs("cuda", "sm100")
+    for two in itertools.combinations(NAMES, 2):
+        assert "one pool cannot have the axes" in axes[frozenset(two)]
+        assert "one requires page_size 64, 32, the other requires page_size 128" in sizes[frozenset(two)]
+    assert frozenset(NAMES[1:]) not in reasons_of_pairs("npu", "a3")  # there is one backend
+
+
+@pytest.mark.parametrize("place", ["cpu:avx512", "cuda:sm90", "cuda:sm100", "rocm:gfx942", "npu:a2", "xpu:bmg"])
+def test_every_pair_names_two_values_that_are_refused_together_or_what_is_required(place: str) -> None:
+    told = reasons_of_pairs(*place.split(":")).values()
+    assert [reason for reason in told if "among others" in reason] == []
+
+
+def test_what_fits_no_ordinary_model_is_limited_not_supported() -> None:
+    shown = matrix()
+    tight = cell(shown, "mem_fraction_static=0.01")
+    assert (tight.status, tight.core, tight.reason_code) == (Status.LIMITED, Status.SUPPORTED, "pool_too_small")
+    assert cell(shown, "mem_fraction_static=0.99").status is Status.SUPPORTED
+    assert cell(shown, "mem_fraction_static").reason.startswith("0.01: taken where weights and the smallest pool fit")
+
+
+def test_a_refused_default_is_among_the_values_that_an_argument_is_limited_by() -> None:
+    assert cell(matrix(), "page_size").reason.startswith("not 1, 2: wide: requires page_size 32, not 1")
 
 
 def test_the_page_of_features_has_a_row_for_each() -> None:
     shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
     page = feature_page(shown)
-    assert "| `POST /generate` | mk1: ✅ yes (E4)<br>mk2: declared (E1) |" in page
+    assert "| `POST /generate` | mk1: ✅ yes (E4)<br>mk2: not run (none) |" in page
     assert "| `--attention-backend` with `--page-size` | partly, declared (E1) |" in page
     kinds = ("model", "endpoint", "op", "pair")
     rows = [line for line in page.splitlines() if line.startswith("| `")]

@@ -33,6 +33,15 @@ def test_highest_priority_that_fits_is_chosen_and_the_others_have_reasons() -> N
     assert made.config.platform.attention_backend == made.config.platform.decode_attention_backend == "good"
 
 
+def test_a_backend_of_one_slot_is_taken_there_and_nowhere_else() -> None:
+    late = backend("late", 9, lambda seen: Requires(slots=("decode_attention_backend",)))
+    platform = manifest(late, backend("any", 1))
+    made = resolved(on=platform).config.platform
+    assert (made.prefill_attention_backend, made.decode_attention_backend) == ("any", "late")
+    (rejected,) = refused(user(attention_backend="late"), platform)
+    assert (rejected.code, rejected.reason) == ("backend_unfit", "it fits decode_attention_backend alone here")
+
+
 def test_requirement_that_the_users_value_breaks_passes_the_choice_on() -> None:
     platform = manifest(backend("wide", 9, fits({"page_size": (64, 128)})), backend("any", 1))
     assert resolved(on=platform).config.memory.page_size == 64

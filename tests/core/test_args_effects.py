@@ -82,14 +82,14 @@ def refusal(small: Small, **flags: object) -> str:
 # ---- model
 
 
-@covers("model_path")
+@covers("model_path", platform="cpu")
 def test_model_path(small: Small, other: Small) -> None:
     assert tokens(small) == small.tokens
     assert tokens(small, model_path=other.folder) != small.tokens
     assert tokens(other) == other.tokens
 
 
-@covers("revision", note="a made-up hub")
+@covers("revision", platform="cpu", note="a made-up hub")
 def test_revision(small: Small, other: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each revision of a hub's model is another folder; what lies on this disk has none."""
     import huggingface_hub
@@ -111,7 +111,7 @@ def test_tokenizer_of_a_hub_model_is_looked_for_where_the_hub_has_put_it(
         assert served.situation.resolved.config.model.tokenizer_path == str(small.folder)
 
 
-@covers("context_length=50")
+@covers("context_length=50", platform="cpu")
 def test_context_length(small: Small) -> None:
     def answer(**flags: object) -> Generated:
         with engine(small, **flags) as served:
@@ -123,7 +123,7 @@ def test_context_length(small: Small) -> None:
     assert refusal(small, context_length=257) == "context_over_model"
 
 
-@covers("dtype=float32", "dtype=bfloat16")
+@covers("dtype=float32", "dtype=bfloat16", platform="cpu")
 def test_dtype(small: Small) -> None:
     """In bfloat16 the same prompt has other logprobs, and near ones."""
     exact, coarse = _logprobs(small), _logprobs(small, dtype="bfloat16")
@@ -132,7 +132,7 @@ def test_dtype(small: Small) -> None:
     assert coarse != pytest.approx(exact, abs=1e-3)
 
 
-@covers("kv_cache_dtype=auto", "kv_cache_dtype=bfloat16")
+@covers("kv_cache_dtype=auto", "kv_cache_dtype=bfloat16", platform="cpu")
 def test_kv_cache_dtype(small: Small) -> None:
     """Keys and values in bfloat16 under float32 arithmetic: prompts are read back from the pool less exactly."""
     exact, coarse = _logprobs(small), _logprobs(small, kv_cache_dtype="bfloat16")
@@ -152,21 +152,21 @@ def _expected(small: Small) -> list[float]:
     return small.logprobs(prompt)[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].tolist()
 
 
-@covers("load_format=safetensors", "load_format=dummy")
+@covers("load_format=safetensors", "load_format=dummy", platform="cpu")
 def test_load_format(small: Small) -> None:
     assert tokens(small, load_format="safetensors") == small.tokens
     assert tokens(small, load_format="dummy") != small.tokens
     assert refusal(small, load_format="gguf") == "format_not_there"
 
 
-@covers("random_seed=7", "random_seed=8")
+@covers("random_seed=7", "random_seed=8", platform="cpu")
 def test_random_seed_decides_dummy_weights(other: Small) -> None:
     first = tokens(other, load_format="dummy", random_seed=7)
     assert tokens(other, load_format="dummy", random_seed=7) == first
     assert tokens(other, load_format="dummy", random_seed=8) != first
 
 
-@covers("model_impl=transformers")
+@covers("model_impl=transformers", platform="cpu")
 def test_model_impl(tmp_path: Path) -> None:
     """For a model that srv has no layers for, only one of the two can serve."""
     gemma = make_small("gemma2", tmp_path)
@@ -177,7 +177,7 @@ def test_model_impl(tmp_path: Path) -> None:
 # ---- platform and backends
 
 
-@covers("device")
+@covers("device", platform="cpu")
 def test_device(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
     """The one asked for serves, or is planned for; one that nobody brings is refused."""
     with engine(small, device="cpu") as served:
@@ -192,7 +192,7 @@ def test_device(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned == [("avx2", 4), ("neon", 8)]
 
 
-@covers("attention_backend=torch_native")
+@covers("attention_backend=torch_native", platform="cpu")
 @pytest.mark.usefixtures("deaf")
 def test_attention_backend(small: Small) -> None:
     assert tokens(small, attention_backend="torch_native") == small.tokens
@@ -201,7 +201,7 @@ def test_attention_backend(small: Small) -> None:
     assert refusal(small, attention_backend="lidless") == "unknown_backend"
 
 
-@covers("prefill_attention_backend=torch_native")
+@covers("prefill_attention_backend=torch_native", platform="cpu")
 @pytest.mark.usefixtures("deaf")
 def test_prefill_attention_backend(small: Small) -> None:
     """Chosen for prompts alone, the deaf one spoils what is said first."""
@@ -211,7 +211,7 @@ def test_prefill_attention_backend(small: Small) -> None:
     assert [one[0] for one in spoilt[1:]] != [one[0] for one in small.tokens[1:]]
 
 
-@covers("decode_attention_backend=torch_native")
+@covers("decode_attention_backend=torch_native", platform="cpu")
 @pytest.mark.usefixtures("deaf")
 def test_decode_attention_backend(small: Small) -> None:
     """Chosen for output alone, the deaf one leaves the first token of every longer prompt as it was."""
@@ -221,7 +221,7 @@ def test_decode_attention_backend(small: Small) -> None:
     assert tokens(small, decode_attention_backend="torch_native") == small.tokens
 
 
-@covers("sampling_backend=pytorch")
+@covers("sampling_backend=pytorch", platform="cpu")
 def test_sampling_backend(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = BACKEND.format(name="contrary", target="Contrary")
     entry = {"group": "srv.backends.sampling", "entry": "cpu.contrary", "attribute": "SPEC"}
@@ -246,7 +246,7 @@ def test_mem_fraction_static(small: Small, capsys: pytest.CaptureFixture[str]) -
     assert refusal(small, mem_fraction_static=1e-9) == "pool_too_small"
 
 
-@covers("max_total_tokens=40", "max_total_tokens=80")
+@covers("max_total_tokens=40", "max_total_tokens=80", platform="cpu")
 def test_max_total_tokens(small: Small) -> None:
     def answer(pool: int) -> tuple[int, Generated]:
         with engine(small, PAGE, pool=pool) as served:
@@ -257,7 +257,9 @@ def test_max_total_tokens(small: Small) -> None:
     assert (len(cut.tokens), len(whole.tokens)) == (40 - 33, 20)
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, marks=covers(f"page_size={page}")) for page in (1, 16)])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=covers(f"page_size={page}", platform="cpu")) for page in (1, 16)]
+)
 def test_page_size(small: Small, page: int) -> None:
     """Of a prompt that was served before, whole pages are found, up to the last token but one."""
     prompt = small.prompts[-2]
@@ -267,7 +269,7 @@ def test_page_size(small: Small, page: int) -> None:
     assert again.cached_tokens == {1: len(prompt) - 1, 16: 16}[page]
 
 
-@covers("disable_radix_cache=false", "disable_radix_cache=true")
+@covers("disable_radix_cache=false", "disable_radix_cache=true", platform="cpu")
 def test_disable_radix_cache(small: Small) -> None:
     def cached(**flags: object) -> int:
         with engine(small, PAGE, **flags) as served:
@@ -288,7 +290,7 @@ def _send(served: Watched, prompts: Sequence[list[int]], count: int = OUTPUT) ->
     return [one.request for one in sent]
 
 
-@covers("max_running_requests=1", "max_running_requests=3")
+@covers("max_running_requests=1", "max_running_requests=3", platform="cpu")
 def test_max_running_requests(small: Small) -> None:
     def at_work(most: int) -> tuple[int, int]:
         with engine(small, max_running_requests=most) as served:
@@ -302,7 +304,7 @@ def test_max_running_requests(small: Small) -> None:
     assert at_work(3) == (3, 0)
 
 
-@covers("max_queued_requests=1", "max_queued_requests=4")
+@covers("max_queued_requests=1", "max_queued_requests=4", platform="cpu")
 def test_max_queued_requests(small: Small) -> None:
     def refused(most: int) -> list[str]:
         with engine(small, max_running_requests=1, max_queued_requests=most) as served:
@@ -320,14 +322,20 @@ def _steps(small: Small, prompts: Sequence[list[int]], **flags: object) -> int:
         return served.stats().steps
 
 
-@covers("chunked_prefill_size=8", "chunked_prefill_size=11", "chunked_prefill_size=33", "chunked_prefill_size=-1")
+@covers(
+    "chunked_prefill_size=8",
+    "chunked_prefill_size=11",
+    "chunked_prefill_size=33",
+    "chunked_prefill_size=-1",
+    platform="cpu",
+)
 def test_chunked_prefill_size(small: Small) -> None:
     prompt = small.prompts[-1]
     assert len(prompt) == 33
     assert [_steps(small, [prompt], chunk=chunk) for chunk in (8, 11, 33, -1)] == [5, 3, 1, 1]
 
 
-@covers("max_prefill_tokens=16", "max_prefill_tokens=40", "max_prefill_tokens=70")
+@covers("max_prefill_tokens=16", "max_prefill_tokens=40", "max_prefill_tokens=70", platform="cpu")
 def test_max_prefill_tokens(small: Small) -> None:
     """Prompts of 17, 20 and 33 tokens that are not cut."""
     prompts = small.prompts[-3:]
@@ -337,8 +345,8 @@ def test_max_prefill_tokens(small: Small) -> None:
 @pytest.mark.parametrize(
     ("policy", "order"),
     [
-        pytest.param("fcfs", ["cold", "warm"], marks=covers("schedule_policy=fcfs")),
-        pytest.param("lpm", ["warm", "cold"], marks=covers("schedule_policy=lpm")),
+        pytest.param("fcfs", ["cold", "warm"], marks=covers("schedule_policy=fcfs", platform="cpu")),
+        pytest.param("lpm", ["warm", "cold"], marks=covers("schedule_policy=lpm", platform="cpu")),
     ],
 )
 def test_schedule_policy(small: Small, policy: str, order: list[str]) -> None:
@@ -354,7 +362,7 @@ def test_schedule_policy(small: Small, policy: str, order: list[str]) -> None:
     assert ended == order
 
 
-@covers("schedule_conservativeness=0.01", "schedule_conservativeness=100.0")
+@covers("schedule_conservativeness=0.01", "schedule_conservativeness=100.0", platform="cpu")
 def test_schedule_conservativeness(small: Small) -> None:
     """A pool that holds any one request, but not what all of them grow to."""
 
@@ -367,7 +375,7 @@ def test_schedule_conservativeness(small: Small) -> None:
     assert retractions(100.0) == 0
 
 
-@covers("disable_overlap_schedule=false", "disable_overlap_schedule=true")
+@covers("disable_overlap_schedule=false", "disable_overlap_schedule=true", platform="cpu")
 def test_disable_overlap_schedule(small: Small) -> None:
     """Planned ahead, a step past the end is computed before the stop token is seen; otherwise it is not."""
     stop = small.tokens[-1][3]

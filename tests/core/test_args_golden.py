@@ -59,7 +59,8 @@ UNREACHABLE = {
     "too_few",
     "backends_disagree",
     "bad_text",  # no terminal shows it
-    "port_unavailable",  # another process must hold the port
+    "host_unavailable",  # a socket must be refused, here and in the next
+    "port_unavailable",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from args_world import GIB, backend, both, device, fits, manifest, model, reader, resolved, user
 
@@ -137,6 +139,41 @@ def test_default_can_read_a_quantity() -> None:
     fraction = resolved(on=manifest(contributions=(extra,))).config.memory.mem_fraction_static
     assert 0.4 < fraction < 0.5  # 8 of 16 GiB and a little more stay free
     assert resolved().config.memory.mem_fraction_static == 0.88
+
+
+def test_the_reason_of_the_static_fraction_says_which_of_two_decided() -> None:
+    """Of a platform without figures of its own, twelve in a hundred stay free even if the parts come to less."""
+    extra = Contribution("reserved_memory", "mailboxes", lambda seen: 8 * GIB, "peers write into them")
+    assert "12 % stays free" in resolved().stories["mem_fraction_static"].reason
+    by_sum = resolved(on=manifest(contributions=(extra,))).stories["mem_fraction_static"]
+    assert by_sum.reason == "reserved_memory stays free"
+
+
+def test_a_platform_s_part_may_take_the_place_of_core_s() -> None:
+    known = Contribution(
+        "reserved_memory", "steps", lambda seen: 5 * GIB, "it was weighed", instead_of=("activations", "sampling")
+    )
+    plain = {part.name: part for part in resolved().quantities["reserved_memory"].parts}
+    mine = {
+        part.name: part for part in resolved(on=manifest(contributions=(known,))).quantities["reserved_memory"].parts
+    }
+    assert plain.keys() - mine.keys() == {"activations", "sampling"}
+    assert mine.keys() - plain.keys() == {"steps"}
+    unknown = replace(known, instead_of=("nothing",))
+    with pytest.raises(PluginError, match="srv has no part nothing in it"):
+        resolved(on=manifest(contributions=(unknown,)))
+
+
+def test_shares_are_of_what_the_parts_before_leave() -> None:
+    half = Contribution("reserved_memory", "half", lambda seen: 0.5, "half of it", of_rest=True)
+    tenth = Contribution("reserved_memory", "tenth", lambda seen: 0.1, "a tenth", of_rest=True)
+    fixed = Contribution("reserved_memory", "fixed", lambda seen: 4 * GIB, "four")
+    total = device().memory_bytes
+    before = resolved(on=manifest(contributions=(fixed,))).quantities["reserved_memory"].total
+    after = resolved(on=manifest(contributions=(half, fixed, tenth))).quantities["reserved_memory"].total
+    assert total - after == pytest.approx((total - before) * 0.5 * 0.9)
+    with pytest.raises(PluginError, match="must lie between 0 and 1"):
+        resolved(on=manifest(contributions=(replace(half, compute=lambda seen: 1.5),)))
 
 
 @pytest.mark.parametrize(("quantity", "amount"), [("reserved_money", 1), ("reserved_memory", "much")])

@@ -125,12 +125,12 @@ def test_file_is_read_and_outranked(tmp_path: Path) -> None:
         ("--page-size: 1", "unknown_key", "Did you mean page_size?"),
         ("port: 1\npage_size: 1\nport: 2", "duplicate_key", "line 1 says it already"),
         ("tp_size: 1\ntensor_parallel_size: 1", "duplicate_key", "line 1 says it already"),
-        ("page_size: '1'", "bad_value", "is not a whole number but str"),
-        ("page_size: true", "bad_value", "is not a whole number but bool"),
+        ("page_size: '1'", "bad_value", "is not a whole number but a text"),
+        ("page_size: true", "bad_value", "is not a whole number but true or false"),
         ("page_size: null", "bad_value", "Leave the key out"),
-        ("revision: 0123", "bad_value", "is not a text but int"),
+        ("revision: 0123", "bad_value", "is not a text but a whole number"),
         ("revision: 2024-99-99", "bad_value", "YAML cannot read it"),
-        ("host: [a, b]", "bad_value", "is not a text but list"),
+        ("host: [a, b]", "bad_value", "is not a text but a list"),
         ("? [a, b]\n: 1", "unknown_key", "a key that is no text"),
         ("- page_size", "bad_config_file", "no mapping"),
         ("page_size: [", "bad_config_file", "no valid YAML"),
@@ -184,3 +184,27 @@ def test_every_argument_has_a_variable_by_each_of_its_names(name: str) -> None:
         assert said.argument == name
         assert said.source == f"environment SRV_{spelling.upper()}"
         assert said.value == argument.parse(text)
+
+
+def said_twice(*words: str) -> list[tuple[str, str, str]]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    user = gather(parser.parse_args(words), {})
+    return [(each.code, each.what, each.reason) for each in user.rejections]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "told"),
+    [
+        (("--page-size", "16", "--page-size", "32"), "page_size", "it is given as 16 and 32"),
+        (("--model", "a", "--model-path", "b"), "model_path", "it is given as a and b"),
+        (("--config", "a.yaml", "--config", "b.yaml"), "config", "it is given as a.yaml and b.yaml"),
+        (("--api-key", "one", "--api-key", "two"), "api_key", "it is given as two different values"),
+    ],
+)
+def test_the_command_line_may_not_contradict_itself(words: tuple[str, ...], name: str, told: str) -> None:
+    assert said_twice(*words) == [("said_twice", name, told)]
+
+
+def test_the_command_line_may_repeat_itself() -> None:
+    assert said_twice("--page-size", "16", "--page-size", "16", "--disable-radix-cache", "--disable-radix-cache") == []

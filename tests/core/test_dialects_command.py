@@ -74,6 +74,24 @@ def test_refusals_come_after_what_could_be_translated(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "srv launch --tp-size 2\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("rtp-llm", "--", "--tp_size", "abc"),
+            "(set by --tp_size abc (rtp-llm)): it is no whole number",
+        ),
+        (("vllm", "--", "--gpu-memory-utilization", "nan"), "mem_fraction_static = nan"),
+        (("vllm", "--", "--gpu-memory-utilization", "2"), "it must be above 0 and below 1"),
+        (("vllm", "--", "--port=70000"), "port = 70000 (set by --port 70000 (vllm)): it must be between 1 and 65535"),
+    ],
+)
+def test_a_value_that_no_launch_would_take_is_refused(words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        run("--from", *words)
+    assert told in str(caught.value)
+
+
 def test_json_says_whether_all_of_it_was_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--from", "rtp-llm", "--format", "json", "--", "--m-split", "4") == 2
     told = json.loads(capsys.readouterr().out)

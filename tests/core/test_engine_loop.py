@@ -13,6 +13,7 @@ from sched_driver import END, limits, message
 
 from srv.engine.executor import InProcessExecutor, Launched
 from srv.engine.loop import EngineLoop
+from srv.errors import IntegrityError
 from srv.io.channel import InProcessChannel
 from srv.io.messages import (
     Abort,
@@ -76,6 +77,14 @@ class NeverPlans(Scheduler):
 
     def schedule(self) -> Plan | None:
         return None
+
+
+class LosesCount(Scheduler):
+    """A scheduler whose pages do not add up any more once it has served a request."""
+
+    def check_integrity(self, deep: bool = False) -> None:
+        if self.stats().finished:
+            raise IntegrityError("a page was lost")
 
 
 class Harness:
@@ -323,3 +332,13 @@ def test_the_loop_stops_when_its_parent_is_gone(depth: int) -> None:
     engine.executor.close()
     assert 0 < len(engine.tokens("a")) < 10
     assert engine.of_kind(Drained) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_at_rest_every_page_is_accounted_for_once(depth: int) -> None:
+    """Whoever loses a page finds out when the engine has nothing to do, not when the pool has run dry."""
+    harness = Harness(depth, scheduler=LosesCount)
+    harness.hear(message("a", A, 4))
+    with pytest.raises(IntegrityError, match="lost"):
+        harness.run()
+    assert harness.scheduler.idle

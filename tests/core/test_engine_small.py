@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
+import torch
 from engine_small import FIELDS, OUTPUT, Small, engine, greedy, make_small, message, messages
+from models_small import small_model, write_gguf
 
 from srv_matrix.pytest_plugin import covers
 
@@ -42,7 +45,7 @@ CELLS = {
 
 @pytest.mark.parametrize(
     ("kind", "page", "chunk", "overlap"),
-    [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors")) for setup in SETUPS],
+    [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors", platform="cpu")) for setup in SETUPS],
 )
 def test_greedy_tokens_are_those_of_transformers(
     small: MakeSmall, kind: str, page: int, chunk: int, overlap: bool
@@ -59,6 +62,23 @@ def test_greedy_tokens_are_those_of_transformers(
     assert [result.cached_tokens for result in [*missed, alone]] == [0] * (len(one.prompts) + 1)
     assert [result.cached_tokens for result in hits] == [(len(prompt) - 1) // page * page for prompt in one.prompts]
     assert [result.prompt_tokens for result in hits] == [len(prompt) for prompt in one.prompts]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=covers(f"model:{CELLS[kind]}/gguf", platform="cpu"))
+        for kind in ("llama", "qwen2", "qwen3")
+    ],
+)
+def test_a_gguf_file_gives_the_same_tokens(small: MakeSmall, kind: str, tmp_path: Path) -> None:
+    """A file says nothing of a window, so its model has none."""
+    torch.manual_seed(0)
+    model, one = small_model(kind), small("llama")
+    write_gguf(tmp_path / "small.gguf", model, kind)
+    with engine(one, 16, 16, model_path=tmp_path / "small.gguf") as served:
+        results = served.generate(messages(one.prompts, 6))
+    assert [result.tokens for result in results] == [greedy(model, prompt, 6) for prompt in one.prompts]
 
 
 @pytest.mark.parametrize("overlap", [True, False])

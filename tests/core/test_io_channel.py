@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -44,6 +47,25 @@ def test_messages_arrive_whole_and_in_order() -> None:
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     directory.close()
     assert not directory.path.exists()
+
+
+def test_directories_of_dead_servers_are_removed_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "from srv.io.channel import SocketDirectory as D; import os; print(D().path, flush=True); os._exit(9)"
+    dead = Path(subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)},
+                               capture_output=True, text=True, timeout=60, check=False).stdout.strip())  # fmt: skip
+    (foreign := tmp_path / "srv-of-another-program").mkdir()
+    assert dead.parent == tmp_path
+    assert dead.is_dir()
+    living = SocketDirectory()
+    assert not dead.exists()
+    second = SocketDirectory()
+    assert living.path.is_dir()
+    assert foreign.is_dir()
+    living.close()
+    second.close()
 
 
 def test_a_temporary_directory_with_a_long_name_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

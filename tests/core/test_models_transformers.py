@@ -130,7 +130,8 @@ def test_what_transformers_says_is_cut_short(tmp_path: Path) -> None:
     edit_config(tmp_path, hidden_act="soft" * 1000)
     with pytest.raises(ModelError) as caught:
         built(tmp_path)
-    assert caught.value.code == "unsupported_architecture"
+    assert caught.value.code == "unsupported_config"
+    assert "transformers cannot make it: KeyError" in str(caught.value)
     assert len(str(caught.value)) < 800
 
 
@@ -161,7 +162,7 @@ def test_facts_that_contradict_the_model(tmp_path: Path) -> None:
     edit_config(tmp_path, head_dim=4)
     with pytest.raises(ModelError) as caught:
         built(tmp_path)
-    assert caught.value.code in ("shape_mismatch", "unsupported_architecture")
+    assert caught.value.code in ("shape_mismatch", "unsupported_config")
 
 
 def test_progress_ends_complete(tmp_path: Path) -> None:

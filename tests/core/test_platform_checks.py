@@ -9,12 +9,13 @@ import pytest
 
 from srv.errors import PluginError
 from srv.platform.checks import check_backends, check_manifest
-from srv.platform.facts import BackendSpec, Constraint, Default, DeviceFacts, PlatformFacts, Requires
+from srv.platform.facts import BackendSpec, Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires
 from srv.platform.manifest import Manifest, ProbeResult
 
 DEVICE = DeviceFacts("one", 1 << 30, 1, "Example")
 FACTS = PlatformFacts(lambda device: frozenset({"paged_kv"}), {"one": DEVICE})
 SPEC = BackendSpec("plain", 1, lambda seen: Requires(), "package.module:Class", "page_token_head")
+PART = Contribution("reserved_memory", "part", lambda seen: 0, "so it is")
 GOOD = Manifest(
     name="example",
     api=(1, 0),
@@ -79,6 +80,16 @@ def test_a_good_manifest_passes_and_is_returned() -> None:
         (facts(defaults=(SPEC,)), "PlatformFacts.defaults[0]", "not of type Default"),
         (facts(defaults=(Default("page_size", lambda: 1, "so"),)), "PlatformFacts.defaults[0].compute", "()"),
         (facts(defaults=(Default("page_size", lambda seen: 1, ""),)), "PlatformFacts.defaults[0].reason", "empty"),
+        (
+            facts(contributions=(replace(PART, instead_of="runtime"),)),
+            "PlatformFacts.contributions[0].instead_of",
+            "is 'runtime'",
+        ),
+        (
+            facts(contributions=(replace(PART, of_rest=1),)),
+            "PlatformFacts.contributions[0].of_rest",
+            "not of type bool",
+        ),
         (
             facts(constraints=(Constraint("dtype", "bad", lambda seen: None, ""),)),
             "PlatformFacts.constraints[0].remedy",

@@ -68,6 +68,30 @@ async def test_stream_is_cumulative() -> None:
         assert "index" not in events[0]
 
 
+async def test_a_stream_tells_what_grows_each_time_and_the_prompts_logprobs_first_and_last() -> None:
+    """The last event is the whole answer; those between do not repeat what does not change."""
+    wanted = {
+        "text": "abcd",
+        "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    }
+    async with serving() as server:
+        *events, _ = await server.stream("/generate", **wanted)
+        whole = (await server.post("/generate", **wanted)).json()
+    metas = [event["meta_info"] for event in events]
+    for count, event in enumerate(events, 1):
+        assert event["output_ids"] == whole["output_ids"][:count]
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert event["meta_info"][name] == whole["meta_info"][name][:count]
+    with_prompt = [count for count, meta in enumerate(metas) if "input_token_logprobs" in meta]
+    assert with_prompt == [0, 3]
+    for name in ("input_token_logprobs", "input_top_logprobs"):
+        assert metas[0][name] == metas[3][name] == whole["meta_info"][name]
+        assert len(whole["meta_info"][name]) == 4
+
+
 async def test_batch_stream_names_the_index() -> None:
     async with serving() as server:
         events = await server.stream("/generate", text=["a", "b"], sampling_params={"max_new_tokens": 2})

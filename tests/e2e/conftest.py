@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 import pytest
-from e2e_support import DEVICE, Server, served
+from e2e_support import Server, served
+
+from srv_matrix.pytest_plugin import ANY_MACHINE
 
 SHOWN_LOG_CHARACTERS = 6000
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model on the device under test, with the module's `SERVER_ARGUMENTS`. Must end with status 0."""
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, srv_device: str
+) -> Iterator[Server]:
+    """The demo model on the device under test, with the module's `SERVER_ARGUMENTS`. Must end with status 0.
+
+    On the processor of any machine the module's `PROCESSOR_ARGUMENTS` are added.
+    """
     arguments: tuple[str, ...] = getattr(request.module, "SERVER_ARGUMENTS", ())
+    if srv_device == ANY_MACHINE:
+        arguments += getattr(request.module, "PROCESSOR_ARGUMENTS", ())
     log = tmp_path_factory.mktemp("server") / "log"
-    with served(log, "--device", DEVICE, *arguments) as running:
+    with served(log, "--device", srv_device, *arguments) as running:
         yield running
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e_support import DEVICE, Server, free_port, greedy, launched, wait_until
+from e2e_support import Server, free_port, greedy, launched, wait_until
 from test_e2e_launch_errors import launch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -73,20 +73,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def common(model: Path) -> tuple[str, ...]:
-    """One slot and a pool for two long requests."""
+@pytest.fixture(scope="module")
+def common(model: Path, srv_device: str) -> tuple[str, ...]:
+    """The device under test, one slot, and a pool for two long requests."""
     pool = ("--max-running-requests", "1", "--max-total-tokens", str(2 * CONTEXT))
-    return ("--device", DEVICE, "--model-path", str(model), "--load-format", "dummy", *pool)
+    return ("--device", srv_device, "--model-path", str(model), "--load-format", "dummy", *pool)
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with launched(tmp_path_factory.mktemp("plain") / "log", *common(model)) as server:
+def plain(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with launched(tmp_path_factory.mktemp("plain") / "log", *common) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def other(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("other")
     template = folder / "twice.jinja"
     template.write_text("{% for one in messages %}{{ one.content }} {{ one.content }}{% endfor %}")
@@ -98,7 +99,7 @@ def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         *("--max-queued-requests", "1", "--max-stop-strings", "1", "--max-request-bytes", "4096"),
         *("--log-level", "warning"),
     )
-    server = Elsewhere((*common(model), *arguments), folder / "log")
+    server = Elsewhere((*common, *arguments), folder / "log")
     try:
         server.start()
         yield server
@@ -247,11 +248,11 @@ def test_max_queued_requests(plain: Server, other: Server) -> None:
         pytest.param("0.2", "abort", marks=covers("graceful_shutdown_seconds=0.2")),
     ],
 )
-def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, ends: str) -> None:
+def test_graceful_shutdown_seconds(common: tuple[str, ...], tmp_path: Path, seconds: str, ends: str) -> None:
     """Told to stop, one server lets the request come to its end, and the other one cuts it."""
     count = {"60": 2_000, "0.2": 90_000}[seconds]
     answers: list[Any] = []
-    with launched(tmp_path / "log", *common(model), "--graceful-shutdown-seconds", seconds) as server:
+    with launched(tmp_path / "log", *common, "--graceful-shutdown-seconds", seconds) as server:
         client = threading.Thread(target=lambda: answers.append(server.generate(**greedy("a", count))), daemon=True)
         client.start()
         wait_until(lambda: server.metrics()["srv_requests_running"] == 1, 30, "the request runs")
@@ -264,10 +265,10 @@ def test_graceful_shutdown_seconds(model: Path, tmp_path: Path, seconds: str, en
 
 
 @covers("engine_start_timeout_seconds=900.0", "engine_start_timeout_seconds=0.05")
-def test_engine_start_timeout_seconds(model: Path, plain: Server) -> None:
+def test_engine_start_timeout_seconds(common: tuple[str, ...], plain: Server) -> None:
     """What the plain server was given time for, a launch without patience gives up."""
     assert plain.health() == 200
-    arguments = (*common(model), "--port", str(free_port()), "--engine-start-timeout-seconds", "0.05")
+    arguments = (*common, "--port", str(free_port()), "--engine-start-timeout-seconds", "0.05")
     status, text, _ = launch(*arguments)
     assert status == 1
     assert "the engine was not ready after 0.05 seconds" in text

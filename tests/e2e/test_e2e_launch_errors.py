@@ -60,8 +60,16 @@ def test_port_in_use(taken_port: int) -> None:
     assert f"127.0.0.1:{taken_port}" in text
     assert "Address already in use" in text
     assert "--port" in text
+    assert f"port = {taken_port} (set by command line)" in text
     assert "[port_unavailable]" in text
     assert "loaded" not in text, "the port is tried before weights are read"
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
+def test_a_host_that_is_not_of_this_machine(host: str) -> None:
+    text = refused("--host", host)
+    assert f"host = {host} (set by command line)" in text
+    assert "[host_unavailable]" in text
 
 
 def test_a_server_that_still_loads_holds_its_port(tmp_path: Path) -> None:

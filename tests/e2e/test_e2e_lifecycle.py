@@ -6,14 +6,29 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
-from e2e_support import REQUEST_S, STOP_S, Server, gone, greedy, launched, read_events, wait_until
+from e2e_support import (
+    REQUEST_S,
+    SCRIPT,
+    START_S,
+    STOP_S,
+    Server,
+    clean_environment,
+    gone,
+    greedy,
+    launched,
+    read_events,
+    srv_command,
+    wait_until,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -107,7 +122,7 @@ def test_told_to_stop_with_little_grace_clients_are_told(tmp_path: Path) -> None
         assert "Traceback" not in server.log_text()
 
 
-def test_engine_killed_clients_get_an_error_and_health_says_so(tmp_path: Path) -> None:
+def test_engine_killed_clients_get_an_error_and_the_server_ends(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("In one piece", 6000))
         os.kill(server.engine_pid(), signal.SIGKILL)
@@ -118,15 +133,44 @@ def test_engine_killed_clients_get_an_error_and_health_says_so(tmp_path: Path) -
         (answer,) = whole.answer()
         assert whole.status == 503
         assert answer["error"]["code"] == "engine_dead"
-        health = server.get("/health")
-        assert (health.status_code, health.json()) == (503, {"status": "engine dead"})
-        later = server.post("/v1/completions", prompt="a", max_tokens=1)
-        assert (later.status_code, later.json()["error"]["code"]) == (503, "engine_dead")
-        assert server.get("/health_generate").status_code == 503
-        assert server.metrics()["srv_engine_up"] == 0
-        assert server.get("/get_server_info").status_code == 200
+        assert server.wait() == 1, server.log_text()
+        assert "the engine is gone: the engine process ended with signal 9" in server.log_text()
         assert "Traceback" not in server.log_text()
+
+
+def test_server_killed_while_the_engine_starts_leaves_no_engine(tmp_path: Path) -> None:
+    """The engine process may not have run a line of its own when its parent is gone."""
+    server = Server(ARGUMENTS, tmp_path / "log")
+    with server.log.open("wb") as log:
+        server.process = subprocess.Popen(
+            srv_command("launch", "--port", str(server.port), *ARGUMENTS),
+            stdout=log,
+            stderr=log,
+            env=clean_environment(),
+        )
+    try:
+        wait_until(lambda: bool(psutil.Process(server.pid).children()), START_S, "the engine process to be there")
+        (engine,) = (child.pid for child in psutil.Process(server.pid).children())
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        wait_until(lambda: gone(engine), START_S, "the engine process is gone")
+    finally:
+        if server.process.poll() is None:
+            server.kill()
+
+
+def test_the_folder_it_is_started_in_is_no_place_to_import_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('the wrong numpy')\n")
+    monkeypatch.chdir(tmp_path)
+    server = Server(ARGUMENTS, tmp_path / "log", program=SCRIPT)
+    try:
+        server.start()
         assert server.stop() == 0
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
 
 
 def test_server_killed_its_engine_ends_in_the_midst_of_its_work(

@@ -1,8 +1,8 @@
 """The engine's greedy tokens on the demo model are those of transformers in float32, however they are scheduled.
 
 The reference is computed once: transformers' own GGUF reader and modelling code, each prompt alone. A token
-that differs is a failure, unless the reference's two best logits at that place are within NEAR_TIE of each
-other; at most one prompt in a hundred may be excused so.
+that differs is a failure, unless it is the reference's second best and within NEAR_TIE of its best; at most one
+prompt in a hundred may be excused so, over all configurations together: of twenty, none.
 """
 
 from __future__ import annotations
@@ -56,32 +56,35 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Expected:
-    """One prompt, what transformers makes of it, and the distance of its two best logits at each token."""
+    """One prompt, what transformers makes of it, and at each token the second best and its distance in logits."""
 
     prompt: list[int]
     tokens: list[int]
+    seconds: list[int]
     gaps: list[float]
 
 
 @dataclass
 class Tally:
-    """Prompts compared over all configurations, and those of them that were excused by a near tie."""
+    """Comparisons over all configurations, and by prompt the first that a near tie excused."""
 
     compared: int = 0
-    excused: list[str] = field(default_factory=list)
+    excused: dict[int, str] = field(default_factory=dict)
 
 
 def greedy(model: torch.nn.Module, prompt: list[int]) -> Expected:
     """Plain greedy decoding of one sequence; nothing ends it and nothing changes its logits."""
     tokens: list[int] = []
+    seconds: list[int] = []
     gaps: list[float] = []
     step = model(input_ids=torch.tensor([prompt]), use_cache=True)
     while True:
         best = step.logits[0, -1].topk(2)
         tokens.append(int(best.indices[0]))
+        seconds.append(int(best.indices[1]))
         gaps.append(float(best.values[0] - best.values[1]))
         if len(tokens) == OUTPUT:
-            return Expected(prompt, tokens, gaps)
+            return Expected(prompt, tokens, seconds, gaps)
         step = model(input_ids=torch.tensor([tokens[-1:]]), past_key_values=step.past_key_values, use_cache=True)
 
 
@@ -179,7 +182,7 @@ def test_at_most_one_prompt_in_a_hundred_needed_the_excuse(tally: Tally) -> None
     """Over all configurations above."""
     if not tally.compared:
         pytest.skip("no prompt was compared; run the whole module, whose other tests do that")
-    assert len(tally.excused) <= EXCUSED_PART * tally.compared, "\n".join(tally.excused)
+    assert len(tally.excused) <= EXCUSED_PART * len(TEXTS), "\n".join(tally.excused.values())
 
 
 def generate(engine: LocalEngine, wanted: Sequence[Expected], count: int = OUTPUT) -> list[Generated]:
@@ -203,7 +206,10 @@ def differences(page: int, expected: Sequence[Expected], runs: Sequence[Run], ta
         tokens = f"{result.tokens[at]}, not {one.tokens[at]}"
         where = f"prompt {run.number}, {'cached' if run.cached else 'not cached'}, token {at}"
         found = f"{where}: {tokens}; the reference's gap is {one.gaps[at]:.2g}"
-        (tally.excused if one.gaps[at] < NEAR_TIE else wrong).append(found)
+        if one.gaps[at] < NEAR_TIE and result.tokens[at] == one.seconds[at]:
+            tally.excused.setdefault(run.number, found)
+        else:
+            wrong.append(found)
     return wrong
 
 

@@ -99,8 +99,8 @@ def broken(platform: str, on: DeviceFacts, about: ModelFacts | None = None, **va
     }
 
 
-def reserved(platform: str, name: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> float:
-    """GiB that one of the platform's contributions keeps free."""
+def part_of(platform: str, name: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> float:
+    """What one of the platform's contributions gives: bytes, or a share of the rest."""
     (part,) = (each for each in FACTS[platform].contributions if each.name == name)
     assert isinstance(part, Contribution)
-    return part.compute(decided(part.reads, on, about, values)) / GIB
+    return part.compute(decided(part.reads, on, about, values))

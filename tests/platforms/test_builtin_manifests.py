@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rules_world import device, fit, model
 
 from srv.errors import PlatformUnavailable
 from srv.platform.choose import choose, device_for_plan, parse_device
 from srv.platform.contract import create_platform
-from srv.platform.facts import Requires, Unfit
+from srv.platform.facts import Requires
 from srv.platform.manifest import EngineContext
 from srv.platform.registry import find_platforms
 
@@ -111,13 +112,11 @@ def test_npu_chunks_by_the_card_s_memory(profile: str, chunk: int) -> None:
 
 
 def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:
-    check = backend("cuda", "attention", "flashinfer").check
-    assert check(seen("cuda", "sm90", head_dim=128, architecture="LlamaForCausalLM")) == Requires()
-    verdict = check(seen("cuda", "sm90", head_dim=80, architecture="LlamaForCausalLM"))
-    assert isinstance(verdict, Unfit)
-    assert "head_dim 80" in verdict.reasons[0]
-    bare = SimpleNamespace(device=SimpleNamespace(versions={"torch": "2.13"}), model=None)
-    assert check(bare) == Unfit(("the package flashinfer-python is not installed",))
+    on = device("cuda", "sm90")
+    assert fit(on, "cuda", "attention", "flashinfer", model(head_dim=128)) == {}
+    assert "head_dim 80" in fit(on, "cuda", "attention", "flashinfer", model(head_dim=80))
+    bare = device("cuda", "sm90", torch="2.13")
+    assert fit(bare, "cuda", "attention", "flashinfer", None) == "the package flashinfer-python is not installed"
 
 
 def test_bfloat16_is_no_capability_of_old_gpus() -> None:

@@ -27,7 +27,7 @@ def attention(name: str, variant: str, about: ModelFacts | None = None, **user: 
         ("flashinfer", ("sm80", "sm90", "sm100"), model()),
         ("triton", ("sm80", "sm90", "sm100"), model()),
         ("fa3", ("sm90",), model()),
-        ("trtllm_mha", ("sm100",), model()),
+        ("trtllm_mha", ("sm90", "sm100"), model()),
         ("trtllm_mla", ("sm100",), LATENT),
         ("flashmla", ("sm90", "sm100"), LATENT),
         ("cutlass_mla", ("sm100",), LATENT),
@@ -59,10 +59,25 @@ def test_pages_are_those_that_the_kernels_read_the_best_first(name: str, variant
     assert attention(name, variant, about).get("page_size") == pages
 
 
-@pytest.mark.parametrize("name", ["fa3", "trtllm_mha"])
-def test_no_latent_attention_where_there_is_none(name: str) -> None:
-    variant = {"fa3": "sm90", "trtllm_mha": "sm100"}[name]
-    assert attention(name, variant, LATENT) == "it computes no latent attention"
+def test_no_latent_attention_where_there_is_none() -> None:
+    assert attention("trtllm_mha", "sm100", LATENT) == "it computes no latent attention"
+    assert isinstance(attention("fa3", "sm90", LATENT), dict)
+
+
+def test_flashinfer_takes_latent_attention_by_itself_on_one_variant_and_elsewhere_if_named() -> None:
+    assert isinstance(attention("flashinfer", "sm100", LATENT), dict)
+    for variant in ("sm80", "sm90"):
+        assert "left to other kernels, unless it is named" in attention("flashinfer", variant, LATENT)
+        for naming in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+            assert isinstance(attention("flashinfer", variant, LATENT, **{naming: "flashinfer"}), dict)
+
+
+def test_flash_attention_3_reads_no_pool_of_five_exponent_bits() -> None:
+    named = {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "fa3"}
+    assert attention("fa3", "sm90", model(), **named) == "it reads no pool in fp8_e5m2"
+    assert "left to triton" in attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2")
+    assert isinstance(attention("flashinfer", "sm100", model(), kv_cache_dtype="fp8_e5m2"), dict)
+    assert isinstance(attention("triton", "sm90", model(), kv_cache_dtype="fp8_e5m2"), dict)
 
 
 @pytest.mark.parametrize("name", ["trtllm_mla", "flashmla", "cutlass_mla"])
@@ -91,7 +106,13 @@ def test_the_pool_s_type_is_asked_for_only_where_the_user_names_one(name: str) -
 def test_trtllm_mha_checks_a_chain_of_guesses(branches: int | None, fits: bool) -> None:
     answer = attention("trtllm_mha", "sm100", model(), speculative_eagle_topk=branches)
     assert isinstance(answer, dict) == fits
-    assert isinstance(attention("fa3", "sm90", model(), speculative_eagle_topk=branches), dict)
+
+
+@pytest.mark.parametrize(("branches", "chosen"), [(None, True), (1, True), (2, False)])
+def test_fa3_is_not_chosen_for_a_tree_of_guesses_but_may_be_named(branches: int | None, chosen: bool) -> None:
+    assert isinstance(attention("fa3", "sm90", model(), speculative_eagle_topk=branches), dict) == chosen
+    named = {"attention_backend": "fa3", "speculative_eagle_topk": branches}
+    assert isinstance(attention("fa3", "sm90", model(), **named), dict)
 
 
 def test_attention_in_two_chunks_excludes_what_it_cannot_do() -> None:
@@ -107,7 +128,7 @@ def test_attention_in_two_chunks_excludes_what_it_cannot_do() -> None:
     ("about", "variant", "able"),
     [
         (GPT_OSS, "sm100", {"trtllm_mha", "triton"}),
-        (GPT_OSS, "sm90", {"fa3", "triton"}),
+        (GPT_OSS, "sm90", {"fa3", "trtllm_mha", "triton"}),
         (GPT_OSS, "sm80", {"triton"}),
         (LLAMA4, "sm100", {"triton"}),
         (LLAMA4, "sm90", {"fa3", "triton"}),
@@ -133,12 +154,26 @@ def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
         (GPT_OSS, "sm80", "triton", 1),
         (LLAMA4, "sm90", "fa3", 1),
         (LLAMA4, "sm100", "triton", 1),
-        (model(), "sm100", "flashinfer", 1),
+        (model(), "sm80", "flashinfer", 1),
+        (model(), "sm90", "fa3", 1),
+        (model(), "sm100", "trtllm_mha", 64),
+        (LATENT, "sm80", "triton", 1),
+        (LATENT, "sm90", "fa3", 1),
+        (LATENT, "sm100", "flashinfer", 1),
     ],
 )
 def test_the_best_that_fits_a_family_is_chosen(about: Any, variant: str, backend: str, page: int) -> None:
     config = resolved(variant, about).config
     assert (config.platform.attention_backend, config.memory.page_size) == (backend, page)
+
+
+def test_trtllm_mha_computes_output_on_one_variant_more_than_prompts() -> None:
+    config = resolved("sm90", model(), decode_attention_backend="trtllm_mha").config.platform
+    assert (config.prefill_attention_backend, config.decode_attention_backend) == ("fa3", "trtllm_mha")
+    with pytest.raises(Refusal, match="it fits decode_attention_backend alone here"):
+        resolved("sm90", model(), attention_backend="trtllm_mha")
+    config = resolved("sm100", model(), prefill_attention_backend="trtllm_mha").config.platform
+    assert config.prefill_attention_backend == "trtllm_mha"
 
 
 def test_a_page_size_of_the_user_s_is_never_changed() -> None:

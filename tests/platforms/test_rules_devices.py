@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, reserved, said
+from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, part_of, said
 
 from srv.args.resolve import resolve
 from srv.args.statement import UserInput
@@ -67,14 +67,14 @@ def test_aiter_is_taken_where_it_is_installed() -> None:
 def test_long_contexts_cost_aiter_memory() -> None:
     on = device("rocm", "gfx942")
     used = {"prefill_attention_backend": "aiter", "decode_attention_backend": "aiter"}
-    share = 0.15 * 192
-    assert reserved("rocm", "long_contexts", on, context_length=8193, **used) == pytest.approx(share)
-    assert reserved("rocm", "long_contexts", on, context_length=8192, **used) == 0
-    assert reserved("rocm", "long_contexts", on, context_length=None, **used) == 0
+    share = 0.15
+    assert part_of("rocm", "long_contexts", on, context_length=8193, **used) == pytest.approx(share)
+    assert part_of("rocm", "long_contexts", on, context_length=8192, **used) == 0
+    assert part_of("rocm", "long_contexts", on, context_length=None, **used) == 0
     used["prefill_attention_backend"] = "triton"
-    assert reserved("rocm", "long_contexts", on, context_length=65536, **used) == pytest.approx(share)
+    assert part_of("rocm", "long_contexts", on, context_length=65536, **used) == pytest.approx(share)
     used["decode_attention_backend"] = "triton"
-    assert reserved("rocm", "long_contexts", on, context_length=65536, **used) == 0
+    assert part_of("rocm", "long_contexts", on, context_length=65536, **used) == 0
 
 
 def test_rocm_s_own_figures() -> None:
@@ -176,6 +176,15 @@ def test_intel_s_kernels_read_certain_pages() -> None:
     assert fit(on, "xpu", "attention", "intel_xpu", model()) == {"page_size": (64, 128)}
     assert fit(on, "xpu", "attention", "intel_xpu", LATENT) == {"page_size": (64, 128, 32, 16)}
     assert fit(on, "xpu", "attention", "triton", model()) == {}
+
+
+def test_intel_s_kernels_have_no_attention_sinks_and_no_chunks() -> None:
+    on = device("xpu", "bmg")
+    assert fit(on, "xpu", "attention", "intel_xpu", GPT_OSS) == (
+        "GptOssForCausalLM has attention sinks, which only triton computes here"
+    )
+    assert "attends within chunks" in fit(on, "xpu", "attention", "intel_xpu", LLAMA4)
+    assert fit(on, "xpu", "attention", "triton", GPT_OSS) == {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -112,6 +112,8 @@ def _candidate(slot: str, spec: BackendSpec, platform: str, facts: Facts, user: 
         raise PluginError(
             f"platform {platform}", member, f"check gave {type(answer).__name__}", "It must give Requires or Unfit."
         )
+    if answer.slots and slot not in answer.slots:
+        return Candidate(slot, spec, {}, (f"it fits {' or '.join(answer.slots)} alone here",))
     reasons: list[str] = []
     for name, values_wanted in answer.values.items():
         _check_requirement(name, values_wanted, platform, member)

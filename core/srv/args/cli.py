@@ -1,13 +1,14 @@
 """The flags of server arguments, made from their declarations.
 
 argparse finds flags and texts; reading the texts is left to the declarations (`srv.args.command_line`). Unset is
-absence: a flag that was not given is not in the namespace.
+absence: a flag that was not given is not in the namespace. One that was is there with the text of each time, so that
+two different ones can be refused.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS
@@ -39,25 +40,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_server_arguments=True)
     parser.usage = f"{parser.prog} [FLAG ...]"
     if isinstance(parser, Parser):
-        parser.fill(lambda: _add_all(parser))
+        parser.fill(lambda words: _add_all(parser, words))
     else:
-        _add_all(parser)
+        _add_all(parser, None)
 
 
-def _add_all(parser: argparse.ArgumentParser) -> None:
+def _add_all(parser: argparse.ArgumentParser, words: Set[str] | None) -> None:
+    """Add the flags that are among the words (None: all of them)."""
     config = parser.add_argument_group("configuration file")
     config.add_argument(
         "--config",
+        action="append",
         metavar="FILE",
         default=argparse.SUPPRESS,
         help="YAML file of arguments by name; the command line and SRV_ variables go before it",
     )
     sections = {group: parser.add_argument_group(_TITLES.get(group, group)) for group in GROUPS}
-    for argument in ARGUMENTS.values():
-        _add_flag(sections[argument.group], argument)
     outdated = parser.add_argument_group("deprecated")
-    for switch in DEPRECATED.values():
-        _add_flag(outdated, switch)
+    for argument in (*ARGUMENTS.values(), *DEPRECATED.values()):
+        if words is None or not words.isdisjoint(_spellings(argument)):
+            _add_flag(outdated if argument.deprecated else sections[argument.group], argument)
+
+
+def _spellings(argument: Argument) -> list[str]:
+    """Every word that argparse would take for this argument's flag."""
+    flags = ["--" + name.replace("_", "-") for name in argument.names]
+    return flags + ["--no-" + flag.removeprefix("--") for flag in flags]
 
 
 def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:
@@ -73,17 +81,19 @@ def _add_names(
 ) -> None:
     target: dict[str, Any] = {"dest": PREFIX + name, "default": argparse.SUPPRESS, "help": help_text}
     if argument.kind.base is bool and not argument.kind.many:
-        section.add_argument(*flags, action="store_const", const="true", **target)
+        section.add_argument(*flags, action="append_const", const="true", **target)
         if not argument.name.startswith("disable_"):
             negations = ["--no-" + flag.removeprefix("--") for flag in flags]
             target["help"] = argparse.SUPPRESS
-            section.add_argument(*negations, action="store_const", const="false", **target)
+            section.add_argument(*negations, action="append_const", const="false", **target)
     elif argument.kind.many:
-        section.add_argument(*flags, nargs="+", metavar=metavar(argument), **target)
+        section.add_argument(*flags, action="append", nargs="+", metavar=metavar(argument), **target)
     elif argument.arg.bare is not None:
-        section.add_argument(*flags, nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target)
+        section.add_argument(
+            *flags, action="append", nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target
+        )
     else:
-        section.add_argument(*flags, metavar=metavar(argument), **target)
+        section.add_argument(*flags, action="append", metavar=metavar(argument), **target)
 
 
 def metavar(argument: Argument) -> str:

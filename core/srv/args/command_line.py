@@ -25,19 +25,35 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
     """What the user said on the command line, and what of it cannot be read."""
     statements: list[UserStatement] = []
     rejections: list[Rejected] = []
-    for key, text in vars(namespace).items():
-        if not key.startswith(PREFIX) or text is None:
+    for key, given in vars(namespace).items():
+        if not key.startswith(PREFIX):
             continue
         name = key.removeprefix(PREFIX)
         argument = find_any(name)
         assert argument is not None  # `add_arguments` made no other
-        joined = ",".join(text) if isinstance(text, list) else text
-        read = read_text(argument, joined, Origin.COMMAND_LINE, SOURCE, name)
+        texts = dict.fromkeys(",".join(each) if isinstance(each, list) else each for each in given)
+        if len(texts) > 1:
+            rejections.append(_said_twice(argument.name, list(texts), argument.arg.secret))
+            continue
+        read = read_text(argument, next(iter(texts)), Origin.COMMAND_LINE, SOURCE, name)
         if isinstance(read, Rejected):
             rejections.append(read)
         else:
             statements.append(read)
     return statements, rejections
+
+
+def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejected]]:
+    """The file that `--config` names, and the refusal of a second one."""
+    files = list(dict.fromkeys(getattr(namespace, "config", ())))
+    if len(files) > 1:
+        return None, [_said_twice("config", files, False)]
+    return (files[0] if files else None), []
+
+
+def _said_twice(name: str, texts: Sequence[str], secret: bool) -> Rejected:
+    shown = "two different values" if secret else " and ".join(_short(text) for text in texts)
+    return Rejected("said_twice", name, None, SOURCE, f"it is given as {shown}", "Give it once.")
 
 
 def read_translation(translation: Translation) -> tuple[list[UserStatement], list[Rejected]]:
@@ -70,7 +86,7 @@ def bad_value(argument: Argument, value: object, source: str, reason: str) -> Re
 
 
 def _short(value: object) -> str:
-    text = str(value) if isinstance(value, (bool, int, float, str)) else repr(value)
+    text = value if isinstance(value, str) else repr(value)
     printable = "".join(character if character.isprintable() else "?" for character in text)
     return printable if len(printable) <= 60 else printable[:57] + "..."
 

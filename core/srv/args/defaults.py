@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from srv.args.rules import disaggregation, experts, graphs, lora, memory, parallel, speculative
+from srv.args.rules import disaggregation, experts, graphs, lora, memory, parallel, reserve, speculative
+from srv.args.rules.reserve import ITEM_SIZES
 from srv.models.facts import ModelFacts
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
-RESERVED_MEMORY = "reserved_memory"
+RESERVED_MEMORY = reserve.RESERVED_MEMORY
 QUANTITIES: Mapping[str, str] = MappingProxyType({RESERVED_MEMORY: "bytes"})  # name -> unit
 HOST_MEMORY = "host_memory"  # capability: the device computes in the host's own memory
 
@@ -21,17 +22,11 @@ _GIB = 2**30
 _CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # GiB of device memory below which a step has so many prompt tokens
 _LARGEST_CHUNK = 16384
 _MOST_TOKENS = 10**15  # more than any memory holds, however many requests a user asks for
-_ITEM_SIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-
-
-def item_size(dtype: str) -> int:
-    """Bytes of one element; an open type ("auto") counts as the widest."""
-    return _ITEM_SIZES.get(dtype, 4)
 
 
 def _own_dtype(model: ModelFacts) -> str:
     """The type to compute in: of the checkpoint, but bfloat16 where its weights are stored in 4 bits (MXFP4)."""
-    return model.dtype if model.dtype in _ITEM_SIZES and model.quantization != "mxfp4" else "bfloat16"
+    return model.dtype if model.dtype in ITEM_SIZES and model.quantization != "mxfp4" else "bfloat16"
 
 
 def _dtype(seen: Seen) -> str | None:
@@ -66,32 +61,6 @@ def _total_tokens(seen: Seen) -> int | None:
     if HOST_MEMORY not in seen.capabilities or context is None:
         return None
     return min(_MOST_TOKENS, int(2 * seen["max_running_requests"] * -(-context // page) * page))
-
-
-def _static_fraction(seen: Seen) -> float | None:
-    total = seen.device.memory_bytes
-    if total <= 0:
-        return None
-    free: float = 1 - seen[RESERVED_MEMORY] / total
-    return round(min(0.88, max(0.05, free)), 3)
-
-
-def _activation_bytes(seen: Seen) -> float:
-    model = seen.model
-    if model is None:
-        return 0
-    chunk, whole = seen["chunked_prefill_size"], max(seen["max_prefill_tokens"], model.context_length)
-    tokens = seen["max_running_requests"] + (chunk if chunk > 0 else whole)
-    return float(tokens * (8 * model.hidden_size + 3 * _inner_size(model)) * item_size(seen["dtype"]))
-
-
-def _inner_size(model: ModelFacts) -> int:
-    inner = model.config.get("intermediate_size")
-    return inner if isinstance(inner, int) else 4 * model.hidden_size
-
-
-def _sampling_bytes(seen: Seen) -> float:
-    return float(seen["max_running_requests"] * seen.model.vocab_size * 4 * 3) if seen.model else 0
 
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
@@ -152,40 +121,15 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         "twice what all running requests can hold is enough, and the memory is the host's",
         reads=("max_running_requests", "context_length", "page_size"),
     ),
-    Default(
-        "mem_fraction_static",
-        _static_fraction,
-        f"{RESERVED_MEMORY} stays free, and no less than 12 % of the memory",
-        reads=(RESERVED_MEMORY,),
-    ),
+    *reserve.FRACTIONS,
     *graphs.DEVICE_DEFAULTS,
 )
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
-    Contribution(
-        RESERVED_MEMORY,
-        "activations",
-        _activation_bytes,
-        "a step of the largest size needs that much between two layers",
-        reads=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "dtype"),
-    ),
-    Contribution(
-        RESERVED_MEMORY,
-        "sampling",
-        _sampling_bytes,
-        "each running request has float32 logits, probabilities and a sorted copy",
-        reads=("max_running_requests",),
-    ),
-    Contribution(
-        RESERVED_MEMORY,
-        "runtime",
-        lambda seen: min(_GIB // 2, seen.device.memory_bytes // 16),
-        "libraries and the allocator's slack take some",
-    ),
+    *reserve.ESTIMATE,
     *parallel.CONTRIBUTIONS,
     *speculative.CONTRIBUTIONS,
     *memory.CONTRIBUTIONS,
-    *graphs.CONTRIBUTIONS,
 )
 
 
@@ -210,7 +154,7 @@ def _dtype_possible(argument: str) -> Constraint:
         wanted = seen[argument]
         if wanted == "auto" or wanted in seen.capabilities:
             return None
-        able = ", ".join(sorted(seen.capabilities & _ITEM_SIZES.keys())) or "none"
+        able = ", ".join(sorted(seen.capabilities & ITEM_SIZES.keys())) or "none"
         return f"the platform has no {wanted} on this device (it has {able})"
 
     return Constraint(argument, "dtype_missing", check, "Choose a type that it has, or leave it out.")

@@ -14,6 +14,10 @@ from srv.errors import Refusal, Rejected
 def find(spelling: str) -> Argument:
     """The argument (or deprecated switch) of a name, alias or flag; Refusal with the nearest name if there is none."""
     argument = find_any(spelling)
+    if argument is None and plain_name(spelling.lower()) == "config":
+        reason = "it names the YAML file of arguments, and is none that the file could hold"
+        remedy = "Give --config FILE; `srv args schema` describes the file."
+        raise Refusal([Rejected("unknown_argument", repr(spelling), None, "command line", reason, remedy)])
     if argument is None:
         near = nearest(plain_name(spelling.lower()), all_names())
         remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."

@@ -24,6 +24,12 @@ _NAMES: dict[type, str] = {
     str: "a text",
     Path: "a path",
 }
+_OTHERS: dict[type, str] = {list: "a list", dict: "a mapping"}  # that YAML may hold
+
+
+def _said(value: object) -> str:
+    """A value's own kind in words."""
+    return (_NAMES | _OTHERS).get(type(value), f"a {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class Kind:
         if self.base is float and isinstance(value, int) and not isinstance(value, bool):
             return _finite(str(value))
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise ValueError(f"is not {_NAMES[self.base]} but {type(value).__name__}")
+            raise ValueError(f"is not {_NAMES[self.base]} but {_said(value)}")
         if isinstance(value, float):
             return _finite(str(value))
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**19:

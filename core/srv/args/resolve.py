@@ -194,7 +194,15 @@ def _owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribut
     if manifest is None:
         return []
     theirs = [(f"platform {manifest.name}", each) for each in manifest.facts.contributions]
-    return [("srv", each) for each in CONTRIBUTIONS] + theirs
+    ours = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
+    known = frozenset(ours)
+    for owner, each in theirs:
+        for name in each.instead_of:
+            if (each.quantity, name) not in known:
+                member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} in it"
+                raise PluginError(owner, member, reason, "Its `instead_of` must name parts of srv.")
+            ours.pop((each.quantity, name), None)
+    return [("srv", each) for each in ours.values()] + theirs
 
 
 def _decide(work: _Work, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]) -> None:
@@ -204,8 +212,7 @@ def _decide(work: _Work, defaults: Sequence[OwnedDefault], contributions: Sequen
         by_argument.setdefault(each.default.argument, []).append(each)
     for name in _order(defaults, contributions):
         if name in QUANTITIES:
-            parts = [_part(work, owner, part) for owner, part in contributions if part.quantity == name]
-            work.quantities[name] = Quantity(name, QUANTITIES[name], tuple(parts))
+            work.quantities[name] = _sum(work, name, [each for each in contributions if each[1].quantity == name])
             work.values[name] = work.quantities[name].total
         else:
             _decide_argument(work, name, by_argument.get(name, ()))
@@ -232,13 +239,28 @@ def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, 
         raise PluginError(who, "defaults", f"they go in a circle: {reason}", "One of them must not read.") from error
 
 
-def _part(work: _Work, owner: str, each: Contribution) -> Part:
+def _sum(work: _Work, name: str, contributions: Sequence[tuple[str, Contribution]]) -> Quantity:
+    """The parts of a quantity: amounts first, then shares of what those before leave of the device's memory."""
+    parts: list[Part] = []
+    for owner, each in sorted(contributions, key=lambda owned: owned[1].of_rest):
+        amount = _amount(work, owner, each)
+        if each.of_rest:
+            device = work.facts.device
+            rest = (device.memory_bytes if device else 0) - sum(part.amount for part in parts)
+            amount *= max(0, rest)
+        parts.append(Part(each.name, owner, amount, each.reason))
+    return Quantity(name, QUANTITIES[name], tuple(parts))
+
+
+def _amount(work: _Work, owner: str, each: Contribution) -> float:
     member = f"contribution {each.name} to {each.quantity}"
     view = View(owner, member, work.facts, each.reads, work.values)
     amount: object = ask(owner, member, each.compute, view)
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
         raise PluginError(owner, member, f"it gave {type(amount).__name__}", "It must give a number.")
-    return Part(each.name, owner, amount, each.reason)
+    if each.of_rest and not 0 <= amount <= 1:
+        raise PluginError(owner, member, f"it gave {amount}", "A share must lie between 0 and 1.")
+    return amount
 
 
 def _decide_argument(work: _Work, name: str, defaults: Sequence[OwnedDefault]) -> None:

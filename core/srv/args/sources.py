@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from srv.args.command_line import read_command_line, read_text, read_translation, unknown_flags
+from srv.args.command_line import read_command_line, read_config, read_text, read_translation, unknown_flags
 from srv.args.config import ARGUMENTS, find_any
 from srv.args.deprecated import translate
 from srv.args.spec import Argument, nearest
@@ -30,7 +30,9 @@ def gather(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Use
         statements, rejections, told = statements + more, rejections + refused, list(translation.notes)
     more, refused = read_environment(environment)
     statements, rejections = statements + more, rejections + refused
-    if (config := getattr(namespace, "config", None)) is not None:
+    config, refused = read_config(namespace)
+    rejections += refused
+    if config is not None:
         from srv.args.yaml import read_file  # only who has a file waits for a YAML parser
 
         more, refused = read_file(Path(config))

@@ -96,7 +96,14 @@ def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source:
         said_as = "" if name == argument.name else name
         return UserStatement(argument.name, argument.read(value), Origin.CONFIG_FILE, source, said_as)
     except ValueError as error:
-        return bad_value(argument, value, source, f"it {error}")
+        return bad_value(argument, _written(value_node, value), source, f"it {error}")
+
+
+def _written(node: Any, value: object) -> object:
+    """A value as the file has it: `true`, and not Python's True; a quoted text with its quotes."""
+    if not isinstance(node, yaml.ScalarNode):
+        return value
+    return f"{node.style}{node.value}{node.style}" if node.style in ("'", '"') else node.value
 
 
 def _bad_file(path: Path, reason: str) -> Rejected:

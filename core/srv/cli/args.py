@@ -123,7 +123,7 @@ def run_completion(namespace: argparse.Namespace) -> int:
     """Print a completion script."""
     from srv.args.completion import script
     from srv.args.dialects import DIALECTS
-    from srv.cli.main import build_parser
+    from srv.cli.main import whole_parser
 
     values = {
         flag: argument.choices or SPELLINGS.published.get(argument.name, ())
@@ -131,7 +131,7 @@ def run_completion(namespace: argparse.Namespace) -> int:
         for flag in argument.flags
     }
     values |= {"--dialect": DIALECTS, "--from": DIALECTS}
-    print(script(namespace.shell, build_parser(), values), end="")
+    print(script(namespace.shell, whole_parser(), values), end="")
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import importlib
 import logging
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from srv.args.config import Config
+    from srv.args.statement import Resolved
     from srv.cli.survey import Situation
     from srv.engine.spec import EngineSpec
     from srv.engine.supervisor import EngineProcess
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("srv.launch")
 
+REFUSED = 2  # exit status
 _BACKLOG = 2048  # connections that wait to be accepted; uvicorn's own figure
 
 
@@ -62,7 +65,7 @@ def run(namespace: argparse.Namespace) -> int:
         level=config.server.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", stream=sys.stderr
     )
     _log_stories(situation)
-    listener = _listen(config)
+    listener = _listen(situation.resolved)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(situation, listener))
@@ -80,13 +83,13 @@ def _log_stories(situation: Situation) -> None:
         logger.info("%s", choice)
 
 
-def _listen(config: Config) -> socket.socket:
+def _listen(resolved: Resolved) -> socket.socket:
     """Take the port before anything slow is started.
 
     It listens at once: two sockets that only bind would share the port, and the second server would learn of the
     first when its weights are loaded. Until then connections wait in the backlog.
     """
-    host, port = config.server.host, config.server.port
+    host, port = resolved.config.server.host, resolved.config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,10 +98,19 @@ def _listen(config: Config) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        reason = f"{host}:{port} cannot be listened on: {error.strerror or error}"
-        remedy = "Stop what uses it, or choose another with --port (or --host)."
-        raise Refusal([Rejected("port_unavailable", "port", str(port), "srv launch", reason, remedy)]) from error
+        raise Refusal([_cannot_listen(resolved, error)]) from error
     return listener
+
+
+def _cannot_listen(resolved: Resolved, error: OSError) -> Rejected:
+    """Whether it is the host or the port that is at fault, and who said it."""
+    host, port = resolved.config.server.host, resolved.config.server.port
+    reason = f"{host}:{port} cannot be listened on: {error.strerror or error}"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        remedy = "Give an address of this machine with --host (127.0.0.1: this machine only, 0.0.0.0: every network)."
+        return Rejected("host_unavailable", "host", host, resolved.stories["host"].owner, reason, remedy)
+    remedy = "Stop what uses it, or choose another with --port (or --host)."
+    return Rejected("port_unavailable", "port", str(port), resolved.stories["port"].owner, reason, remedy)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -120,7 +132,7 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
     config = situation.resolved.config
     engine = EngineProcess()
     told = _CancelOnSigterm()
-    served = False
+    served, status = False, 0
     try:
         # The tokenizer first: it takes a moment, and what is wrong with it is told before weights are read.
         text = load_text_processor(situation.model, config.model.tokenizer_path, _text(config.model.chat_template))
@@ -128,10 +140,10 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
         await asyncio.to_thread(importlib.import_module, "srv.server.app")  # while the engine loads
         ready = await engine.ready(config.server.engine_start_timeout_seconds)
         logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
-        await _serve_http(config, engine, _settings(situation, ready, text.vocab_size), text, listener)
+        status = await _serve_http(config, engine, _settings(situation, ready, text.vocab_size), text, listener)
         served = True
     except EngineStartError as error:
-        for line in error.lines:
+        for line in (*error.lines, *_whose(situation, error.status)):
             print(f"srv launch: {line}", file=sys.stderr)
         return error.status
     except asyncio.CancelledError:
@@ -141,7 +153,16 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
     finally:
         told.close()
         engine.close(drained=served)
-    return 0
+    return status
+
+
+def _whose(situation: Situation, status: int) -> list[str]:
+    """Who named the model, if it is what the engine refused."""
+    if status != REFUSED:
+        return []
+    story = situation.resolved.stories["model_path"]
+    named = "the demo model" if story.value is None else f"model_path = {story.value}"
+    return [f"the model is {situation.model.name}: {named} (set by {story.owner})"]
 
 
 class _CancelOnSigterm:
@@ -191,6 +212,7 @@ def engine_spec(situation: Situation, to_engine: str, from_engine: str) -> Engin
         to_engine=to_engine,
         from_engine=from_engine,
         log_level=resolved.config.server.log_level,
+        parent=os.getpid(),
     )
 
 
@@ -238,7 +260,8 @@ def _settings(situation: Situation, ready: Ready, vocab_size: int) -> ServerSett
 
 async def _serve_http(
     config: Config, engine: EngineProcess, settings: ServerSettings, text: TextProcessor, listener: socket.socket
-) -> None:
+) -> int:
+    """Serve until told to stop, or until the engine is lost; the exit status."""
     import asyncio
 
     import uvicorn
@@ -255,12 +278,15 @@ async def _serve_http(
         config.server.graceful_shutdown_seconds,
     )
     receiving = asyncio.create_task(client.run())
+    receiving.add_done_callback(lambda _: server.lose_engine())
     gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
     try:
         host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
         logger.info("serving %s on http://%s:%d", settings.model_name, host, config.server.port)
         await server.serve(sockets=[listener])
     finally:
+        app.state.service.intake.close()
         receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await receiving
+    return 1 if server.engine_lost else 0

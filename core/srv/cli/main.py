@@ -77,6 +77,11 @@ def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[EntryPoin
     return parser
 
 
+def whole_parser() -> Parser:
+    """The parser with every subcommand, those of other distributions too."""
+    return build_parser(COMMANDS, _further_commands())
+
+
 def _further_commands() -> tuple[EntryPoint, ...]:
     """Subcommands that distributions bring; of two of one name, the first. Core's own names are not theirs to take."""
     from importlib.metadata import entry_points

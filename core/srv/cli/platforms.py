@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from srv.platform.facts import DeviceFacts
-from srv.platform.manifest import ProbeResult
-from srv.platform.probe import DEFAULT_TIMEOUT_S, probe_all
+from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
+from srv.platform.probe import probe_all
 from srv.platform.registry import Found, find_platforms
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from srv.errors import Refusal, Rejected
@@ -51,10 +52,26 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     words = namespace.words[1:] if namespace.words[:1] == ["--"] else namespace.words
     translation = translate(namespace.dialect, words, lambda device: _memory(device or namespace.device))
+    translation = replace(translation, rejections=(*translation.rejections, *bad_values(translation)))
     print(to_text(translation, namespace.format))
     if translation.rejections and namespace.format != "json":
         raise Refusal(translation.rejections)
     return 2 if translation.rejections else 0
+
+
+def bad_values(translation: Translation) -> list[Rejected]:
+    """Refusals of values that no launch would take; whether the rest fits a device and a model is for `srv plan`."""
+    from srv.args.command_line import bad_value, read_translation
+    from srv.args.config import ARGUMENTS
+
+    statements, refused = read_translation(replace(translation, rejections=()))
+    judged = ((each, ARGUMENTS[each.argument]) for each in statements)
+    against = [
+        bad_value(argument, argument.show(each.value), each.source, f"it {why}")
+        for each, argument in judged
+        if (why := argument.against(each.value)) is not None
+    ]
+    return [*refused, *against]
 
 
 def _memory(device: str | None) -> int | None:

@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    parent = os.getppid()
-    spec = decode(sys.stdin.buffer.read())
+    told = sys.stdin.buffer.read()
+    if not told:
+        return 1  # whoever started this process is gone already
+    spec = decode(told)
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s engine %(levelname)s %(message)s")
     # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
     # and ends this one: with Drain, by going away, or by force.
@@ -29,14 +31,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
-        return _serve(spec, channel, parent)
+        return _serve(spec, channel)
     finally:
         channel.close()
-        if os.getppid() != parent:
+        if os.getppid() != spec.parent:
             channel.remove_directory()
 
 
-def _serve(spec: EngineSpec, channel: EngineChannel, parent: int) -> int:
+def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     try:
         from srv.engine.build import build
 
@@ -48,7 +50,7 @@ def _serve(spec: EngineSpec, channel: EngineChannel, parent: int) -> int:
     from srv.engine.loop import EngineLoop
 
     try:
-        EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == parent)
+        EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == spec.parent)
     finally:
         engine.executor.close()
     return 0

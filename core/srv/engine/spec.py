@@ -16,7 +16,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     `config` is the resolved configuration as JSON (`Config.to_json`). `backends`: by the argument that chose
     it ("sampling_backend"), a backend's name and target. `kv_order` is the one its attention backends read.
     `reserved_bytes` of device memory stay free for activations. `options` are the values of the arguments
-    that the platform's manifest asked for.
+    that the platform's manifest asked for. `parent` is the process that the engine belongs to: it ends when that
+    one is gone.
     """
 
     platform: str
@@ -30,6 +31,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     to_engine: str
     from_engine: str
     log_level: str
+    parent: int
 
 
 def encode(spec: EngineSpec) -> bytes:

@@ -41,7 +41,8 @@ class EngineProcess:
         """Start the process; `make_spec(to_engine, from_engine)` describes the engine."""
         spec = make_spec(self._directory.to_engine, self._directory.from_engine)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "srv.engine.process"],
+            # -P: the folder that srv was started in is no place to import from.
+            [sys.executable, "-P", "-m", "srv.engine.process"],
             stdin=subprocess.PIPE,
             env={**os.environ, **environment},
         )

@@ -12,6 +12,8 @@ The module must not know what messages mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import queue
 import shutil
@@ -27,6 +29,8 @@ from srv.io.messages import FromEngine, ToEngine
 
 _LINGER_MS = 2000
 _SCHEME = "ipc://"
+_PREFIX = "srv-"
+_LOCK = "lock"
 _NAME_BYTES = len("/srv-12345678/from_engine.sock")
 
 
@@ -43,13 +47,18 @@ class SocketDirectory:
     """A private directory for the sockets of one server; `close` removes it.
 
     In the temporary directory, or, where that has so long a name that a socket's address cannot hold it (about
-    100 bytes), in /tmp.
+    100 bytes), in /tmp. Whoever made it holds a lock on a file in it; directories of this user whose lock nobody
+    holds were left by servers that were killed, engine and all, and are removed.
     """
 
     def __init__(self) -> None:
         usual = tempfile.gettempdir()
         fits = len(os.fsencode(usual)) + _NAME_BYTES <= zmq.IPC_PATH_MAX_LEN
-        self.path = Path(tempfile.mkdtemp(prefix="srv-", dir=usual if fits else "/tmp"))
+        parent = Path(usual if fits else "/tmp")
+        _sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock = (self.path / _LOCK).open("wb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     @property
     def to_engine(self) -> str:
@@ -61,6 +70,17 @@ class SocketDirectory:
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what dead servers of this user left. A directory without a lock file may be one in the making."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        # OSError: another's, locked, or removed by someone else meanwhile
+        with contextlib.suppress(OSError), (path / _LOCK).open("rb") as lock:
+            if path.stat().st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class ApiChannel:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from srv.args.config import Config
-from srv.args.defaults import item_size
+from srv.args.rules.reserve import item_size
 from srv.args.statement import amount_text
 from srv.errors import Refusal, Rejected
 from srv.memory.layout import KVLayout
@@ -64,7 +64,7 @@ def compute(
             "static",
             f"{_bytes(static)} for weights and KV pool, mem_fraction_static {config.memory.mem_fraction_static}",
         ),
-        ("reserved", f"{_bytes(reserved_bytes)} stay free for activations, sampling and runtime"),
+        ("reserved", f"{_bytes(reserved_bytes)} stay free beside them (reserved_memory)"),
         ("page", f"{_bytes(page_bytes)} hold {page_size} tokens of {_layers(model)} layers in {kv_dtype(config)}"),
         (
             "memory_pages",
@@ -110,8 +110,7 @@ def bytes_per_page(config: Config, model: ModelFacts) -> int:
 
 
 def kv_dtype(config: Config) -> str:
-    """The torch dtype name of the KV pool."""
-    """The type of keys and values; "auto" is that of the activations."""
+    """The torch dtype name of the KV pool; "auto" is that of the activations."""
     chosen: str = config.platform.kv_cache_dtype
     return config.model.dtype if chosen == "auto" else chosen
 

@@ -24,15 +24,12 @@ class PageAllocator:
     def free_count(self) -> int:
         return len(self._free)
 
-    def can_allocate(self, count: int) -> bool:
-        return count <= len(self._free)
-
     def allocate(self, count: int) -> tuple[int, ...]:
-        """`count` page ids. Raises IntegrityError where `can_allocate` would have said no."""
+        """`count` page ids. Raises IntegrityError if fewer are free (`free_count`): the caller evicts first."""
         if count > len(self._free):
             raise IntegrityError(
                 f"cache group {self.group}: {count} pages were asked for, {len(self._free)} of {self.total} are free;"
-                " the caller must ask can_allocate and evict first"
+                " the caller must look first, and evict"
             )
         if count == 0:
             return ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ ANOTHER = "Use a GGUF file of a Llama, Qwen2 or Qwen3 model, or the Hugging Face
 
 def read_gguf(path: Path) -> ModelFacts:
     """Facts of a GGUF file. Raises ModelError as `read_header` does, and unknown_architecture, unsupported_config."""
-    header = read_header(path, want_arrays=(TOKENS,))
+    header = read_header(path, find={TOKENS: TURN_ENDS})
     meta = _Metadata(header)
     try:
         return _facts(meta, _config(meta))
@@ -218,10 +217,5 @@ def _end_tokens(meta: _Metadata) -> tuple[int, ...]:
     """Declared ends of text, of turn and of message; without a declared end of turn, one known by its text."""
     declared = [meta.token("eos"), meta.token("eot"), meta.token("eom")]
     if meta.token("eot") is None:
-        declared += _positions(meta.header.metadata, TURN_ENDS)
+        declared += sorted(meta.header.places.get(TOKENS, {}).values())
     return tuple(dict.fromkeys(token for token in declared if token is not None))
-
-
-def _positions(metadata: Mapping[str, Any], texts: Iterable[str]) -> list[int]:
-    tokens = metadata.get(TOKENS, ())
-    return [tokens.index(text) for text in texts if text in tokens]

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from srv.errors import ModelError
@@ -50,7 +51,8 @@ class GGUFHeader:
     """What a file says before its weights.
 
     `metadata` holds scalars (int, float, bool, str) and the arrays that were asked for (tuples); `skipped`
-    gives the lengths of the others. `tensors` in file order, offsets from the file's start.
+    gives the lengths of the others. `tensors` in file order, offsets from the file's start. `places`: for each
+    array that was searched, the texts that it holds, each with its first position.
     """
 
     path: Path
@@ -58,12 +60,18 @@ class GGUFHeader:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
     skipped: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def read_header(path: Path | str, want_arrays: Collection[str] | None = ()) -> GGUFHeader:
+def read_header(
+    path: Path | str,
+    want_arrays: Collection[str] | None = (),
+    find: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> GGUFHeader:
     """Read the header of a GGUF file.
 
     `want_arrays`: keys of the arrays to decode; the others are walked over. None decodes every array.
+    `find`: texts to look up in arrays of strings that are walked over; a fifth of the cost of decoding them.
     Raises ModelError with code not_found, truncated, damaged or unsupported_format.
     """
     path = Path(path)
@@ -73,7 +81,7 @@ def read_header(path: Path | str, want_arrays: Collection[str] | None = ()) -> G
             if size < 24:
                 raise ModelError("truncated", str(path), f"it has {size} bytes, fewer than any header", FETCH_AGAIN)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data, want_arrays).read()
+                return _Reader(path, data, want_arrays, find).read()
     except OSError as error:
         remedy = "Give the path of a GGUF file that this user may read"
         raise ModelError("not_found", str(path), f"it cannot be read ({error.strerror})", remedy) from error
@@ -82,10 +90,18 @@ def read_header(path: Path | str, want_arrays: Collection[str] | None = ()) -> G
 class _Reader:
     """A cursor over the mapped file. `at` is the next byte; `take` is the only way forward."""
 
-    def __init__(self, path: Path, data: mmap.mmap, want_arrays: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        data: mmap.mmap,
+        want_arrays: Collection[str] | None,
+        find: Mapping[str, Collection[str]],
+    ) -> None:
         self.path, self.data, self.size, self.at = path, data, len(data), 0
         self.want_arrays = want_arrays
+        self.find = find
         self.skipped: dict[str, int] = {}
+        self.places: dict[str, dict[str, int]] = {}
 
     def read(self) -> GGUFHeader:
         version = self._begin()
@@ -99,7 +115,7 @@ class _Reader:
             if value is not None:
                 metadata[key] = value
         table = [self._tensor() for _ in range(tensors)]
-        return GGUFHeader(self.path, version, metadata, self._place(table, metadata), self.skipped)
+        return GGUFHeader(self.path, version, metadata, self._place(table, metadata), self.skipped, self.places)
 
     def _begin(self) -> int:
         magic = self.data[:4]
@@ -180,15 +196,27 @@ class _Reader:
         self._need(count * 8, f"array {key!r}")
         if wanted:
             return tuple(self._string() for _ in range(count))
-        unpack, data, at, size = struct.Struct("<Q").unpack_from, self.data, self.at, self.size
-        for _ in range(count):
-            if at + 8 > size:
-                self._need(at + 8 - self.at, f"array {key!r}")
-            at += 8 + unpack(data, at)[0]
-        self._need(at - self.at, f"array {key!r}")
-        self.at = at
+        self._walk(key, count)
         self.skipped[key] = count
         return None
+
+    def _walk(self, key: str, count: int) -> None:
+        """Pass over an array of strings, noting where the texts lie that are looked for in it."""
+        texts = {text.encode(): text for text in self.find.get(key, ())}
+        lengths = {len(raw) for raw in texts}
+        places: dict[str, int] = {}
+        unpack, data, at, size = struct.Struct("<Q").unpack_from, self.data, self.at, self.size
+        for place in range(count):
+            if at + 8 > size:
+                self._need(at + 8 - self.at, f"array {key!r}")
+            (length,) = unpack(data, at)
+            at += 8 + length
+            if length in lengths and (text := texts.get(data[at - length : at])) is not None:
+                places.setdefault(text, place)
+        self._need(at - self.at, f"array {key!r}")
+        self.at = at
+        if texts:
+            self.places[key] = places
 
     def _tensor(self) -> tuple[str, tuple[int, ...], TensorType, int]:
         name = self._string(limit=MAX_KEY_BYTES)

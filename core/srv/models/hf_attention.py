@@ -107,3 +107,9 @@ def refused(what: str, reason: str) -> ModelError:
     """The model runs in transformers, but not on paged attention."""
     remedy = "Serve another model: this one does not fit transformers' attention interface as srv uses it"
     return ModelError("unsupported_architecture", what, reason, remedy)
+
+
+def not_made(what: str, reason: str) -> ModelError:
+    """transformers itself cannot make the model from this configuration and these weights."""
+    remedy = "Compare config.json with the original: a field of it, or a weight, is not what transformers expects"
+    return ModelError("unsupported_config", what, f"transformers cannot make it: {reason}", remedy)

@@ -17,7 +17,7 @@ from transformers.utils import logging as hf_logging
 from srv.errors import ModelError, SrvError
 from srv.models.base import Attend, CausalLM, Progress
 from srv.models.facts import ModelFacts
-from srv.models.hf_attention import IMPLEMENTATION, STEP, HFStep, refused, register
+from srv.models.hf_attention import IMPLEMENTATION, STEP, HFStep, not_made, refused, register
 from srv.models.hf_check import DenseCache, largest_difference
 from srv.models.loaders.dummy import load_dummy
 from srv.models.loaders.filling import OTHER_CHECKPOINT, Meter, listed
@@ -116,8 +116,9 @@ def build_hf(
     except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError) as error:
         # Classes with a table of attentions of their own look the name up in it, and fail.
         unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
-        reason = NO_BACKENDS if unknown else f"transformers cannot make it: {_first_line(error)}"
-        raise refused(facts.architecture, reason) from error
+        if unknown:
+            raise refused(facts.architecture, NO_BACKENDS) from error
+        raise not_made(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
     if not type(model).is_backend_compatible():
         raise refused(facts.architecture, NO_BACKENDS)
     wrapped = HFModel(model, facts, device)

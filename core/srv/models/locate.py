@@ -75,6 +75,9 @@ def _local(path: Path) -> Path:
         raise ModelError("unsupported_format", str(path), reason, "Give a GGUF file, or the folder of the checkpoint")
     if (path / "config.json").is_file():
         return path
+    if not path.is_dir():
+        reason = "it is neither a file nor a folder"
+        raise ModelError("unsupported_format", str(path), reason, "Give a GGUF file, or the folder of the checkpoint")
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
         return files[0]

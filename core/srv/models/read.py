@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from srv.models.facts import ModelFacts
-from srv.models.gguf_config import read_gguf
-from srv.models.hf_config import read_folder
 
 
 def read_facts(path: Path) -> ModelFacts:
@@ -15,4 +13,10 @@ def read_facts(path: Path) -> ModelFacts:
     Raises ModelError with a stable code: not_found, truncated, damaged, unknown_architecture,
     unsupported_config, unsupported_format or unsupported_quantization.
     """
-    return read_folder(path) if path.is_dir() else read_gguf(path)
+    if path.is_dir():  # the reader of one format costs nobody who has the other
+        from srv.models.hf_config import read_folder
+
+        return read_folder(path)
+    from srv.models.gguf_config import read_gguf
+
+    return read_gguf(path)

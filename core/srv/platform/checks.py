@@ -13,8 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 import srv
 from srv.errors import PluginError
 from srv.platform import API_VERSION
@@ -147,6 +145,10 @@ def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: V
         "version",
     )
     plugin.require_text(manifest.core, "Manifest.core")
+    if (plugin.distribution, plugin.version) == (srv.__name__, core):
+        return  # released together
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # a hundredth of a second, for others' plugins
+
     try:
         specifiers = SpecifierSet(manifest.core)
     except InvalidSpecifier:
@@ -254,9 +256,13 @@ def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], func
         where = f"{member}[{index}]"
         plugin.require_type(statement, kind, where)
         for field in _fields(kind):
-            if field.name not in (function, "reads"):
-                plugin.require_text(getattr(statement, field.name), f"{where}.{field.name}")
-        _check_names(plugin, statement.reads, f"{where}.reads")
+            value, at = getattr(statement, field.name), f"{where}.{field.name}"
+            if field.name in ("reads", "instead_of"):
+                _check_names(plugin, value, at)
+            elif field.name == "of_rest":
+                plugin.require_type(value, bool, at)
+            elif field.name != function:
+                plugin.require_text(value, at)
         plugin.require_signature(getattr(statement, function), f"{where}.{function}", "seen: Seen")
 
 

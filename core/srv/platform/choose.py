@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 
 from srv.errors import PlatformUnavailable, Refusal, Rejected
 from srv.platform.facts import DeviceFacts
-from srv.platform.manifest import ProbeResult
-from srv.platform.probe import DEFAULT_TIMEOUT_S, probe_all
+from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.registry import Found
 
 Probe = Callable[[Mapping[str, Found], float], Mapping[str, ProbeResult]]
@@ -131,7 +130,7 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, Found]) -> Devic
 def choose(
     requested: str | None,
     found: Mapping[str, Found],
-    probe: Probe = probe_all,
+    probe: Probe | None = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     who: str = "command line",
@@ -139,8 +138,13 @@ def choose(
     """The platform to launch on. `requested` is the text of `--device` and `who` set it; None: automatic.
 
     PlatformUnavailable if what was asked for (or, automatically, everything) cannot be used; Refusal if the
-    text is wrong, describes another machine than this, or two platforms are equally good.
+    text is wrong, describes another machine than this, or two platforms are equally good. `probe`: in tests,
+    what is asked instead of `probe_all`.
     """
+    if probe is None:
+        from srv.platform.probe import probe_all  # a plan for another machine asks nothing of this one
+
+        probe = probe_all
     if requested is None:
         return _automatic(found, probe, timeout_s)
     return _explicit(parse_device(requested, who), found, probe, timeout_s)

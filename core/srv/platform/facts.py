@@ -70,6 +70,8 @@ class Contribution:
     """One part of a quantity that several owners add to (reserved device memory, say).
 
     `quantity` is a name declared by core; `compute(seen)` gives a number in the quantity's unit, 0 for none.
+    `instead_of`: core's parts of that quantity, by name, whose place a platform's part takes. `of_rest`: the number is
+    a share, from 0 to 1, of what the parts before it leave of the device's memory; such parts come after all others.
     """
 
     quantity: str
@@ -77,6 +79,8 @@ class Contribution:
     compute: Callable[[Seen], float]
     reason: str
     reads: tuple[str, ...] = ()
+    instead_of: tuple[str, ...] = ()
+    of_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +119,13 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """A backend fits if each argument named here takes one of the values listed (best first)."""
+    """A backend fits if each argument named here takes one of the values listed (best first).
+
+    `slots`: the arguments that it fits alone ("decode_attention_backend"); () for all of its family.
+    """
 
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    slots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from srv.platform.interface import Platform
 
 
+DEFAULT_TIMEOUT_S = 15.0  # of a probe
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
     """What a probe may use: the seconds it has before it is ended."""

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from srv.platform.manifest import ProbeResult
+from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.probe_child import Request
 from srv.platform.registry import Found
 
-DEFAULT_TIMEOUT_S = 15.0
 ANSWER_LIMIT = 1 << 20  # bytes; an honest answer has a few hundred
 STDERR_KEPT = 4096  # bytes of the end of a child's standard error, for the reason of a crash
 EXIT_GRACE_S = 1.0  # how long a child that closed its pipe may take to end, so that its status is known

@@ -6,8 +6,7 @@ and on SIGTERM awaits `app.state.lifecycle.drain(seconds)` before it stops the H
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -45,15 +44,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(settings: ServerSettings, client: EngineClient, text: TextProcessor) -> FastAPI:
-    """The app over one engine. `app.state.lifecycle` drains it; `app.state.service` holds its parts."""
+    """The app over one engine. `app.state.lifecycle` drains it; `app.state.service` holds its parts, and is closed
+    by whoever serves the app."""
     service = Service(settings, client, text)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        yield
-        service.intake.close()
-
-    app = FastAPI(title="srv", version=srv.__version__, redirect_slashes=False, lifespan=lifespan)
+    app = FastAPI(title="srv", version=srv.__version__, redirect_slashes=False)
     app.state.service, app.state.lifecycle = service, service.lifecycle
     failures.install(app)
     _add_routes(app, service)

@@ -19,6 +19,10 @@ INLINE_BYTES = 16 * 1024  # parsed on the event loop: well under a millisecond
 LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, so that the client can read our answer
 CONTAINER_VALUES = 16  # decoding an array or object takes as long as about this many numbers
 BACKSLASH = ord("\\")
+LONGEST_KEY = 200  # bytes before a bad value in which its key is looked for
+_PLACE = re.compile(r"\(byte (\d+)\)")
+_NO_NUMBER = re.compile(rb"NaN|Infinity")
+_KEY_BEFORE = re.compile(rb'"([^"\\]+)"\s*:\s*-?$')
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -91,8 +95,26 @@ def parse(body: bytes, limits: BodyLimits) -> object:
     except RecursionError:
         raise RequestError("the JSON body is nested too deeply", code="invalid_json") from None
     except msgspec.MsgspecError as error:
-        hint = "; a \\ud800-\\udfff escape must be half of a pair" if _LONE_SURROGATE.search(body) else ""
-        raise RequestError(f"the body cannot be read as JSON: {error}{hint}", code="invalid_json") from None
+        raise _unreadable(body, str(error)) from None
+
+
+def _unreadable(body: bytes, told: str) -> RequestError:
+    """The error of a body that is no JSON, in the words of whoever wrote it where the decoder's own mislead."""
+    if (place := _PLACE.search(told)) and (word := _NO_NUMBER.match(body, int(place[1]))):
+        sign = "-" if body[: int(place[1])].endswith(b"-") else ""
+        key = _KEY_BEFORE.search(body, max(0, int(place[1]) - LONGEST_KEY), int(place[1]))
+        name = key[1].decode(errors="replace") if key else None
+        shown = f"{sign}{word[0].decode()}"
+        return RequestError(
+            f"{name or 'a value'} = {shown} is refused: JSON has no such number; send a finite one",
+            code="invalid_json",
+            param=name,
+        )
+    if "out of range" in told:
+        told = "a number in it is out of range (64 bits)"
+    elif _LONE_SURROGATE.search(body) and ("truncated" in told or "surrogate" in told):
+        told = "a \\ud800-\\udfff escape in it is not half of a pair"
+    return RequestError(f"the body cannot be read as JSON: {told}", code="invalid_json")
 
 
 def _limit_values(body: bytes, limits: BodyLimits) -> None:

@@ -10,6 +10,7 @@ Must not know HTTP, text or protocols, nor how messages travel (`Channel`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
@@ -33,6 +34,7 @@ from srv.io.messages import (
     ToEngine,
 )
 
+log = logging.getLogger(__name__)
 DRAIN_MARGIN_SECONDS = 5.0  # beyond the grace period: the time the engine gets to say Drained
 
 
@@ -131,6 +133,8 @@ class EngineClient:
             while self.alive:
                 self._dispatch(await self._channel.receive())
         except EngineDead as error:
+            if self.alive:
+                log.error("the engine is gone: %s", error)
             self.fail(error)
         except BaseException as error:
             self.fail(EngineDead(f"the connection to the engine ended: {type(error).__name__}: {error}"))

@@ -1,4 +1,5 @@
-"""Shutdown on a signal: new requests are refused at once, running ones finish or are told."""
+"""Shutdown: on a signal new requests are refused at once, and running ones finish or are told; so are they when the
+engine is lost."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ class GracefulServer(uvicorn.Server):
         self._lifecycle = lifecycle
         self._grace_seconds = grace_seconds
         self._draining: asyncio.Task[None] | None = None
+        self.engine_lost = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
@@ -42,6 +44,12 @@ class GracefulServer(uvicorn.Server):
             "stopping: %d requests are running and have %g s to finish", self._lifecycle.active, self._grace_seconds
         )
         self._draining = asyncio.ensure_future(self._drain())
+
+    def lose_engine(self) -> None:
+        """The engine has ended by itself: every response is told, then the server ends, so that whoever supervises it
+        starts another. In a shutdown it ends because it was told to."""
+        if not self._lifecycle.draining:
+            self.engine_lost = self.should_exit = True
 
     async def _drain(self) -> None:
         try:

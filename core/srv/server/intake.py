@@ -67,7 +67,8 @@ def read_prompts(value: object, param: str) -> tuple[list[Prompt], bool]:
         if kinds == {list}:
             return [_token_list(ids, f"{param}[{index}]") for index, ids in enumerate(value)], True
         raise RequestError(
-            f"{param} must be a string, an array of strings, of token ids, or of arrays of token ids; not a mixture",
+            f"{param} must be a string, an array of strings, of token ids (integers), or of arrays of token ids;"
+            f" it holds {_kinds(value)}",
             code="invalid_type",
             param=param,
         )
@@ -76,6 +77,10 @@ def read_prompts(value: object, param: str) -> tuple[list[Prompt], bool]:
     raise RequestError(
         f"{param} must be a string or an array, not {json_type(value)}", code="invalid_type", param=param
     )
+
+
+def _kinds(value: list[object]) -> str:
+    return " and ".join(sorted({json_type(one) for one in value}))
 
 
 def _token_list(ids: list[object], param: str) -> list[int]:

@@ -6,11 +6,13 @@ Owns request ids (`rid`) and graceful shutdown. Must not know protocols or text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from srv.errors import RequestError
 from srv.server.client import EngineClient
+from srv.types import FinishReason
 
+CUT = "the server is shutting down; the output is cut"
 LAST_WORDS_SECONDS = 2.0  # after the engine has drained: for responses to reach their clients
 
 
@@ -68,6 +70,11 @@ class Lifecycle:
             )
         self._client.check_alive()
 
+    def check_not_cut(self, finishes: Iterable[FinishReason]) -> None:
+        """Raises RequestError (503) if a shutdown has cut an output: OpenAI's protocol has no other word for it."""
+        if self.draining and FinishReason.ABORT in finishes:
+            raise RequestError(CUT, code="shutting_down", status=503)
+
     def admit(self, wanted: Sequence[tuple[str, int]]) -> Ticket:
         """Take in request ids, each with its number of sequences, in order.
 
@@ -77,8 +84,9 @@ class Lifecycle:
         named: dict[str, tuple[str, ...]] = {}
         for rid, sequences in wanted:
             if rid in self._live or rid in named:
+                why = "it is given twice" if rid in named else "a request of this id is running"
                 raise RequestError(
-                    f"rid = {rid!r} is refused: a request of this id is running; wait for it or choose another",
+                    f"rid = {rid!r} is refused: {why}; choose another",
                     code="duplicate_request",
                     param="rid",
                     status=409,

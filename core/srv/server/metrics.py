@@ -109,6 +109,6 @@ class Metrics:
 
     def expose(self, stats: Stats | None, alive: bool) -> bytes:
         """The text exposition format, version 0.0.4."""
-        self._engine.stats = stats
+        self._engine.stats = stats if alive else None  # what a dead engine last said is true no more
         self._up.set(1 if alive else 0)
         return generate_latest(self.registry)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ from srv.server.failures import error_body
 from srv.server.fields import json_type, shorten
 from srv.server.generation import Gathered, Group
 from srv.server.intake import Prompt, Work, read_prompts
+from srv.server.lifecycle import CUT
 from srv.server.logprobs import NativeEntry, native_entry, native_logprobs, native_top
 from srv.server.native_fields import DEFAULT_NEW_TOKENS, GenerateBody, NativeSampling
 from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOP_LOGPROBS, Sampling
@@ -93,16 +96,48 @@ def _rid(value: object, param: str) -> str | None:
     )
 
 
+class _Growing:
+    """A JSON array that grows at its end: what was encoded once is not encoded again."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._encoded = bytearray()
+
+    def show(self, items: Sequence[T], encode: Callable[[Sequence[T]], object]) -> msgspec.Raw:
+        """All of `items`, which begin with those of the last call; `encode` gives a list, one entry an item."""
+        if len(items) > self._count:
+            more = msgspec.json.encode(encode(items[self._count :]))
+            self._encoded += (b"," if self._encoded else b"") + more[1:-1]
+            self._count = len(items)
+        return msgspec.Raw(b"[" + self._encoded + b"]")
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What was shown of one sequence, so that a stream of n tokens costs n encodings and not n squared."""
+
+    tokens: _Growing = field(default_factory=_Growing)
+    logprobs: _Growing = field(default_factory=_Growing)
+    top: _Growing = field(default_factory=_Growing)
+    prompt: bool = False
+
+
 class NativeShape:
-    """One prompt's outputs as SGLang shows them."""
+    """One request's outputs as SGLang shows them.
+
+    In a stream each event holds all output so far; the prompt's log-probabilities, which do not grow, stand in a
+    sequence's first event and in its last.
+    """
 
     def __init__(self, service: Service, body: GenerateBody, arrival: float) -> None:
         self._service = service
         self._names = service.text if body.return_text_in_logprobs else None
         self._arrival = arrival
+        self._shown: dict[int, _Shown] = {}
 
     def show(self, result: Gathered, rid: str) -> dict[str, object]:
         """What a sequence has so far; complete once `finish_reason` is set."""
+        shown = self._shown.setdefault(result.sequence.index, _Shown())
         sequence = result.sequence
         meta: dict[str, object] = {
             "id": rid,
@@ -113,8 +148,8 @@ class NativeShape:
             "e2e_latency": time.perf_counter() - self._arrival,
         }
         if sequence.work.params.logprobs is not None:
-            meta |= self._logprobs(result)
-        return {"text": result.text, "output_ids": list(result.tokens), "meta_info": meta}
+            meta |= self._logprobs(result, shown)
+        return {"text": result.text, "output_ids": shown.tokens.show(result.tokens, list), "meta_info": meta}
 
     def _reason(self, result: Gathered) -> dict[str, object] | None:
         sequence = result.sequence
@@ -127,20 +162,27 @@ class NativeShape:
         draining = self._service.lifecycle.draining
         return {"type": "abort", "message": "the server is shutting down" if draining else "the request was aborted"}
 
-    def _logprobs(self, result: Gathered) -> dict[str, object]:
+    def _logprobs(self, result: Gathered, shown: _Shown) -> dict[str, object]:
         params, names = result.sequence.work.params, self._names
-        shown: dict[str, object] = {"output_token_logprobs": native_logprobs(names, result.logprobs)}
+        found: dict[str, object] = {
+            "output_token_logprobs": shown.logprobs.show(result.logprobs, partial(native_logprobs, names))
+        }
         if params.logprobs:
-            shown["output_top_logprobs"] = native_top(names, result.logprobs)
-        if params.prompt_logprobs is not None:
-            scored = result.prompt_logprobs or []
-            first: list[NativeEntry] = []
-            if params.prompt_logprobs_start == 0:  # the first token of all has no predecessor to be likely after
-                first = [native_entry(names, result.sequence.work.tokens[0], None)]
-            shown["input_token_logprobs"] = [*first, *native_logprobs(names, scored)]
-            if params.prompt_logprobs:
-                shown["input_top_logprobs"] = [*([None] * len(first)), *native_top(names, scored)]
-        return shown
+            found["output_top_logprobs"] = shown.top.show(result.logprobs, partial(native_top, names))
+        if params.prompt_logprobs is not None and (result.sequence.finish is not None or not shown.prompt):
+            shown.prompt = True
+            found |= self._prompt_logprobs(result)
+        return found
+
+    def _prompt_logprobs(self, result: Gathered) -> dict[str, object]:
+        params, names, scored = result.sequence.work.params, self._names, result.prompt_logprobs or []
+        first: list[NativeEntry] = []
+        if params.prompt_logprobs_start == 0:  # the first token of all has no predecessor to be likely after
+            first = [native_entry(names, result.sequence.work.tokens[0], None)]
+        found: dict[str, object] = {"input_token_logprobs": [*first, *native_logprobs(names, scored)]}
+        if params.prompt_logprobs:
+            found["input_top_logprobs"] = [*([None] * len(first)), *native_top(names, scored)]
+        return found
 
 
 class NativeGenerate:
@@ -206,7 +248,7 @@ class NativeGenerate:
                 shown = shape.show(result, rids[step.sequence.prompt_index])
                 yield event({**shown, "index": step.sequence.index} if several else shown)
         if aborted and self.service.lifecycle.draining:
-            yield event(error_body("the server is shutting down; the output is cut", 503, "shutting_down"))
+            yield event(error_body(CUT, 503, "shutting_down"))
             return
         yield DONE
 

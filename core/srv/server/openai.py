@@ -24,6 +24,7 @@ from srv.server.events import DONE, EventStream, event, while_connected
 from srv.server.failures import error_body
 from srv.server.generation import Gathered, Group, Step
 from srv.server.intake import Work
+from srv.server.lifecycle import CUT
 from srv.server.openai_fields import StreamOptions
 from srv.server.sampling_fields import SamplingBody
 from srv.server.service import Service
@@ -103,6 +104,7 @@ class OpenAIEndpoint(ABC):
             return EventStream(self._events(head, begun.shape, group, with_usage), ticket.close)
         try:
             results = await while_connected(request.receive, group.gather())
+            self.service.lifecycle.check_not_cut(result.finish for result in results)
         finally:
             ticket.close()
         head = Head(rid, self.kind, self.service.settings.model_name)
@@ -120,7 +122,7 @@ class OpenAIEndpoint(ABC):
                 yield opening + b"".join(event(head.say([choice], **more)) for choice in shape.chunk(step))
                 opening = b""
         if aborted and self.service.lifecycle.draining:
-            yield event(error_body("the server is shutting down; the output is cut", 503, "shutting_down"))
+            yield event(error_body(CUT, 503, "shutting_down"))
             return
         if with_usage:
             yield event(head.say([], usage=group.usage().openai()))

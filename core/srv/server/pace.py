@@ -3,8 +3,10 @@
 Owns one clock. Must not know requests or responses.
 
 A refusal costs the server little, but one client in a loop asks for the next as soon as it has the last, and on a
-machine whose cores compute tokens that is paid by every running stream. So refusals beyond `rate` a second wait: a
-client that is refused is slowed down, and nobody else. The schedule is that of a leaky bucket (GCRA, ITU-T I.371).
+machine whose cores compute tokens that is paid by every running stream. So refusals beyond `rate` a second wait: who
+is refused is slowed down, whoever it is, and who is served is not. It holds back clients that wait for an answer
+before they ask again; those that do not (more of them than `rate` allows in a second) each wait the longest time. The
+schedule is that of a leaky bucket (GCRA, ITU-T I.371).
 """
 
 from __future__ import annotations

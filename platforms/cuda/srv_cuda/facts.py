@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen, Unfit
-from srv_cuda.attention_specs import SPECS, model_reasons
-from srv_cuda.rules import CONSTRAINTS, DEFAULTS
+from srv_cuda.attention_specs import SPECS, without_package
+from srv_cuda.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS
 from srv_cuda.unbuilt import UNBUILT
 
 VARIANTS = ("sm80", "sm90", "sm100")
 
 _GIB = 1 << 30
-_FLASHINFER_HEADS = (64, 128, 256)
 
 PROFILES = {
     "sm80": DeviceFacts("sm80", 80 * _GIB, 1, "NVIDIA A100 80GB"),
@@ -32,32 +31,13 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset(words)
 
 
-def _without_package(seen: Seen) -> tuple[str, ...]:
-    """A reason if FlashInfer is missing. Versions are known of a machine that was probed, and of no profile: there
-    its presence is assumed.
-    """
-    if not seen.device.versions or "flashinfer-python" in seen.device.versions:
-        return ()
-    return ("the package flashinfer-python is not installed",)
-
-
-def _flashinfer(seen: Seen) -> Requires | Unfit:
-    """FlashInfer compiles for certain head sizes, and is a package of its own."""
-    reasons = list(_without_package(seen))
-    if seen.model is not None and seen.model.head_dim not in _FLASHINFER_HEADS:
-        reasons.append(f"head_dim {seen.model.head_dim} is not among {', '.join(map(str, _FLASHINFER_HEADS))}")
-    reasons += model_reasons(seen)
-    return Unfit(tuple(reasons)) if reasons else Requires()
-
-
 def _flashinfer_sampling(seen: Seen) -> Requires | Unfit:
-    missing = _without_package(seen)
-    return Unfit(missing) if missing else Requires()
+    missing = without_package(seen)
+    return Unfit(tuple(missing)) if missing else Requires()
 
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("flashinfer", 20, "FlashInfer's wrappers for paged KV, layout NHD", _flashinfer),
         UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
         *SPECS,
     ),
@@ -67,4 +47,11 @@ BACKENDS = {
     ),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, defaults=DEFAULTS, constraints=CONSTRAINTS, backends=BACKENDS)
+FACTS = PlatformFacts(
+    capabilities,
+    PROFILES,
+    defaults=DEFAULTS,
+    contributions=CONTRIBUTIONS,
+    constraints=CONSTRAINTS,
+    backends=BACKENDS,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import published, published_fraction
 from srv.args.rules.speculative import trees_by_token
 from srv.platform.facts import Constraint, Default, Seen
 
@@ -80,7 +81,10 @@ DEFAULTS = (
         f"{_TRTLLM} runs shared experts apart from the others",
         reads=("moe_runner_backend",),
     ),
+    published_fraction(),
 )
+
+CONTRIBUTIONS = published()
 
 CONSTRAINTS = (
     Constraint(

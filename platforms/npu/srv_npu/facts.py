@@ -5,6 +5,8 @@ Limits are those that the fused attention operator documents (op-plugin, npu_fus
 
 from __future__ import annotations
 
+from srv.args.rules.graphs import bearable_rows
+from srv.args.rules.reserve import published, published_fraction
 from srv.args.rules.speculative import trees_by_token
 from srv.models.decoder_config import decoder_config
 from srv.models.facts import ModelFacts
@@ -98,13 +100,15 @@ def _sampling(seen: Seen) -> Requires:
     return Requires()
 
 
-def _graph_batch(seen: Seen) -> int | None:
-    if seen["disable_graphs"]:
-        return None
+def _graph_rows(seen: Seen) -> int:
     memory, wide = seen.device.memory_bytes, seen["tp_size"] >= 4
     if memory <= 32 * _GIB:
         return 64 if wide else 16
-    return (256 if wide else 64) if memory <= 64 * _GIB else None
+    return (256 if wide else 64) if memory <= 64 * _GIB else bearable_rows(seen)
+
+
+def _graph_batch(seen: Seen) -> int | None:
+    return None if seen["disable_graphs"] else _graph_rows(seen)
 
 
 def _tier_layout(seen: Seen) -> str | None:
@@ -139,6 +143,7 @@ DEFAULTS = (
         "the copy kernel reads whole pages, latent ones in two parts",
         reads=("enable_hierarchical_cache",),
     ),
+    published_fraction(),
 )
 
 BACKENDS = {
@@ -174,6 +179,7 @@ FACTS = PlatformFacts(
     capabilities,
     PROFILES,
     defaults=DEFAULTS,
+    contributions=published(_graph_rows),
     constraints=(trees_by_token(),),
     backends=BACKENDS,
     support=SUPPORT,

@@ -65,9 +65,9 @@ _HOST_ONLY = _all(
     bucket_e2e_request_latency collect_tokens_histogram prompt_tokens_buckets generation_tokens_buckets
     gc_warning_threshold_secs enable_request_time_stats_logging kv_events_config enable_trace oltp_traces_endpoint
     sampling_defaults tool_server speculative_draft_model_revision allow_auto_truncate scheduler_recv_interval
-    numa_node
     """,
 )
+_HOST_MEMORY = (Support("numa_node", "supported", "it binds the host's own processes to the host's own memory"),)
 
 # What differs between the two generations.
 _ONLY_A3 = (
@@ -263,6 +263,7 @@ _UNSUPPORTED = (
 SUPPORT: tuple[Support, ...] = (
     *_SUPPORTED,
     *_HOST_ONLY,
+    *_HOST_MEMORY,
     *_ONLY_A3,
     *_VALUES,
     *_NOT_APPLICABLE,

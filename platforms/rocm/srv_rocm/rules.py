@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import RESERVED_MEMORY, published, published_fraction
 from srv.args.rules.speculative import trees_by_token
 from srv.platform.facts import Contribution, Default, Requires, Seen, Unfit
 
@@ -29,11 +30,11 @@ def aiter(seen: Seen) -> Requires | Unfit:
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (1,) if latent else (1, 16)})
 
 
-def _long_context_bytes(seen: Seen) -> float:
-    """15 % of the device, for what the kernels set aside for each part of a long context."""
+def _long_context_share(seen: Seen) -> float:
+    """15 % of what is left, for what the kernels set aside for each part of a long context."""
     uses_aiter = "aiter" in (seen["prefill_attention_backend"], seen["decode_attention_backend"])
     long = seen["context_length"] is not None and seen["context_length"] > _LONG_CONTEXT
-    return 0.15 * seen.device.memory_bytes if uses_aiter and long else 0.0
+    return 0.15 if uses_aiter and long else 0.0
 
 
 def _gpt_oss_experts(seen: Seen) -> str | None:
@@ -53,15 +54,18 @@ DEFAULTS = (
         "those kernels run the experts of GPT-OSS best on this device",
         reads=("ep_size",),
     ),
+    published_fraction(),
 )
 
 CONTRIBUTIONS = (
+    *published(),
     Contribution(
-        "reserved_memory",
+        RESERVED_MEMORY,
         "long_contexts",
-        _long_context_bytes,
-        f"aiter's attention sets memory aside for contexts of more than {_LONG_CONTEXT} tokens",
+        _long_context_share,
+        f"aiter's attention sets 15 % of the rest aside for contexts of more than {_LONG_CONTEXT} tokens",
         reads=("prefill_attention_backend", "decode_attention_backend", "context_length"),
+        of_rest=True,
     ),
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from srv.args.rules.speculative import trees_by_token
-from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen
+from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen, Unfit
 from srv_xpu.unbuilt import UNBUILT
 
 VARIANTS = ("pvc", "bmg")
 
 _GIB = 1 << 30
+_SINKS = frozenset({"GptOssForCausalLM"})
+_CHUNKED = "Llama4"
 
 PROFILES = {
     "pvc": DeviceFacts("pvc", 64 * _GIB, 1, "Intel Data Center GPU Max 1550, one tile"),
@@ -22,9 +24,14 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "float32", "float16", "bfloat16"})
 
 
-def _intel_xpu(seen: Seen) -> Requires:
+def _intel_xpu(seen: Seen) -> Requires | Unfit:
     """Its kernels read pages of 64 or 128 tokens; those of latent attention shorter ones too."""
-    latent = seen.model is not None and "kv_lora_rank" in seen.model.config
+    model = seen.model
+    if model is not None and model.architecture in _SINKS:
+        return Unfit((f"{model.architecture} has attention sinks, which only triton computes here",))
+    if model is not None and model.architecture.startswith(_CHUNKED):
+        return Unfit((f"{model.architecture} attends within chunks, which only triton computes here",))
+    latent = model is not None and "kv_lora_rank" in model.config
     return Requires({"page_size": (64, 128, 32, 16) if latent else (64, 128)})
 
 

@@ -290,20 +290,20 @@ def _counts(small: Small, *flags: str) -> tuple[list[int], int]:
         return served.ready.graph_rows, served.stats().replayed_steps
 
 
-@covers("disable_graphs=false", "disable_graphs=true")
+@covers("disable_graphs=false", "disable_graphs=true", platform="toy")
 def test_disable_graphs(small: Small) -> None:
     assert _counts(small) == ([1, 2, 4, 6], 8)
     assert _counts(small, EAGER) == ([], 0)
 
 
-@covers("graph_max_batch_size=2", "graph_max_batch_size=4")
+@covers("graph_max_batch_size=2", "graph_max_batch_size=4", platform="toy")
 def test_graph_max_batch_size(small: Small) -> None:
     """Three rows fit into a graph of four, and into none that is smaller."""
     assert _counts(small, "--graph-max-batch-size", "4") == ([1, 2, 4], 8)
     assert _counts(small, "--graph-max-batch-size", "2") == ([1, 2], 0)
 
 
-@covers("graph_batch_sizes=1,2", "graph_batch_sizes=5")
+@covers("graph_batch_sizes=1,2", "graph_batch_sizes=5", platform="toy")
 def test_graph_batch_sizes(small: Small) -> None:
     assert _counts(small, "--graph-batch-sizes", "1,2") == ([1, 2], 0)
     assert _counts(small, "--graph-batch-sizes", "5") == ([5], 8)
@@ -311,7 +311,7 @@ def test_graph_batch_sizes(small: Small) -> None:
         pass
 
 
-@covers("disable_graph_padding=false", "disable_graph_padding=true")
+@covers("disable_graph_padding=false", "disable_graph_padding=true", platform="toy")
 def test_disable_graph_padding(small: Small) -> None:
     sizes = ["--graph-batch-sizes", "2,4"]
     assert _counts(small, *sizes) == ([2, 4], 8)

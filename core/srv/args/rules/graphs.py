@@ -1,18 +1,16 @@
-"""Rules of captured graphs: whether, of how many rows, and the memory that they take.
+"""Rules of captured graphs: whether, and of how many rows. What they take of the memory is for `reserve` to say.
 
 `captured_rows` is core's own rule, which `srv plan` shows and the engine follows. Torch-free.
 """
 
 from __future__ import annotations
 
-from srv.platform.facts import Constraint, Contribution, Default, Seen
+from srv.platform.facts import Constraint, Default, Seen
 
 _GIB = 2**30
 # Device memory below which the pair is the largest batch of a graph: with fewer than four ranks, with four or more.
 _BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
 _LARGEST_BATCH = 512
-_ROW = 2.5 * _GIB / 96  # a graph of 256 rows takes that much more than one of 160, on devices of 80 to 160 GiB
-_ROW_MEASURED_ON = 80 * _GIB  # smaller devices run smaller models
 _SINGLE_ROWS = 32  # without padding, each count up to here has a graph of its own
 _LADDER = ((8, 8), (256, 16), (512, 32))  # from so many rows on, one graph for each so many
 
@@ -44,25 +42,15 @@ def _largest_asked_for(seen: Seen) -> int | None:
 
 
 def _largest_that_fits(seen: Seen) -> int | None:
-    if _off(seen) or seen["graph_batch_sizes"]:
-        return None
+    return None if _off(seen) or seen["graph_batch_sizes"] else bearable_rows(seen)
+
+
+def bearable_rows(seen: Seen) -> int:
+    """Rows of the largest graph that a device's memory bears beside weights and pool. Reads tp_size."""
     for below, few, many in _BATCHES:
         if seen.device.memory_bytes < below * _GIB:
             return few if seen["tp_size"] < 4 else many
     return _LARGEST_BATCH
-
-
-def _bytes(seen: Seen) -> float:
-    """By the largest graph; no less than its logits, which are kept twice, and its page table."""
-    if _off(seen):
-        return 0.0
-    running, most = seen["max_running_requests"], seen["graph_max_batch_size"]
-    rows = captured_rows(seen["graph_batch_sizes"], most, running, padding=True)[-1]
-    measured = _ROW * min(1.0, seen.device.memory_bytes / _ROW_MEASURED_ON)
-    known = 0.0
-    if seen.model is not None:
-        known = 2 * 4 * seen.model.vocab_size + 4 * seen.model.context_length / seen["page_size"]
-    return float(rows * max(measured, known))
 
 
 def _sizes_agree(seen: Seen) -> str | None:
@@ -96,16 +84,6 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         _largest_that_fits,
         "graphs of that size fit beside weights and KV pool in the device's memory",
         reads=("disable_graphs", "graph_batch_sizes", "tp_size"),
-    ),
-)
-
-CONTRIBUTIONS: tuple[Contribution, ...] = (
-    Contribution(
-        "reserved_memory",
-        "graphs",
-        _bytes,
-        "captured graphs keep buffers of their own, by the rows of the largest",
-        reads=("disable_graphs", "graph_max_batch_size", "graph_batch_sizes", "max_running_requests", "page_size"),
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
 _ONE_POOL = frozenset(
@@ -17,8 +18,8 @@ _ONE_POOL = frozenset(
 _VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder that the figures below are for
 
 
-def _vision_bytes(seen: Seen) -> float:
-    """A twentieth of the device for an encoder like ViT-L/14, more for a larger one, up to 24 %."""
+def _vision_share(seen: Seen) -> float:
+    """A twentieth of what is left for an encoder like ViT-L/14, more for a larger one, up to 24 %."""
     vision = seen.model.config.get("vision_config") if seen.model else None
     if not seen["enable_multimodal"] or not isinstance(vision, dict):
         return 0.0
@@ -26,8 +27,7 @@ def _vision_bytes(seen: Seen) -> float:
     if not isinstance(layers, int) or not isinstance(width, int):
         return 0.0
     times = layers * width**2 / (_VISION_LAYERS * _VISION_WIDTH**2)
-    kept = 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (times - 1.0)))
-    return max(0.0, (1.0 - kept) * seen.device.memory_bytes)
+    return 1.0 - 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (times - 1.0)))
 
 
 def _one_reuse(seen: Seen) -> str | None:
@@ -73,11 +73,12 @@ DEFAULTS: tuple[Default, ...] = (
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
-        "reserved_memory",
+        RESERVED_MEMORY,
         "vision",
-        _vision_bytes,
-        "the vision encoder and the images in it need that much",
+        _vision_share,
+        "the vision encoder and the images in it need that share of the rest",
         reads=("enable_multimodal",),
+        of_rest=True,
     ),
 )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
 _GIB = 2**30
-_SMALL_DEVICE = 35 * _GIB
 
 
 def _machines_divide(seen: Seen) -> str | None:
@@ -51,12 +51,6 @@ def _head_needs_attention(seen: Seen) -> str | None:
     return "it divides the groups that enable_dp_attention makes, and that is false"
 
 
-def _rank_bytes(seen: Seen) -> float:
-    """A tenth of a GiB for each further rank on a small device, half a GiB on a large one."""
-    further = seen["tp_size"] * seen["pp_size"] - 1
-    return float(further * (_GIB / 10 if seen.device.memory_bytes < _SMALL_DEVICE else _GIB / 2))
-
-
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_overlap_schedule",
@@ -74,14 +68,7 @@ DEFAULTS: tuple[Default, ...] = (
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
-        "reserved_memory",
-        "ranks",
-        _rank_bytes,
-        "the communicator has buffers for each further rank",
-        reads=("tp_size", "pp_size"),
-    ),
-    Contribution(
-        "reserved_memory",
+        RESERVED_MEMORY,
         "dp_attention",
         lambda seen: 4.0 * _GIB if seen["enable_dp_attention"] else 0.0,
         "data-parallel attention gathers the tokens of all replicas",

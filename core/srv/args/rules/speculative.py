@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
 _GIB = 2**30
@@ -93,13 +94,14 @@ def trees_by_token(*but: str) -> Constraint:
     """
 
     def check(seen: Seen) -> str | None:
-        branches, page, backend = seen["speculative_eagle_topk"], seen["page_size"], seen["decode_attention_backend"]
+        branches, page = seen["speculative_eagle_topk"], seen["page_size"]
+        backend = seen["decode_attention_backend"] if but else "attention here"
         if branches in (None, 1) or page == 1 or backend in but:
             return None
         return f"{backend} checks a tree of guesses over pages of one token only (page_size is {page})"
 
     remedy = f"Follow one guess, or name {' or '.join(but)}." if but else "Follow one guess at each depth."
-    reads = ("page_size", "decode_attention_backend")
+    reads = ("page_size", "decode_attention_backend") if but else ("page_size",)
     return Constraint("speculative_eagle_topk", "excluded", check, remedy, reads)
 
 
@@ -154,7 +156,7 @@ DEFAULTS: tuple[Default, ...] = (
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
-        "reserved_memory",
+        RESERVED_MEMORY,
         "guesser",
         _draft_bytes,
         "the guesser has weights, a pool and larger batches of its own",

@@ -1,0 +1,128 @@
+"""The static fraction on each device profile, against a rule published for accelerators, worked out here from its text.
+
+Mebibytes: 512, and 1.5 a prompt token of a step, and 2 a row of the largest graph, and a gibibyte for eight ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rules_world import FACTS, GIB, LATENT, model
+
+from srv.args.resolve import resolve
+from srv.args.statement import Origin, Resolved, UserInput, UserStatement
+from srv.models.facts import ModelFacts
+from srv.platform.registry import find_platforms
+
+LLAMA = model(hidden_size=4096, layers=32, heads=32, head_dim=128, vocab_size=128256, context_length=131072)
+SHORT = replace(LLAMA, context_length=8192)
+
+# profile -> memory in GiB, prompt tokens of a step, rows of the largest graph below four ranks and from four on
+TABLE: dict[tuple[str, str], tuple[int, int, int, int]] = {
+    ("cuda", "sm80"): (80, 8192, 256, 512),
+    ("cuda", "sm80-40gb"): (40, 4096, 32, 160),
+    ("cuda", "sm90"): (80, 8192, 256, 512),
+    ("cuda", "sm90-141gb"): (141, 8192, 256, 512),
+    ("cuda", "sm100"): (180, 16384, 512, 512),
+    ("rocm", "gfx942"): (192, 16384, 512, 512),
+    ("rocm", "gfx942-256gb"): (256, 16384, 512, 512),
+    ("rocm", "gfx950"): (288, 16384, 512, 512),
+    ("npu", "a2"): (64, 8192, 64, 256),
+    ("npu", "a2-32gb"): (32, 4096, 16, 64),
+    ("npu", "a3"): (64, 8192, 64, 256),
+}
+
+
+def published(memory: int, tokens: int, rows: int, ranks: int = 1) -> float:
+    whole = memory * 1024
+    return (whole - (512 + 1.5 * tokens + 2 * rows + ranks / 8 * 1024)) / whole
+
+
+def planned(place: tuple[str, str], about: ModelFacts | None = SHORT, **user: Any) -> Resolved:
+    platform, profile = place
+    manifest = find_platforms()[platform].loaded
+    said = tuple(UserStatement(name, value, Origin.COMMAND_LINE, "command line") for name, value in user.items())
+    return resolve(UserInput(said), manifest=manifest, device=manifest.facts.profiles[profile], model=about)
+
+
+def fraction(place: tuple[str, str], about: ModelFacts | None = SHORT, **user: Any) -> float:
+    return planned(place, about, **user).config.memory.mem_fraction_static
+
+
+def test_the_table_has_every_profile_of_these_platforms() -> None:
+    assert set(TABLE) == {(name, each) for name in ("cuda", "rocm", "npu") for each in FACTS[name].profiles}
+
+
+@pytest.mark.parametrize("place", TABLE, ids=":".join)
+@pytest.mark.parametrize("about", [SHORT, replace(LATENT, context_length=8192), None], ids=["dense", "latent", "none"])
+def test_the_fraction_is_that_of_the_published_rule(place: tuple[str, str], about: ModelFacts | None) -> None:
+    memory, tokens, few, _ = TABLE[place]
+    assert fraction(place, about) == pytest.approx(published(memory, tokens, few), abs=0.0006)
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [(("cuda", "sm90"), 0.836), (("cuda", "sm90-141gb"), 0.907), (("cuda", "sm100"), 0.858)],
+)
+def test_figures_worked_out_by_hand(place: tuple[str, str], expected: float) -> None:
+    assert fraction(place, LLAMA) == expected
+
+
+@pytest.mark.parametrize("place", [place for place in TABLE if place[0] == "rocm"], ids=":".join)
+def test_aiter_s_reserve_for_long_contexts_multiplies(place: tuple[str, str]) -> None:
+    memory, tokens, few, _ = TABLE[place]
+    assert fraction(place, LLAMA) == pytest.approx(published(memory, tokens, few) * 0.85, abs=0.0006)
+    assert fraction(place, LLAMA, attention_backend="triton") == pytest.approx(
+        published(memory, tokens, few), abs=0.0006
+    )
+
+
+def test_aiter_s_figure_by_hand() -> None:
+    assert fraction(("rocm", "gfx942"), LLAMA) == 0.737
+
+
+def test_the_parts_are_named_and_replace_core_s_estimate() -> None:
+    parts = {part.name: part.amount / GIB for part in planned(("cuda", "sm90")).quantities["reserved_memory"].parts}
+    said = {name: amount for name, amount in parts.items() if amount}
+    assert said == pytest.approx({"runtime": 0.5, "steps": 12, "graphs": 0.5, "ranks": 0.125})
+    assert "activations" not in parts
+
+
+def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
+    """What a user cannot set yet is asked of the parts themselves."""
+    assert fraction(("cuda", "sm90"), chunked_prefill_size=2048) == pytest.approx(published(80, 2048, 256), abs=0.0006)
+    by_name = {each.name: each for each in FACTS["cuda"].contributions}
+    seen: dict[str, Any] = {
+        "graph_max_batch_size": None, "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
+        "tp_size": 4, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True,
+    }  # fmt: skip
+    view = _View(80, seen)
+    amounts = {name: each.compute(view) / 2**20 for name, each in by_name.items()}
+    assert amounts == {"runtime": 512, "steps": 1.5 * 1024 * 2, "graphs": 2 * 512, "ranks": 1024}
+    seen["graph_max_batch_size"], seen["chunked_prefill_size"] = 24, -1
+    assert by_name["graphs"].compute(view) / 2**20 == 48
+    assert by_name["steps"].compute(view) / 2**20 == 1.5 * 4096 * 2
+
+
+class _View:
+    """Decided arguments on a device of so many GiB, without a model."""
+
+    model = None
+    capabilities: frozenset[str] = frozenset()
+
+    def __init__(self, memory: int, values: dict[str, Any]) -> None:
+        self.device = replace(FACTS["cuda"].profiles["sm90"], memory_bytes=memory * GIB)
+        self._values = values
+
+    def __getitem__(self, argument: str) -> Any:
+        return self._values[argument]
+
+
+def test_who_publishes_no_rule_keeps_core_s_estimate() -> None:
+    done = planned(("xpu", "pvc"))
+    parts = {part.name for part in done.quantities["reserved_memory"].parts}
+    assert {"activations", "sampling"} <= parts
+    assert done.config.memory.mem_fraction_static == 0.88
+    assert "nobody has published figures" in done.stories["mem_fraction_static"].reason
