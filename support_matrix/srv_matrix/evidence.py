@@ -107,11 +107,11 @@ def _run_of(evidence: Evidence) -> tuple[str, str, str]:
     return evidence.test, evidence.platform, evidence.machine
 
 
-def marked_files(repository: Repository) -> list[str]:
-    """The files under `tests` that mark what they cover, as they are named from the root."""
+def marked_files(repository: Repository, folder: str = "tests") -> list[str]:
+    """The files of a folder that mark what they cover, as they are named from the root."""
     return [
         path.relative_to(repository.root).as_posix()
-        for path in sorted((repository.root / "tests").rglob("test_*.py"))
+        for path in sorted((repository.root / folder).rglob("test_*.py"))
         if MARKED in path.read_text(encoding="utf-8")
     ]
 

@@ -65,6 +65,8 @@ def factors() -> dict[str, tuple[Any, ...]]:
         "sampling_backend": (*backends("sampling"), UNSET),
         "disable_radix_cache": (False, True),
         "disable_overlap_schedule": (True, False),
+        "disable_graphs": (True,),
+        "disable_graph_padding": (False,),
         "served_model_name": (UNSET, "another-name"),
         "tokenizer_path": (UNSET, "tokens"),
         "chat_template": (UNSET, "template"),
@@ -92,6 +94,10 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
         "graceful_shutdown_seconds": (0.0, 30.0, 60.0),
         "engine_start_timeout_seconds": (900.0, 1800.0),
     }
+
+
+# Refused on a platform that captures no steps; a start of its own shows that of each.
+NEED_GRAPHS = {"disable_graphs=false", "disable_graph_padding=true"}
 
 
 Row = Mapping[str, Any]  # argument -> value; UNSET: nothing is said

@@ -27,8 +27,7 @@ Marks = Mapping[str, Mapping[str, Any]]
 
 def _marks(folder: str) -> Marks:
     """All marks of a folder of this checkout, as pytest collects them."""
-    repository = Repository(ROOT)
-    return collect_marks(repository, [file for file in marked_files(repository) if file.startswith(f"{folder}/")])
+    return collect_marks(Repository(ROOT), marked_files(Repository(ROOT), folder))
 
 
 def _shown(marks: Marks, platform: str, most: Level) -> Matrix:

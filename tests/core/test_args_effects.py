@@ -391,7 +391,7 @@ def test_disable_overlap_schedule(small: Small) -> None:
     assert (steps(True), steps(False)) == (5, 4)
 
 
-@covers("disable_graphs=true")
+@covers("disable_graphs=true", platform="cpu")
 def test_disable_graphs(small: Small) -> None:
     """A processor replays nothing, says so, and refuses who asks for it (what it does elsewhere: the toy device)."""
     for flags in ({}, {"disable_graphs": True}):

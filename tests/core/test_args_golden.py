@@ -58,6 +58,7 @@ UNREACHABLE = {
     "rank_missing",
     "too_few",
     "backends_disagree",
+    "statement_raised",  # a plugin must be at fault
     "bad_text",  # no terminal shows it
     "host_unavailable",  # a socket must be refused, here and in the next
     "port_unavailable",

@@ -353,9 +353,10 @@ def test_reserves_are_named_and_sum_up() -> None:
     assert reserved("ranks") == 0
     assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(3 * 0.125)
     graphs = {"max_running_requests": 400, "graph_max_batch_size": 96}
-    assert reserved("graphs", **graphs) == pytest.approx(96 * 2 / 1024)
-    assert reserved("graphs", **graphs | {"max_running_requests": 48}) == pytest.approx(48 * 2 / 1024)
-    assert reserved("graphs", **graphs, graph_batch_sizes=(7, 24)) == pytest.approx(24 * 2 / 1024)
+    row = (2 * 2**20 * 16 / 80 + 2 * 4 * 1000 + 4 * 1000) / GIB  # a device of 16 GiB; logits and page table, pages of 1
+    assert reserved("graphs", **graphs) == pytest.approx(96 * row)
+    assert reserved("graphs", **graphs | {"max_running_requests": 48}) == pytest.approx(48 * row)
+    assert reserved("graphs", **graphs, graph_batch_sizes=(7, 24)) == pytest.approx(24 * row)
     assert reserved("graphs", **graphs, disable_graphs=True) == 0
     wide = Facts(device(), model(vocab_size=2**27), CAPABLE)
     assert reserved("graphs", wide, **graphs) == pytest.approx(96, rel=0.01)  # float32 logits, twice

@@ -39,27 +39,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--config` and a flag for every argument, in a help section for each group."""
     parser.set_defaults(takes_server_arguments=True)
     parser.usage = f"{parser.prog} [FLAG ...]"
+    flags = _Flags(parser)
     if isinstance(parser, Parser):
-        parser.fill(lambda words: _add_all(parser, words))
+        parser.fill(flags.add)
     else:
-        _add_all(parser, None)
+        flags.add(None)
 
 
-def _add_all(parser: argparse.ArgumentParser, words: Set[str] | None) -> None:
-    """Add the flags that are among the words (None: all of them)."""
-    config = parser.add_argument_group("configuration file")
-    config.add_argument(
-        "--config",
-        action="append",
-        metavar="FILE",
-        default=argparse.SUPPRESS,
-        help="YAML file of arguments by name; the command line and SRV_ variables go before it",
-    )
-    sections = {group: parser.add_argument_group(_TITLES.get(group, group)) for group in GROUPS}
-    outdated = parser.add_argument_group("deprecated")
-    for argument in (*ARGUMENTS.values(), *DEPRECATED.values()):
-        if words is None or not words.isdisjoint(_spellings(argument)):
-            _add_flag(outdated if argument.deprecated else sections[argument.group], argument)
+class _Flags:
+    """The flags of one parser. Those that a command line does not say are never made."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+        self._sections: dict[str, argparse._ArgumentGroup] = {}
+        self._waiting = {argument.name: argument for argument in (*ARGUMENTS.values(), *DEPRECATED.values())}
+
+    def add(self, words: Set[str] | None) -> None:
+        """Add the flags that are among the words and not there yet; None: all of them."""
+        if not self._sections:
+            self._begin()
+        for argument in tuple(self._waiting.values()):
+            if words is None or not words.isdisjoint(_spellings(argument)):
+                del self._waiting[argument.name]
+                _add_flag(self._sections["deprecated" if argument.deprecated else argument.group], argument)
+
+    def _begin(self) -> None:
+        config = self._parser.add_argument_group("configuration file")
+        config.add_argument(
+            "--config",
+            action="append",
+            metavar="FILE",
+            default=argparse.SUPPRESS,
+            help="YAML file of arguments by name; the command line and SRV_ variables go before it",
+        )
+        for group in (*GROUPS, "deprecated"):
+            self._sections[group] = self._parser.add_argument_group(_TITLES.get(group, group))
 
 
 def _spellings(argument: Argument) -> list[str]:

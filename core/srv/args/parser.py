@@ -33,9 +33,9 @@ class Parser(argparse.ArgumentParser):
         self._fill.append(add)
 
     def complete(self, words: Set[str] | None = None) -> None:
-        """Add what was put off."""
-        while self._fill:
-            self._fill.pop(0)(words)
+        """Add what was put off and is wanted now."""
+        for add in self._fill:
+            add(words)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; called for the program's words and, by argparse, for a subcommand's."""

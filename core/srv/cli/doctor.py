@@ -97,10 +97,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the JSON to FILE")
-    parser.add_argument("--device", dest=f"{PREFIX}device", metavar="NAME", help="examine this platform alone")
+    parser.add_argument(
+        "--device",
+        dest=f"{PREFIX}device",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="examine this platform alone",
+    )
     parser.add_argument(
         "--model-path",
         dest=f"{PREFIX}model_path",
+        action="append",
+        default=argparse.SUPPRESS,
         metavar="PATH",
         help="choose backends for this model (default: demo)",
     )

@@ -29,9 +29,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 @contextmanager
-def engine(small: Small, *flags: str) -> Iterator[LocalEngine]:
+def engine(small: Small, *flags: str, pool: int = 256) -> Iterator[LocalEngine]:
     words = ["--device", "toy", "--model-path", str(small.folder), "--dtype", "float32", "--max-running-requests", "6"]
-    with LocalEngine.launch([*words, "--page-size", "4", "--max-total-tokens", "256", *flags]) as made:
+    with LocalEngine.launch([*words, "--page-size", "4", "--max-total-tokens", str(pool), *flags]) as made:
         yield made
         made.step()
         made.check_integrity(deep=True)
@@ -198,8 +198,7 @@ def test_logprobs_are_those_of_eager_steps(small: Small) -> None:
 
 
 def test_retracted_and_resumed_requests_replay_too(small: Small) -> None:
-    flags = ["--max-total-tokens", "64", "--schedule-conservativeness", "0.01"]
-    with engine(small, *flags) as served:
+    with engine(small, "--schedule-conservativeness", "0.01", pool=64) as served:
         assert [result.tokens for result in served.generate(messages(small))] == small.tokens
         assert served.stats().retractions > 0
         assert served.stats().replayed_steps > 0

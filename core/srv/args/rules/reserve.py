@@ -24,6 +24,7 @@ _LEAST_FRACTION, _MOST_FRACTION = 0.05, 0.88
 _RUNTIME = 512 * _MIB
 _TOKEN = 1.5 * _MIB  # of a step's prompt tokens: activations and what sampling takes
 _GRAPH_ROW = 2 * _MIB  # of the largest captured graph
+_GRAPH_ROW_ON = 80 * _GIB  # smaller devices run smaller models
 _RANK = 1024 * _MIB / 8  # a GiB of communicators at eight ranks
 
 
@@ -59,7 +60,7 @@ def _sampling_bytes(seen: Seen) -> float:
 
 
 def _graph_bytes(seen: Seen) -> float:
-    """By the largest graph; no less than its logits, which are kept twice, and its page table."""
+    """By the rows of the largest graph: of each what is published, its logits, kept twice, and its page table."""
     if seen["disable_graphs"] or "graphs" not in seen.capabilities:
         return 0.0
     running, most = seen["max_running_requests"], seen["graph_max_batch_size"]
@@ -67,7 +68,8 @@ def _graph_bytes(seen: Seen) -> float:
     known = 0.0
     if seen.model is not None:
         known = 2 * 4 * seen.model.vocab_size + 4 * seen.model.context_length / seen["page_size"]
-    return float(rows * max(_GRAPH_ROW, known))
+    share = min(1.0, seen.device.memory_bytes / _GRAPH_ROW_ON)
+    return float(rows * (_GRAPH_ROW * share + known))
 
 
 def _published_step_bytes(seen: Seen) -> float:
@@ -131,7 +133,7 @@ ESTIMATE: tuple[Contribution, ...] = (
         RESERVED_MEMORY,
         "graphs",
         _graph_bytes,
-        "captured graphs keep buffers of their own, 2 MiB a row of the largest, or its logits and page table",
+        "captured graphs keep buffers of their own: each row of the largest some MiB, logits and page table",
         reads=("disable_graphs", "graph_max_batch_size", "graph_batch_sizes", "max_running_requests", "page_size"),
     ),
     Contribution(
