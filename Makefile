@@ -53,6 +53,7 @@ test-all: env
 bench: env
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
 	$(BIN)/python tests/bench/bad_input.py --json docs/benchmarks/bad_input.json
+	$(BIN)/python tests/bench/startup.py --json docs/benchmarks/startup.json
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate

@@ -1,6 +1,6 @@
 """`python -m srv` is `srv`."""
 
-from srv.cli.main import main
+from srv.cli.main import console
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(console())

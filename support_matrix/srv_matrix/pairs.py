@@ -101,7 +101,7 @@ def _refused(ground: Ground, owner: str, constraint: Constraint, other: str) -> 
     one = constraint.argument
     further = [name for name in constraint.reads if name in ARGUMENTS and name not in (one, other)]
     for (label, model), count in itertools.product(_models(ground).items(), range(min(2, len(further)) + 1)):
-        seen = replace(ground, facts=replace(ground.facts, model=model))
+        seen = replace(ground, facts=ground.facts._replace(model=model))
         for names in itertools.combinations(further, count):
             for chosen in itertools.product(*(_values(ground, name) for name in names)):
                 with_these = dict(zip(names, chosen, strict=True))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from srv.args.config import ARGUMENTS
 from srv.args.seen import Facts, View, ask
@@ -29,8 +28,7 @@ SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A backend for a slot with what it requires, or with the reasons against it."""
 
     slot: str
@@ -39,8 +37,7 @@ class Candidate:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A slot with its candidates, best first. `wish` is the user's own naming of one, if there is any."""
 
     name: str
@@ -57,8 +54,7 @@ class Slot:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The outcome: a backend a slot, the statements of layer BACKEND that follow, and the refusals."""
 
     backends: Mapping[str, BackendChoice]

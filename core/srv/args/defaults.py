@@ -180,7 +180,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "load_format",
         "format_not_there",
         _format_fits,
-        "Name a model that has weights of that format, or pass --load-format dummy for random weights.",
+        "Name a model that has such weights (--model-path), or pass --load-format dummy for random ones.",
     ),
     *parallel.CONSTRAINTS,
     *speculative.CONSTRAINTS,

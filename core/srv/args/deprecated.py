@@ -7,7 +7,6 @@ two different things of one argument in one place. Knows nothing of how statemen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED
@@ -43,7 +42,7 @@ def _today(said: UserStatement, switch: Argument, statements: Sequence[UserState
     else:
         value = ARGUMENTS[replacement.argument].parse(replacement.value)
     source = f"{said.source} with {switch.flag}"
-    return replace(said, argument=replacement.argument, value=value, source=source, name=switch.name)
+    return said._replace(argument=replacement.argument, value=value, source=source, name=switch.name)
 
 
 def _value_of(name: str, statements: Sequence[UserStatement]) -> Any:

@@ -6,9 +6,8 @@ Calls into plugins' pure functions pass through `ask`, so that a failing one is 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from srv.errors import PluginError, SrvError
 from srv.models.facts import ModelFacts
@@ -21,8 +20,7 @@ class UndeclaredRead(PluginError):
     """A statement read an argument that it does not name in `reads`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known before resolution: the device, what its platform can do, the model."""
 
     device: DeviceFacts | None

@@ -1,11 +1,20 @@
-"""Further names and words for arguments, read from `spellings.toml` beside this file: data, not behaviour.
+"""Further names and words for arguments, read from `spellings.json` beside this file: data, not behaviour.
 
-Nothing here knows an argument's declaration; `srv.args.config` puts the two together.
+A declaration in core may not name a device or its maker, but the command lines that people have may: so the words stand
+there, as data. Nothing in core compares anything with them; they are only ways to reach an argument. Nothing here knows
+an argument's declaration either; `srv.args.config` puts the two together.
+
+    spellings   the same argument under a name that a declaration may not have; no note is given when one is used
+    old_names   names that an argument had before; they work, and a note gives today's
+    switches    deprecated ones that another argument has taken over; they work, and a note gives what to say instead
+    synonyms    other words for a value
+    published   names of backends that other engines publish for an argument whose choices the installed platforms
+                give: srv accepts what is installed, not what is listed; lists help completion and the support matrix
 """
 
 from __future__ import annotations
 
-import tomllib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +40,7 @@ class Spellings:
 
 def read_spellings() -> Spellings:
     """The table that comes with `srv`."""
-    table = tomllib.loads(Path(__file__).with_name("spellings.toml").read_text(encoding="utf-8"))
+    table = json.loads(Path(__file__).with_name("spellings.json").read_text(encoding="utf-8"))
     return Spellings(
         _turned(table["spellings"]),
         _turned(table["old_names"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.args.config import ARGUMENTS, Config
 from srv.errors import Rejected
@@ -35,8 +35,7 @@ class Origin(enum.IntEnum):
     COMMAND_LINE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class UserStatement:
+class UserStatement(NamedTuple):
     """One value that the user gave, of the argument's type.
 
     `source`: "config file a.yaml line 3". `name`: the name that he used, if it is not the argument's own.
@@ -50,8 +49,7 @@ class UserStatement:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UserInput:
+class UserInput(NamedTuple):
     """Everything the user said: readable statements, refusals of the rest, and notes worth a warning."""
 
     statements: tuple[UserStatement, ...] = ()
@@ -64,8 +62,7 @@ class UserInput:
         return best.value if best else None
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """A value for an argument, with its layer, its owner and the clause after "because".
 
     `reads`: the arguments and quantities that it was computed from.
@@ -80,8 +77,7 @@ class Statement:
     reads: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(NamedTuple):
     """Why an argument has its value. `shadowed` are the statements that were outranked, strongest first."""
 
     argument: str
@@ -121,8 +117,7 @@ def _printable(name: str, value: Any) -> Any:
     return argument.show(value) if argument.arg.secret and value is not None else argument.kind.dump(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One contribution to a quantity, as it came out."""
 
     name: str
@@ -131,8 +126,7 @@ class Part:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A sum that several owners add to, part by part."""
 
     name: str
@@ -153,8 +147,7 @@ class Quantity:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class BackendChoice:
+class BackendChoice(NamedTuple):
     """The backend chosen for one slot, why, and the reasons against each other candidate."""
 
     slot: str

@@ -60,6 +60,7 @@ def run(namespace: argparse.Namespace) -> int:
     from srv.cli.survey import survey
 
     situation = survey(namespace, os.environ)
+    gc.enable()
     config = situation.resolved.config
     logging.basicConfig(
         level=config.server.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", stream=sys.stderr

@@ -10,8 +10,8 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.errors import PlatformUnavailable, Refusal
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from srv.platform.facts import DeviceFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """What a launch would come to. `model` is None if none was named and no demo model is there."""
 
     target: Target
@@ -180,7 +179,7 @@ def to_dict(planned: Planned) -> dict[str, Any]:
             quantity.name: {
                 "total": quantity.total,
                 "unit": quantity.unit,
-                "parts": [asdict(part) for part in quantity.parts],
+                "parts": [part._asdict() for part in quantity.parts],
             }
             for quantity in resolved.quantities.values()
         },

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from srv.args.resolve import resolve
 from srv.args.sources import gather
@@ -23,8 +23,7 @@ from srv.platform.manifest import Manifest
 from srv.platform.registry import find_backends, find_platforms
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A platform with its device, why it is that one, third parties' backends by family, and warnings."""
 
     manifest: Manifest
@@ -38,8 +37,7 @@ class Target:
         return (*self.manifest.facts.backends.get(family, ()), *self.extra.get(family, ()))
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """The user's words, resolved for a target. `model` is None only where none was needed."""
 
     target: Target
@@ -48,8 +46,7 @@ class Judged:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """Everything that a launch on this machine is made from. `notes` are worth a warning."""
 
     manifest: Manifest

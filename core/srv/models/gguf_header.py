@@ -16,10 +16,9 @@ import math
 import mmap
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from srv.errors import ModelError
 from srv.models.gguf_types import TENSOR_TYPES, TensorType
@@ -35,8 +34,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 FETCH_AGAIN = "The file is incomplete or damaged: fetch it again and compare its checksum"
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFTensor:
+class GGUFTensor(NamedTuple):
     """One tensor of a file. `shape` as torch would print it (slowest axis first); offsets and sizes in bytes."""
 
     name: str
@@ -46,8 +44,7 @@ class GGUFTensor:
     size: int
 
 
-@dataclass(frozen=True)
-class GGUFHeader:
+class GGUFHeader(NamedTuple):
     """What a file says before its weights.
 
     `metadata` holds scalars (int, float, bool, str) and the arrays that were asked for (tuples); `skipped`
@@ -59,8 +56,8 @@ class GGUFHeader:
     version: int
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    skipped: Mapping[str, int] = MappingProxyType({})
+    places: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 def read_header(
@@ -205,14 +202,18 @@ class _Reader:
         texts = {text.encode(): text for text in self.find.get(key, ())}
         lengths = {len(raw) for raw in texts}
         places: dict[str, int] = {}
-        unpack, data, at, size = struct.Struct("<Q").unpack_from, self.data, self.at, self.size
-        for place in range(count):
-            if at + 8 > size:
-                self._need(at + 8 - self.at, f"array {key!r}")
-            (length,) = unpack(data, at)
-            at += 8 + length
-            if length in lengths and (text := texts.get(data[at - length : at])) is not None:
-                places.setdefault(text, place)
+        unpack, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
+        try:  # a length that leads out of the file is noticed when the next one is read there, or by the last check
+            if not texts:
+                for _ in range(count):
+                    at += 8 + unpack(data, at)[0]
+            for place in range(count) if texts else ():
+                (length,) = unpack(data, at)
+                at += 8 + length
+                if length in lengths and (text := texts.get(data[at - length : at])) is not None:
+                    places.setdefault(text, place)
+        except (struct.error, OverflowError):
+            at += 8
         self._need(at - self.at, f"array {key!r}")
         self.at = at
         if texts:

@@ -7,7 +7,6 @@ the distribution, the member, the reason and the remedy. The live half is in `sr
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -114,6 +113,8 @@ def check_known_names(given: Iterable[str], known: Iterable[str], distribution: 
     """No public name beyond those of the contract: core would never call it, and its maker should know."""
     known = set(known)
     for name in sorted(set(given) - known):
+        import difflib  # for mistakes alone
+
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {close[0]}? " if close else ""
         raise PluginError(
@@ -245,6 +246,8 @@ def _check_capabilities(plugin: _Plugin, facts: PlatformFacts, profile: str, dev
         ) from error
     plugin.require_type(capabilities, frozenset, member)
     for word in sorted(capabilities - set(CAPABILITIES)):
+        import difflib  # for mistakes alone
+
         close = difflib.get_close_matches(word, CAPABILITIES, n=1) or sorted(CAPABILITIES)
         plugin.require(False, member, f"names the unknown capability {word!r}", f"Known: {', '.join(close)}")
 

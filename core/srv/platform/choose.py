@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from srv.errors import PlatformUnavailable, Refusal, Rejected
 from srv.platform.facts import DeviceFacts
@@ -46,8 +47,7 @@ class DeviceRequest:
         return Refusal((Rejected(code, "device", self.text or self.name, self.who, reason, remedy),))
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """The platform to serve on, its device as the probe saw it, and why it is this one."""
 
     found: Found

@@ -7,7 +7,6 @@ settings are plain assignments in `torch/version.py`, and versions are package m
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,13 @@ from pathlib import Path
 
 def versions(*distributions: str) -> dict[str, str]:
     """The versions of those distributions that are installed."""
+    from importlib import metadata  # a manifest whose probe is not asked waits for none of it
+
     found: dict[str, str] = {}
     for name in distributions:
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     return found
 

@@ -3,26 +3,22 @@
     srv.platforms              <platform> = package.manifest:MANIFEST
     srv.backends.<family>      <platform>.<backend> = package.module:SPEC     (one more backend for a platform)
 
-One bad plugin never harms the others: its fault becomes its own entry's `error`. Entry points are read
-through `importlib.metadata`, which tells the distribution of each (docs/adr/0001-platform-contract.md).
+One bad plugin never harms the others: its fault becomes its own entry's `error`. Which entry points there are, and of
+which distribution each is, `srv.platform.installed` knows (docs/adr/0001-platform-contract.md).
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint, EntryPoints
-from typing import cast
+from typing import NamedTuple
 
 from srv.errors import PluginError
 from srv.platform.checks import check_backends, check_manifest
 from srv.platform.facts import FAMILIES, BackendSpec, Unfit
 from srv.platform.import_wall import ImportWall
+from srv.platform.installed import Entry, entries
 from srv.platform.manifest import Manifest
 from srv.platform.patches import PatchGuard
 
@@ -32,8 +28,7 @@ BACKEND_GROUP = "srv.backends"
 _UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """One name in the group `srv.platforms`: its checked manifest, or the error that refused it.
 
     `target` is the entry point's "module:attribute", which the probe's child process loads again.
@@ -60,8 +55,8 @@ class Platforms(Mapping[str, Found]):
     Each is loaded when it is first asked for by name, so that who needs one does not wait for the others.
     """
 
-    def __init__(self, entry_points: Iterable[EntryPoint]) -> None:
-        by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    def __init__(self, entry_points: Iterable[Entry]) -> None:
+        by_name: dict[str, list[Entry]] = defaultdict(list)
         for entry_point in entry_points:
             by_name[entry_point.name].append(entry_point)
         self._entry_points = {name: by_name[name] for name in sorted(by_name)}
@@ -84,7 +79,7 @@ class Platforms(Mapping[str, Found]):
 
 def find_platforms() -> Platforms:
     """The platforms that are installed; none is loaded yet."""
-    return Platforms(_entry_points(PLATFORM_GROUP))
+    return Platforms(entries(PLATFORM_GROUP))
 
 
 def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
@@ -95,8 +90,8 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
     """
     if family not in FAMILIES:
         raise ValueError(f"{family!r} is no backend family; known: {', '.join(FAMILIES)}")
-    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
-    for entry_point in _entry_points(f"{BACKEND_GROUP}.{family}"):
+    by_name: dict[str, list[Entry]] = defaultdict(list)
+    for entry_point in entries(f"{BACKEND_GROUP}.{family}"):
         owner, _, name = entry_point.name.partition(".")
         if owner == platform:
             by_name[name].append(entry_point)
@@ -104,22 +99,11 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
     return tuple(sorted(specs, key=lambda spec: -spec.priority))
 
 
-def _entry_points(group: str) -> EntryPoints:
-    return _scan(tuple(sys.path)).select(group=group)
-
-
-@functools.lru_cache(maxsize=1)
-def _scan(import_path: tuple[str, ...]) -> EntryPoints:
-    """All entry points. Reading those of every distribution takes milliseconds, and nobody installs one meanwhile."""
-    # Python 3.11 gives it another type, that of groups; both select alike.
-    return cast(EntryPoints, importlib.metadata.entry_points())
-
-
-def _platform(name: str, entry_points: list[EntryPoint]) -> Found:
+def _platform(name: str, entry_points: list[Entry]) -> Found:
     if len(entry_points) > 1:
         return _contested(name, entry_points)
     entry_point = entry_points[0]
-    distribution, version = _distribution(entry_point), _version(entry_point)
+    distribution, version = entry_point.distribution, entry_point.version
     try:
         manifest = check_manifest(load(entry_point), distribution, version, name)
     except PluginError as error:
@@ -127,18 +111,18 @@ def _platform(name: str, entry_points: list[EntryPoint]) -> Found:
     return Found(name, distribution, version, manifest, None, entry_point.value)
 
 
-def _contested(name: str, entry_points: list[EntryPoint]) -> Found:
+def _contested(name: str, entry_points: list[Entry]) -> Found:
     """Two distributions claim one name: neither is taken, whichever was installed first."""
     error = _both_claim(f"platform {name}", entry_points)
     return Found(name, error.distribution, "", None, error)
 
 
-def _both_claim(what: str, entry_points: list[EntryPoint]) -> PluginError:
-    both = " and ".join(sorted(_distribution(entry_point) for entry_point in entry_points))
+def _both_claim(what: str, entry_points: list[Entry]) -> PluginError:
+    both = " and ".join(sorted(entry_point.distribution for entry_point in entry_points))
     return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}", "contested")
 
 
-def _backend(name: str, family: str, entry_points: list[EntryPoint]) -> BackendSpec:
+def _backend(name: str, family: str, entry_points: list[Entry]) -> BackendSpec:
     try:
         if len(entry_points) > 1:
             raise _both_claim(f"backend {entry_points[0].name}", entry_points)
@@ -148,8 +132,8 @@ def _backend(name: str, family: str, entry_points: list[EntryPoint]) -> BackendS
         return BackendSpec(name, 0, lambda seen: unfit, entry_points[0].value, kv_order="none", summary="refused")
 
 
-def _checked_backend(name: str, family: str, entry_point: EntryPoint) -> BackendSpec:
-    distribution = _distribution(entry_point)
+def _checked_backend(name: str, family: str, entry_point: Entry) -> BackendSpec:
+    distribution = entry_point.distribution
     (spec,) = check_backends(family, (load(entry_point),), distribution)
     if spec.name != name:
         raise PluginError(
@@ -161,9 +145,9 @@ def _checked_backend(name: str, family: str, entry_point: EntryPoint) -> Backend
     return spec
 
 
-def load(entry_point: EntryPoint) -> object:
+def load(entry_point: Entry) -> object:
     """What an entry point names. PluginError if importing it fails, reaches for torch, or patches core."""
-    distribution = _distribution(entry_point)
+    distribution = entry_point.distribution
     guard = PatchGuard(origin=entry_point.module.partition(".")[0])
     try:
         with ImportWall() as wall:
@@ -208,11 +192,3 @@ def _broken(distribution: str, target: str, error: BaseException) -> PluginError
         f"Reinstall or update {distribution}, or uninstall it",
         "import_failed",
     )
-
-
-def _distribution(entry_point: EntryPoint) -> str:
-    return entry_point.dist.name if entry_point.dist is not None else "(unknown distribution)"
-
-
-def _version(entry_point: EntryPoint) -> str:
-    return entry_point.dist.version if entry_point.dist is not None else ""
