@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from srv.platform.facts import DeviceFacts
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -22,6 +20,8 @@ def threads() -> int:
 
 def usable_cores() -> int:
     """Physical cores that this process may use: by its affinity, and by its container's quota."""
+    import psutil  # a plan for another machine asks nothing of this one
+
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     logical = psutil.cpu_count(logical=True) or allowed
     physical = psutil.cpu_count(logical=False) or logical
