@@ -192,12 +192,17 @@ def difference(want: Generated, have: Generated, near_tie: float) -> str:
     return told
 
 
-def test_drawn_tokens_are_the_same_with_both_backends_and_in_graphs(world: World) -> None:
-    """Seeded sampling with every filter; the filters keep the same tokens, and the noise is the request's own."""
+@pytest.mark.parametrize("backend", ["pytorch", "ascend"])
+def test_drawn_tokens_are_the_same_eager_and_in_graphs(world: World, backend: str) -> None:
+    """Seeded sampling with every filter; the noise is the request's own.
+
+    Not so between the backends: where logits tie at the border of top-k, which they often do in half precision, the
+    operator keeps all of them.
+    """
     found = []
-    for flags in (["--disable-graphs"], [], ["--sampling-backend", "ascend"]):
+    for flags in (["--disable-graphs", "--sampling-backend", backend], ["--sampling-backend", backend]):
         with engine(world.path, "npu", "float16", "--disable-radix-cache", *flags) as served:
             params = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "seed": 11}
             results = generate(served, world.prompts, **params)
             found.append([result.tokens for result in results])
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
