@@ -144,15 +144,19 @@ class Server:
         self.process.kill()
         self.process.wait(STOP_S)
 
+    def engines(self) -> list[int]:
+        """Process ids of engines among the server's children; a probe may be another child."""
+        found = []
+        for child in psutil.Process(self.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "srv.engine.process" in " ".join(child.cmdline()):
+                    found.append(child.pid)
+        return found
+
     def engine_pid(self) -> int:
         """Process id of the engine, the server's child."""
-        found = [
-            child.pid
-            for child in psutil.Process(self.pid).children(recursive=True)
-            if "srv.engine.process" in " ".join(child.cmdline())
-        ]
-        assert len(found) == 1, found
-        return found[0]
+        (found,) = self.engines()
+        return found
 
     # ---- requests
 

@@ -82,7 +82,7 @@ def test_a_server_that_still_loads_holds_its_port(tmp_path: Path) -> None:
             env=clean_environment(),
         )
     try:
-        wait_until(lambda: bool(psutil.Process(first.pid).children()), 60, "the engine process is started")
+        wait_until(lambda: bool(first.engines()), 60, "the engine process is started")
         assert "[port_unavailable]" in refused("--port", str(first.port))
         engine = first.engine_pid()
         first.terminate()  # in the midst of loading, or soon after

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from e2e_support import (
     REQUEST_S,
@@ -149,8 +148,8 @@ def test_server_killed_while_the_engine_starts_leaves_no_engine(tmp_path: Path) 
             env=clean_environment(),
         )
     try:
-        wait_until(lambda: bool(psutil.Process(server.pid).children()), START_S, "the engine process to be there")
-        (engine,) = (child.pid for child in psutil.Process(server.pid).children())
+        wait_until(lambda: bool(server.engines()), START_S, "the engine process to be there")
+        engine = server.engine_pid()
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         wait_until(lambda: gone(engine), START_S, "the engine process is gone")
