@@ -21,6 +21,21 @@ SOURCES = {
     Origin.CONFIG_FILE: "config file serve.yaml line 1",
 }
 
+# config.json of a model that every platform takes.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+
 
 def user(origin: Origin = Origin.COMMAND_LINE, /, **values: Any) -> UserInput:
     """What a user said in one place."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from models_small import SIZES, expected_logits, randomized, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from srv.io.messages import FlushCache, Generate
-from srv.testing.engine import LocalEngine
+from srv.io.messages import Generate
+from srv.testing.engine import WatchedEngine
 from srv.types import SamplingParams
 
 # Windows are shorter than the prompts, so that they matter; "gemma2" has no native layers.
@@ -79,40 +78,10 @@ def greedy(
     return output
 
 
-class Watched(LocalEngine):
-    """An engine that accounts for every page after every step, and for all of them at the end."""
-
-    def step(self) -> None:
-        super().step()
-        self.check_integrity(deep=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self.assert_rested()
-        finally:
-            super().__exit__(kind, error, trace)
-
-    def assert_rested(self) -> None:
-        """Nothing runs, waits or holds a page; and once the prefix cache is flushed, every page is free."""
-        self.flush()
-        stats = self.stats()
-        assert (stats.running, stats.waiting, stats.pages_held) == (0, 0, 0)
-        assert stats.pages_free == stats.pages_total
-
-    def flush(self) -> None:
-        """Forget the prefix cache, once the row that overlap may have planned past an end has landed."""
-        self.step()
-        self.send(FlushCache(0))
-        self.step()
-
-
 @contextmanager
 def engine(
     small: Small, page: int = 4, chunk: int = 64, overlap: bool = True, pool: int = 1024, **flags: object
-) -> Iterator[Watched]:
+) -> Iterator[WatchedEngine]:
     """An engine for `small` in float32. Flags that are True stand alone."""
     threads = torch.get_num_threads()
     words = {
@@ -130,7 +99,7 @@ def engine(
     for name, value in words.items():
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     try:
-        with Watched.launch(arguments) as made:
+        with WatchedEngine.launch(arguments) as made:
             torch.set_num_threads(1)  # the platform took every core, for sums of a microsecond
             yield made
     finally:

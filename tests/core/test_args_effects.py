@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from attention_naive import NaiveAttention
-from engine_small import OUTPUT, Small, Watched, engine, make_small, message, messages
+from engine_small import OUTPUT, Small, engine, make_small, message, messages
 from platform_plugins import write_plugin
 from torch import Tensor
 
 from srv.cli.main import main
 from srv.errors import ModelError, Refusal
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
-from srv.testing.engine import Generated
+from srv.testing.engine import Generated, WatchedEngine
 from srv_matrix.pytest_plugin import covers
 
 PAGE = 4
@@ -282,7 +282,7 @@ def test_disable_radix_cache(small: Small) -> None:
 # ---- steps
 
 
-def _send(served: Watched, prompts: Sequence[list[int]], count: int = OUTPUT) -> list[str]:
+def _send(served: WatchedEngine, prompts: Sequence[list[int]], count: int = OUTPUT) -> list[str]:
     """Give the engine these requests, and let it do nothing yet."""
     sent = messages(prompts, count)
     for one in sent:

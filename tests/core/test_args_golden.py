@@ -20,23 +20,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from args_world import CONFIG
 
 from srv.cli.main import main
 
 GOLDEN = Path(__file__).with_name("args_golden.txt")
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-}
 FILE = """\
 page_size: 16
 page-size: 32

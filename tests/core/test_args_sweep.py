@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from args_world import model
+from args_world import CONFIG, model
 
 from srv.args.command_line import read_text
 from srv.args.config import ARGUMENTS, SPELLINGS
@@ -29,19 +29,6 @@ NAMED = {  # every backend that any platform has: each is one that the others ha
     for family in FAMILIES
 }
 NUMBERS = ("-1", "0", "1", "2", "3", "64", "127", "128", "65535", "65536", "9" * 18, "-0.5", "0.5", "1.0", "1e9")
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-}
 LISTS = ("1,2", "2,1", "default", "tse,1,2,3", "custom,1", "all", "q_proj", "a=b")
 TEXTS = ("x", "auto", "{}", '{"a": 1}', "[]", "[1]", "/nowhere/x", " ")
 

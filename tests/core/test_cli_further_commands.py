@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +19,8 @@ def greet(namespace):
     return 0
 """
 
+BROUGHT = {"greet": "greeting_command", "wreck": "broken_command", "plan": "broken_command"}
+
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,16 +28,11 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "greeting_command.py").write_text(GREETING)
     (tmp_path / "broken_command.py").write_text("raise RuntimeError('half installed')")
     monkeypatch.syspath_prepend(tmp_path)
-    brought = EntryPoints(
-        EntryPoint(name, f"{module}:add", cli.COMMAND_GROUP)
-        for name, module in (("greet", "greeting_command"), ("wreck", "broken_command"), ("plan", "broken_command"))
-    )
-    real = importlib.metadata.entry_points
-
-    def entry_points(**wanted: Any) -> Any:
-        return brought if wanted.get("group") == cli.COMMAND_GROUP else real(**wanted)
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    info = tmp_path / "commands-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: commands\nVersion: 1.0\n")
+    lines = (f"{name} = {module}:add" for name, module in BROUGHT.items())
+    (info / "entry_points.txt").write_text("\n".join((f"[{cli.COMMAND_GROUP}]", *lines)))
 
 
 @pytest.mark.usefixtures("commands")

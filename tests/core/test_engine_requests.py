@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_small import OUTPUT, Small, Watched, engine, greedy, make_small, message, messages
+from engine_small import OUTPUT, Small, engine, greedy, make_small, message, messages
 from torch import Tensor
 
 from srv.io.messages import Abort, Finish
+from srv.testing.engine import WatchedEngine
 from srv.types import FinishReason, TokenLogprob
 
 PAGE, CHUNK = 4, 7
@@ -25,23 +26,23 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["overlap", "no-overlap"])
-def shared(small: Small, request: pytest.FixtureRequest) -> Iterator[Watched]:
+def shared(small: Small, request: pytest.FixtureRequest) -> Iterator[WatchedEngine]:
     with engine(small, PAGE, CHUNK, overlap=request.param) as made:
         yield made
 
 
 @pytest.fixture
-def served(shared: Watched) -> Iterator[Watched]:
+def served(shared: WatchedEngine) -> Iterator[WatchedEngine]:
     """The shared engine, with nothing cached and nothing running; and so it must be left."""
     shared.flush()
     yield shared
-    shared.assert_rested()
+    shared.check_rested()
 
 
 # ---- drawing
 
 
-def test_a_seeded_request_draws_the_same_tokens_in_any_company(small: Small, served: Watched) -> None:
+def test_a_seeded_request_draws_the_same_tokens_in_any_company(small: Small, served: WatchedEngine) -> None:
     drawn = message("drawn", small.prompts[5], temperature=1.0, seed=42)
     (alone,) = served.generate([drawn])
     others = messages(small.prompts, temperature=1.2, seed=7)
@@ -52,13 +53,13 @@ def test_a_seeded_request_draws_the_same_tokens_in_any_company(small: Small, ser
     assert alone.tokens != small.tokens[5]
 
 
-def test_seeds_draw_different_tokens(small: Small, served: Watched) -> None:
+def test_seeds_draw_different_tokens(small: Small, served: WatchedEngine) -> None:
     prompt = small.prompts[5]
     drawn = served.generate(message(f"seed {seed}", prompt, temperature=1.5, seed=seed) for seed in range(6))
     assert len({tuple(result.tokens) for result in drawn}) == 6
 
 
-def test_drawn_tokens_follow_the_models_distribution(small: Small, served: Watched) -> None:
+def test_drawn_tokens_follow_the_models_distribution(small: Small, served: WatchedEngine) -> None:
     """First tokens of many seeds at temperature 2 and top-k 3, against transformers' probabilities."""
     logits = small.logprobs(small.prompts[4])[-1] / 2
     likely = logits.topk(3)
@@ -71,7 +72,7 @@ def test_drawn_tokens_follow_the_models_distribution(small: Small, served: Watch
         assert abs(sum(result.tokens == [token] for result in drawn) - draws * probability) < 4 * deviation
 
 
-def test_penalties_count_prompt_and_output(small: Small, served: Watched) -> None:
+def test_penalties_count_prompt_and_output(small: Small, served: WatchedEngine) -> None:
     def penalised(prompt: list[int], logits: Tensor, output: list[int]) -> Tensor:
         changed = logits.clone()
         for token in set(prompt + output):
@@ -89,7 +90,7 @@ def test_penalties_count_prompt_and_output(small: Small, served: Watched) -> Non
         assert result.tokens != greedy(small.model, prompt, OUTPUT)
 
 
-def test_a_bias_forces_a_token_or_forbids_it(small: Small, served: Watched) -> None:
+def test_a_bias_forces_a_token_or_forbids_it(small: Small, served: WatchedEngine) -> None:
     first = small.tokens[6][0]
     forced, forbidden = served.generate(
         [
@@ -104,7 +105,7 @@ def test_a_bias_forces_a_token_or_forbids_it(small: Small, served: Watched) -> N
 # ---- ends
 
 
-def test_the_models_end_token_ends_a_request_unless_it_is_ignored(small: Small, served: Watched) -> None:
+def test_the_models_end_token_ends_a_request_unless_it_is_ignored(small: Small, served: WatchedEngine) -> None:
     bias = ((END, 100.0),)
     ended, ignored = served.generate(
         [
@@ -116,7 +117,7 @@ def test_the_models_end_token_ends_a_request_unless_it_is_ignored(small: Small, 
     assert (ignored.tokens, ignored.finish, ignored.stop_token) == ([END] * OUTPUT, FinishReason.LENGTH, None)
 
 
-def test_a_stop_token_id_ends_a_request_where_it_first_comes(small: Small, served: Watched) -> None:
+def test_a_stop_token_id_ends_a_request_where_it_first_comes(small: Small, served: WatchedEngine) -> None:
     sent, expected = [], []
     for number, (prompt, tokens) in enumerate(zip(small.prompts, small.tokens, strict=True)):
         stop = tokens[number]
@@ -126,7 +127,7 @@ def test_a_stop_token_id_ends_a_request_where_it_first_comes(small: Small, serve
     assert [(result.tokens, result.finish, result.stop_token) for result in results] == expected
 
 
-def test_stop_tokens_are_masked_until_min_tokens_are_out(small: Small, served: Watched) -> None:
+def test_stop_tokens_are_masked_until_min_tokens_are_out(small: Small, served: WatchedEngine) -> None:
     def masked(logits: Tensor, output: list[int]) -> Tensor:
         if len(output) >= 5:
             return logits
@@ -144,7 +145,7 @@ def test_stop_tokens_are_masked_until_min_tokens_are_out(small: Small, served: W
     assert len(result.tokens) >= 5
 
 
-def test_min_tokens_hold_back_a_forced_end(small: Small, served: Watched) -> None:
+def test_min_tokens_hold_back_a_forced_end(small: Small, served: WatchedEngine) -> None:
     (result,) = served.generate(
         [message("held", small.prompts[2], min_tokens=6, logit_bias=((END, 100.0),), ignore_eos=False)]
     )
@@ -168,7 +169,7 @@ def check_entries(entries: list[TokenLogprob], expected: Tensor, top: int) -> No
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 9, "repetition_penalty": 1.5}])
 def test_logprobs_are_of_the_models_own_distribution(
-    small: Small, served: Watched, params: dict[str, float | int]
+    small: Small, served: WatchedEngine, params: dict[str, float | int]
 ) -> None:
     prompt = small.prompts[6]
     plain, wanted = served.generate(
@@ -184,7 +185,7 @@ def test_logprobs_are_of_the_models_own_distribution(
 @pytest.mark.parametrize("warmed", [False, True], ids=["cold", "after-a-hit"])
 @pytest.mark.parametrize("start", [0, 1, 2, 11, 31, 32])
 def test_prompt_logprobs_are_complete_whatever_is_cached(
-    small: Small, served: Watched, warmed: bool, start: int
+    small: Small, served: WatchedEngine, warmed: bool, start: int
 ) -> None:
     """Positions from `start` on, across chunks; the first token of a prompt has none."""
     prompt = small.prompts[7]
@@ -199,14 +200,14 @@ def test_prompt_logprobs_are_complete_whatever_is_cached(
     assert result.cached_tokens == (min(first - 1, len(prompt) - 1) // PAGE * PAGE if warmed else 0)
 
 
-def test_a_prompt_can_be_scored_without_generating(small: Small, served: Watched) -> None:
+def test_a_prompt_can_be_scored_without_generating(small: Small, served: WatchedEngine) -> None:
     prompt = small.prompts[7]
     (result,) = served.generate([message("scored", prompt, 0, prompt_logprobs=0)])
     assert (result.tokens, result.finish) == ([], FinishReason.LENGTH)
     check_entries(result.prompt_logprobs, small.logprobs(prompt)[:-1], 0)
 
 
-def test_a_prompt_of_one_token_has_no_logprobs(small: Small, served: Watched) -> None:
+def test_a_prompt_of_one_token_has_no_logprobs(small: Small, served: WatchedEngine) -> None:
     (result,) = served.generate([message("scored", small.prompts[0], prompt_logprobs=3)])
     assert (result.prompt_logprobs, result.tokens) == ([], small.tokens[0])
 
@@ -214,7 +215,7 @@ def test_a_prompt_of_one_token_has_no_logprobs(small: Small, served: Watched) ->
 # ---- sharing
 
 
-def test_equal_prompts_share_the_pages_of_their_prefix(small: Small, served: Watched) -> None:
+def test_equal_prompts_share_the_pages_of_their_prefix(small: Small, served: WatchedEngine) -> None:
     prompt = small.prompts[7]
     served.generate([message("first", prompt, 1)])
     before = served.stats()
@@ -232,7 +233,7 @@ def test_equal_prompts_share_the_pages_of_their_prefix(small: Small, served: Wat
     assert len({tuple(served.results[one.request].tokens) for one in sent}) == 4
 
 
-def test_namespaces_share_nothing(small: Small, served: Watched) -> None:
+def test_namespaces_share_nothing(small: Small, served: WatchedEngine) -> None:
     prompt = small.prompts[7]
     results = []
     for namespace in ("", "tenant", "", "tenant"):
@@ -244,7 +245,7 @@ def test_namespaces_share_nothing(small: Small, served: Watched) -> None:
 # ---- leaving early
 
 
-def test_an_aborted_request_says_so_and_leaves_nothing_behind(small: Small, served: Watched) -> None:
+def test_an_aborted_request_says_so_and_leaves_nothing_behind(small: Small, served: WatchedEngine) -> None:
     sent = messages(small.prompts)
     for one in sent:
         served.send(one)
@@ -260,7 +261,7 @@ def test_an_aborted_request_says_so_and_leaves_nothing_behind(small: Small, serv
         assert served.results[f"request {number}"].tokens == small.tokens[number]
 
 
-def test_a_request_is_aborted_at_any_step_of_its_life(small: Small, served: Watched) -> None:
+def test_a_request_is_aborted_at_any_step_of_its_life(small: Small, served: WatchedEngine) -> None:
     for steps in range(OUTPUT + 6):
         served.send(message("short-lived", small.prompts[7]))
         served.send(message("companion", small.prompts[4]))
@@ -274,7 +275,7 @@ def test_a_request_is_aborted_at_any_step_of_its_life(small: Small, served: Watc
         assert served.results["companion"].tokens == small.tokens[4]
 
 
-def test_a_finished_request_is_silent_and_its_prefix_stays(small: Small, served: Watched) -> None:
+def test_a_finished_request_is_silent_and_its_prefix_stays(small: Small, served: WatchedEngine) -> None:
     """The API process saw a stop string: no Output comes after that, and what was computed can be hit."""
     served.send(message("finished", small.prompts[7]))
     served.send(message("companion", small.prompts[4]))
@@ -289,7 +290,7 @@ def test_a_finished_request_is_silent_and_its_prefix_stays(small: Small, served:
     assert (again.tokens, again.cached_tokens) == (small.tokens[7], 32)
 
 
-def test_abort_all_empties_the_engine(small: Small, served: Watched) -> None:
+def test_abort_all_empties_the_engine(small: Small, served: WatchedEngine) -> None:
     """More requests than slots: some run, some wait."""
     sent = [message(f"one of many {number}", small.prompts[number % 8]) for number in range(24)]
     for one in sent:
@@ -301,7 +302,7 @@ def test_abort_all_empties_the_engine(small: Small, served: Watched) -> None:
     assert {served.results[one.request].finish for one in sent} == {FinishReason.ABORT}
 
 
-def test_what_cannot_run_is_refused_with_its_reason(small: Small, served: Watched) -> None:
+def test_what_cannot_run_is_refused_with_its_reason(small: Small, served: WatchedEngine) -> None:
     sent = [
         message("empty", []),
         message("too long", [5] * 256),

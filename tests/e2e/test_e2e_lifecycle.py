@@ -151,7 +151,7 @@ def test_server_killed_while_the_engine_starts_leaves_no_engine(tmp_path: Path) 
         wait_until(lambda: bool(server.engines()), START_S, "the engine process to be there")
         engine = server.engine_pid()
         os.kill(server.pid, signal.SIGKILL)
-        server.wait()
+        assert server.wait() == -signal.SIGKILL
         wait_until(lambda: gone(engine), START_S, "the engine process is gone")
     finally:
         if server.process.poll() is None:

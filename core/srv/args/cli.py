@@ -78,8 +78,7 @@ class _Flags:
 
 def _spellings(argument: Argument) -> list[str]:
     """Every word that argparse would take for this argument's flag."""
-    flags = ["--" + name.replace("_", "-") for name in argument.names]
-    return flags + ["--no-" + flag.removeprefix("--") for flag in flags]
+    return [*argument.flags, *("--no-" + flag.removeprefix("--") for flag in argument.flags)]
 
 
 def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:

@@ -23,7 +23,7 @@ from srv.cli.dialect import expand_dialect
 from srv.errors import InternalError, PluginError, Refusal, Rejected, SrvError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from srv.platform.installed import Entry
 
 # modules of this package, in the order of the help
 COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance")
@@ -78,7 +78,7 @@ def _run(words: list[str]) -> int:
     return int(namespace.handler(namespace))
 
 
-def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[EntryPoint] = ()) -> Parser:
+def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[Entry] = ()) -> Parser:
     """The parser of `srv` with these subcommands. What is not run need not be imported."""
     parser = Parser(prog="srv", description="A hardware-neutral server for large language models.")
     parser.add_argument("--version", action="version", version=f"srv {srv.__version__}")
@@ -95,23 +95,23 @@ def whole_parser() -> Parser:
     return build_parser(COMMANDS, _further_commands())
 
 
-def _further_commands() -> tuple[EntryPoint, ...]:
+def _further_commands() -> tuple[Entry, ...]:
     """Subcommands that distributions bring; of two of one name, the first. Core's own names are not theirs to take."""
-    from importlib.metadata import entry_points
+    from srv.platform.installed import entries
 
-    found: dict[str, EntryPoint] = {}
-    for each in sorted(entry_points(group=COMMAND_GROUP), key=lambda each: (each.name, each.value)):
+    found: dict[str, Entry] = {}
+    for each in sorted(entries(COMMAND_GROUP), key=lambda each: (each.name, each.value)):
         if each.name not in COMMANDS:
             found.setdefault(each.name, each)
     return tuple(found.values())
 
 
-def _add_further(command: EntryPoint, subparsers: argparse._SubParsersAction[Parser]) -> None:
+def _add_further(command: Entry, subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Let a distribution add its command; one that cannot is listed as such, and harms no other."""
     try:
         command.load()(subparsers)
     except Exception as error:  # noqa: BLE001 - whatever a distribution does wrong is its own command's fault
-        distribution = command.dist.name if command.dist is not None else "(unknown distribution)"
+        distribution = command.distribution
         reason = f"adding it raised {type(error).__name__}: {error}"
         remedy = f"Reinstall or update {distribution}, or uninstall it"
         fault = PluginError(distribution, f"command {command.name}", reason, remedy)

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _FOLDER = re.compile(r"(?P<name>[^-]+)(?:-.*)?\.(?P<kind>dist|egg)-info", re.IGNORECASE)
 _RUN = re.compile(r"[-_.]+")
@@ -36,10 +36,10 @@ class Entry(NamedTuple):
     def module(self) -> str:
         return self.value.partition(":")[0]
 
-    def load(self) -> object:
+    def load(self) -> Any:
         """What it names; whatever importing it raises."""
         module, _, attribute = self.value.partition(":")
-        found: object = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
         for part in attribute.split(".") if attribute else ():
             found = getattr(found, part)
         return found

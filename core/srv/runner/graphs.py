@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from srv.models.base import CausalLM
@@ -43,10 +42,11 @@ class StaticBuffers:
     def fill(self, count: int, inputs: Inputs, table: Table) -> None:
         """Make the first `count` rows those of the step, and padding. table: host, int32 [rows, columns <= mine]."""
         rows, width = table.shape
-        self._width = max(self._width, width)
-        host = np.zeros((count, self._width), dtype=np.int32)
-        host[:rows, :width] = table
-        self.pages[:count, : self._width].copy_(torch.from_numpy(host), non_blocking=True)
+        if width < self._width:
+            self.pages[:, width : self._width].zero_()
+        self._width = width
+        self.pages[:rows, :width].copy_(torch.from_numpy(table), non_blocking=True)
+        self.pages[rows:count, :width].zero_()
         self.tokens[:rows].copy_(inputs.tokens)
         self.positions[:rows].copy_(inputs.positions)
         self.tokens[rows:count].zero_()

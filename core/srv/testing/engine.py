@@ -22,9 +22,9 @@ from srv.cli.survey import Situation, survey
 from srv.engine.build import Engine, build
 from srv.engine.loop import EngineLoop
 from srv.engine.spec import EngineSpec
-from srv.errors import EngineDead
+from srv.errors import EngineDead, IntegrityError
 from srv.io.channel import InProcessChannel
-from srv.io.messages import FromEngine, Generate, GetStats, Outputs, Stats, ToEngine
+from srv.io.messages import FlushCache, FromEngine, Generate, GetStats, Outputs, Stats, ToEngine
 from srv.types import FinishReason, TokenLogprob
 
 TIMEOUT_S = 300.0
@@ -135,3 +135,36 @@ class LocalEngine:
                 result.error = output.error or result.error
                 result.prompt_tokens = output.prompt_tokens or result.prompt_tokens
                 result.cached_tokens = output.cached_tokens or result.cached_tokens
+
+
+class WatchedEngine(LocalEngine):
+    """An engine that accounts for every page after every step, and for all of them at the end."""
+
+    def step(self) -> None:
+        super().step()
+        self.check_integrity(deep=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.check_rested()
+        finally:
+            super().__exit__(kind, error, trace)
+
+    def check_rested(self) -> None:
+        """Nothing runs, waits or holds a page, and without the prefix cache every page is free; or IntegrityError."""
+        self.flush()
+        stats = self.stats()
+        if (stats.running, stats.waiting, stats.pages_held) != (0, 0, 0) or stats.pages_free != stats.pages_total:
+            raise IntegrityError(
+                f"after the last request {stats.running} run, {stats.waiting} wait, {stats.pages_held} pages are held,"
+                f" and {stats.pages_free} of {stats.pages_total} are free"
+            )
+
+    def flush(self) -> None:
+        """Forget the prefix cache, once the row that overlap may have planned past an end has landed."""
+        self.step()
+        self.send(FlushCache(0))
+        self.step()

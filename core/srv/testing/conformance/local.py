@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from srv.errors import Refusal
-from srv.io.messages import FlushCache, Generate
+from srv.io.messages import Generate
 from srv.models.facts import ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
@@ -22,7 +21,7 @@ from srv.testing.conformance.reference import Reference
 from srv.testing.conformance.setups import HEAD_DIMS, declared_dtypes, resolved
 from srv.testing.conformance.small import write_model
 from srv.testing.conformance.values import says
-from srv.testing.engine import Generated, LocalEngine
+from srv.testing.engine import Generated, WatchedEngine
 from srv.types import SamplingParams
 
 CONTEXT = 1024
@@ -33,40 +32,11 @@ LEAST_STRETCH = 8
 FIRST_TOKEN, LAST_TOKEN = 3, 258  # the bytes
 
 
-class Watched(LocalEngine):
-    """An engine that checks its pages after every step, and at the end that all of them are free again."""
-
-    def step(self) -> None:
-        super().step()
-        self.check_integrity(deep=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._check_rested()
-        finally:
-            super().__exit__(kind, error, trace)
-
-    def _check_rested(self) -> None:
-        self.flush()
-        stats = self.stats()
-        if (stats.running, stats.waiting, stats.pages_held) != (0, 0, 0) or stats.pages_free != stats.pages_total:
-            raise Fault(f"after the last request {stats.pages_held} pages are held, {stats.pages_free} are free")
-
-    def flush(self) -> None:
-        """Forget the prefix cache, once the row that overlap may have planned past an end has landed."""
-        self.step()
-        self.send(FlushCache(0))
-        self.step()
-
-
 @dataclass
 class Stand:
     """An engine at work, the reference of its model, and prompts about the engine's pages."""
 
-    engine: Watched
+    engine: WatchedEngine
     reference: Reference
     dtype: str
     end_tokens: tuple[int, ...]
@@ -154,7 +124,7 @@ def stand(kit: Kit, dtype: str = "", **flags: object) -> Iterator[Stand]:
         **flags,
     }
     reference = Reference(folder)
-    with Watched.launch(arguments(words)) as engine:
+    with WatchedEngine.launch(arguments(words)) as engine:
         yield Stand(engine, reference, chosen, facts.end_tokens)
 
 
