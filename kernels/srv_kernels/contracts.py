@@ -7,6 +7,7 @@ implementation on whichever device it is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +137,50 @@ def _table(generator: torch.Generator, tokens: int, turned: int) -> tuple[Tensor
     return cos_sin, torch.randint(places, (tokens,), generator=generator)
 
 
+def _int8(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+
+
+def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
+    """(label, x [T, K], N, generator): few and many rows, K beyond what float32 sums exactly, hard rows."""
+    generator = torch.Generator().manual_seed(seed + 4)
+    for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
+        yield f"{rows}x{inputs} to {outputs}", _random(generator, rows, inputs, dtype=dtype), outputs, generator
+    yield "rows of a wider matrix", _spaced(generator, 5, 64, dtype), 32, generator
+    for scale in _MAGNITUDES:
+        yield f"magnitude {scale:g}", _random(generator, 4, 64, dtype=dtype, scale=scale), 32, generator
+    mixed = _random(generator, 3, 64, dtype=dtype)
+    mixed[0] = 0
+    mixed[1, 7] = 1e3
+    yield "a row of zeros, and one with an outlier", mixed, 32, generator
+
+
+def _linear_w8a8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for index, (label, x, outputs, generator) in enumerate(_linear_inputs(dtype, seed)):
+        weight = _int8(generator, outputs, x.shape[1])
+        scale = torch.rand(outputs, generator=generator) * 1e-3 + 1e-5
+        bias = _random(generator, outputs, dtype=dtype) if index % 2 else None
+        yield Case(f"{label}{', with a bias' if index % 2 else ''}", (x, weight, scale, bias))
+
+
+def _linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for label, x, outputs, generator in _linear_inputs(dtype, seed):
+        weight = _int8(generator, outputs, x.shape[1])
+        largest = float(x.float().abs().max()) or 1.0
+        # A power of two divides exactly, so that no implementation stands at another side of a half.
+        scale = torch.tensor([2.0 ** math.ceil(math.log2(largest / 100))])
+        offset = torch.randint(-20, 21, (1,), generator=generator).float()
+        bias = (
+            -(offset.int() * weight.int().sum(1)).int() + torch.randint(-99, 100, (outputs,), generator=generator).int()
+        )
+        deq_scale = scale * (torch.rand(outputs, generator=generator) * 1e-3 + 1e-5)
+        yield Case(label, (x, weight, scale, offset, bias, deq_scale))
+
+
+# The largest entry of a row is 127 steps, and a step more or less in one of K entries is allowed: implementations
+# divide by the scale or multiply by its inverse.
+_STEPPED = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
+
 CONTRACTS: Mapping[str, OpContract] = {
     contract.name: contract
     for contract in (
@@ -175,6 +220,26 @@ CONTRACTS: Mapping[str, OpContract] = {
             cases=_silu_and_mul_cases,
             tolerances=_ROUNDED,
             reference="srv_kernels.reference:silu_and_mul",
+        ),
+        OpContract(
+            name="linear_w8a8",
+            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
+            "each row of x is rounded to 127 steps of its largest magnitude",
+            sizes=("inputs", "outputs"),
+            oracle=oracles.linear_w8a8,
+            cases=_linear_w8a8_cases,
+            tolerances=_STEPPED,
+            reference="srv_kernels.reference:linear_w8a8",
+        ),
+        OpContract(
+            name="linear_w8a8_static",
+            signature="(x [T, K], weight int8 [N, K], input_scale float32 [1], input_offset float32 [1], "
+            "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
+            sizes=("inputs", "outputs"),
+            oracle=oracles.linear_w8a8_static,
+            cases=_linear_w8a8_static_cases,
+            tolerances=_STEPPED,
+            reference="srv_kernels.reference:linear_w8a8_static",
         ),
     )
 }

@@ -50,6 +50,30 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
+def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b with W = weight · weight_scale, and each row of x rounded to 127 steps of its largest magnitude.
+
+    (Dettmers et al. 2022, arXiv:2208.07339, without their outliers.) The scale of a row and its division are in
+    float32, as every implementation has them; from there on all is exact.
+    """
+    scale = x.detach().to("cpu").float().abs().amax(-1, keepdim=True) / 127
+    steps = (x.detach().to("cpu").float() / torch.where(scale == 0, 1.0, scale)).round().clamp(-127, 127)
+    out = _wide(steps) @ _wide(weight).T * scale.double() * _wide(weight_scale)
+    return out if bias is None else out + _wide(bias)
+
+
+def linear_w8a8_static(
+    x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
+) -> Tensor:
+    """(q Wᵀ + quant_bias) · deq_scale, where q is x / input_scale + input_offset, rounded to int8.
+
+    What a bias and the offset add to a product lies in `quant_bias` already, in steps of `deq_scale`.
+    """
+    steps = x.detach().to("cpu").float() * (1 / input_scale.to("cpu").float()) + input_offset.to("cpu").float()
+    total = _wide(steps.round().clamp(-128, 127)) @ _wide(weight).T + _wide(quant_bias)
+    return total * _wide(deq_scale)
+
+
 def paged_attention(
     q: Tensor,
     keys: Tensor,

@@ -44,3 +44,40 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """x [..., 2 I] -> [..., I]: silu of the first half times the second."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate).mul_(up)
+
+
+def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]."""
+    wide = x.float()
+    scale = wide.abs().amax(-1, keepdim=True) / 127
+    steps = (wide / torch.where(scale == 0, 1.0, scale)).round_()
+    out = _integer_product(steps, weight) * scale * weight_scale
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def linear_w8a8_static(
+    x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
+) -> Tensor:
+    """x [T, K], weight int8 [N, K], input_scale and input_offset float32 [1], quant_bias int32 [N],
+    deq_scale float32 [N] -> [T, N].
+    """
+    steps = (x.float() * (1 / input_scale) + input_offset).round_().clamp_(-128, 127)
+    return ((_integer_product(steps, weight) + quant_bias) * deq_scale).to(x.dtype)
+
+
+_EXACT = 1024  # products of two int8 whose sum float32 holds exactly: 128 · 128 · 1024 is 2²⁴
+
+
+def _integer_product(steps: Tensor, weight: Tensor) -> Tensor:
+    """steps [T, K], whole numbers in float32, times int8 [N, K]: float32 [T, N], rounded once.
+
+    In float32, which every device multiplies; torch's integer product exists on few.
+    """
+    total = steps[:, :_EXACT] @ weight[:, :_EXACT].T.float()
+    if weight.shape[1] <= _EXACT:
+        return total
+    whole = total.int()
+    for start in range(_EXACT, weight.shape[1], _EXACT):
+        part = slice(start, start + _EXACT)
+        whole += (steps[:, part] @ weight[:, part].T.float()).int()
+    return whole.float()

@@ -37,8 +37,21 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    scale = x.double().abs().amax(-1, keepdim=True) / 127
+    out = (x / scale.clamp_min(1e-30)).round() @ weight.double().T * scale * weight_scale
+    return (out if bias is None else out + bias).to(x.dtype)
+
+
+def linear_w8a8_static(
+    x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
+) -> Tensor:
+    steps = (x / input_scale + input_offset).round().clamp(-128, 127)
+    return ((steps.double() @ weight.double().T + quant_bias) * deq_scale).to(x.dtype)
+
+
 def reference_impls() -> list[OpImpl]:
-    ops = (rms_norm, add_rms_norm, rotary, silu_and_mul)
+    ops = (rms_norm, add_rms_norm, rotary, silu_and_mul, linear_w8a8, linear_w8a8_static)
     return [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
 
 

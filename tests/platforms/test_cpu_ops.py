@@ -13,7 +13,7 @@ from srv.platform.registry import find_platforms
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_matrix.pytest_plugin import covers
 
-SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64}
+SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576}
 CASES = [
     pytest.param(
         op,

@@ -7,20 +7,25 @@ given.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from srv.errors import ModelError
+from srv.models import modelslim
 from srv.models.base import CausalLM, Progress, inference_ready
 from srv.models.decoder import Decoder
 from srv.models.decoder_config import NATIVE, DecoderConfig, decoder_config
 from srv.models.facts import ModelFacts
-from srv.models.layers import Place
+from srv.models.layers import Linear, Place, Projection
 from srv.models.loaders.dummy import load_dummy
 from srv.models.loaders.gguf import load_gguf
 from srv.models.loaders.safetensors import load_safetensors
+from srv.models.modelslim import Description
+from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
 from srv.models.rope_config import UnsupportedConfig
 from srv.platform.ops import Ops
 
@@ -49,32 +54,61 @@ def build(
     Raises ModelError (its code says why) and PluginError where the platform lacks an op.
     """
     chosen = _load_format(facts, load_format)
-    if facts.quantization is not None and not facts.quantization.startswith("gguf:"):
-        reason = f"its weights are quantized with {facts.quantization}, which srv does not load yet"
-        raise ModelError(
-            "unsupported_quantization", facts.path, reason, "Use the checkpoint in full precision, or a GGUF"
-        )
+    description = _description(facts)
     config = None if model_impl == "transformers" else _native(facts, model_impl)
     if config is None:
+        if description is not None:
+            reason = f"its weights are quantized with {modelslim.NAME}, which native layers alone multiply"
+            remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(NATIVE)}"
+            raise ModelError("unsupported_quantization", facts.path, reason, remedy)
         from srv.models.hf_model import build_hf
 
         return inference_ready(build_hf(facts, chosen, device, dtype, seed, progress))
-    model = Decoder(config, Place(device, dtype, ops), facts.context_length)
-    targets = model.targets()
+    place = Place(device, dtype, ops)
+    model = Decoder(config, place, facts.context_length, partial(_linear, place, description))
     with torch.no_grad():
-        _load(facts, chosen, targets, seed, progress)
+        _load(facts, chosen, model.targets(), seed, progress, description)
+        against = model.settle()
+    if against is not None:
+        raise ModelError("unsupported_quantization", facts.path, against, "Quantize the model again")
     return inference_ready(model)
 
 
+def _description(facts: ModelFacts) -> Description | None:
+    """How a quantized checkpoint stores its layers; None if all are plain numbers, or their file says it itself."""
+    if facts.quantization is None or facts.quantization.startswith("gguf:"):
+        return None
+    if facts.quantization == modelslim.NAME:
+        return modelslim.read_description(Path(facts.path), facts.config)
+    reason = f"its weights are quantized with {facts.quantization}, which srv does not load yet"
+    remedy = f"Use the checkpoint in full precision, a GGUF, or one of {modelslim.NAME}"
+    raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+
+
+def _linear(
+    place: Place, description: Description | None, parts: Mapping[str, int], inputs: int, bias: bool
+) -> Projection:
+    """The layer for weights that are stored as the description says."""
+    kind = modelslim.FLOAT if description is None else description.kind(parts)
+    if kind == modelslim.STATIC:
+        return StaticInt8Linear(place, parts, inputs)  # a bias is part of what it stores
+    return (DynamicInt8Linear if kind == modelslim.DYNAMIC else Linear)(place, parts, inputs, bias)
+
+
 def _load(
-    facts: ModelFacts, load_format: str, targets: dict[str, torch.Tensor], seed: int, progress: Progress | None
+    facts: ModelFacts,
+    load_format: str,
+    targets: dict[str, torch.Tensor],
+    seed: int,
+    progress: Progress | None,
+    description: Description | None,
 ) -> None:
     if load_format == "dummy":
         load_dummy(targets, seed, progress)
     elif load_format == "gguf":
         load_gguf(facts, targets, progress)
     else:
-        load_safetensors(Path(facts.path), targets, progress)
+        load_safetensors(Path(facts.path), targets, progress, description)
 
 
 def _load_format(facts: ModelFacts, asked: LoadFormat) -> str:
@@ -91,8 +125,11 @@ def _load_format(facts: ModelFacts, asked: LoadFormat) -> str:
 
 def _native(facts: ModelFacts, asked: ModelImpl) -> DecoderConfig | None:
     """The native configuration, or None where "auto" goes to transformers, which the log says."""
+    config = dict(facts.config)
+    if facts.quantization == modelslim.NAME:
+        config.pop("quantization_config", None)  # its layers are made by their description
     try:
-        return decoder_config(facts.architecture, facts.config)
+        return decoder_config(facts.architecture, config)
     except UnsupportedConfig as error:
         if asked == "srv":
             remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(NATIVE)}"

@@ -10,12 +10,13 @@ devices or the KV pool.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
 from srv.models.base import Attend, CausalLM
 from srv.models.decoder_config import DecoderConfig
-from srv.models.layers import Embedding, GatedMLP, Linear, Place, RMSNorm
+from srv.models.layers import Embedding, GatedMLP, Linear, MakeLinear, Place, Projection, RMSNorm
 from srv.models.rope import cos_sin_table
 from srv.platform.interface import AttentionLayer, OpArgs
 
@@ -23,13 +24,14 @@ from srv.platform.interface import AttentionLayer, OpArgs
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; queries, keys and values come from one matrix."""
 
-    def __init__(self, config: DecoderConfig, place: Place, index: int) -> None:
+    def __init__(self, config: DecoderConfig, place: Place, linear: MakeLinear, prefix: str, index: int) -> None:
         super().__init__()
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, config.windows[index])
         self.sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
-        self.qkv = Linear(place, config.hidden_size, sum(self.sizes), config.qkv_bias)
-        self.output = Linear(place, heads * dim, config.hidden_size, config.output_bias)
+        names = (f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
+        self.qkv = linear(dict(zip(names, self.sizes, strict=True)), config.hidden_size, config.qkv_bias)
+        self.output = linear({f"{prefix}.o_proj": config.hidden_size}, heads * dim, config.output_bias)
         self.query_norm = self.key_norm = None
         if config.head_norms:
             self.query_norm = RMSNorm(place, dim, config.norm_eps, with_residual=False)
@@ -56,26 +58,52 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each after a norm, each added to the residual (which the next norm adds)."""
 
-    def __init__(self, config: DecoderConfig, place: Place, index: int) -> None:
+    def __init__(self, config: DecoderConfig, place: Place, linear: MakeLinear, index: int) -> None:
         super().__init__()
+        self.prefix = f"model.layers.{index}"
         self.attention_norm = RMSNorm(place, config.hidden_size, config.norm_eps)
-        self.attention = Attention(config, place, index)
+        self.attention = Attention(config, place, linear, f"{self.prefix}.self_attn", index)
         self.mlp_norm = RMSNorm(place, config.hidden_size, config.norm_eps)
-        self.mlp = GatedMLP(place, config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.mlp = GatedMLP(
+            place, linear, f"{self.prefix}.mlp", config.hidden_size, config.intermediate_size, config.mlp_bias
+        )
+
+    def targets(self) -> dict[str, Tensor]:
+        """Views of this layer's weights, by the checkpoint's names."""
+        attention, mlp = self.attention, self.mlp
+        norms = {
+            "input_layernorm": self.attention_norm,
+            "post_attention_layernorm": self.mlp_norm,
+            "self_attn.q_norm": attention.query_norm,
+            "self_attn.k_norm": attention.key_norm,
+        }
+        targets: dict[str, Tensor] = {
+            f"{self.prefix}.{name}.weight": norm.weight for name, norm in norms.items() if norm is not None
+        }
+        for projection in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
+            targets |= projection.targets()
+        return targets
 
 
 class Decoder(CausalLM):
-    """A whole model, its weights still to be filled through `targets`."""
+    """A whole model, its weights still to be filled through `targets`. `linear` makes its products; None: `Linear`s."""
 
-    def __init__(self, config: DecoderConfig, place: Place, context_length: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, place: Place, context_length: int, linear: MakeLinear | None = None
+    ) -> None:
         super().__init__()
         self.config = config
+        linear = linear or partial(Linear, place)
         self.embedding = Embedding(place, config.vocab_size, config.hidden_size)
-        self.stack = tuple(DecoderLayer(config, place, index) for index in range(config.layers))
+        self.stack = tuple(DecoderLayer(config, place, linear, index) for index in range(config.layers))
         self.layers = nn.ModuleList(self.stack)
         self.norm = RMSNorm(place, config.hidden_size, config.norm_eps)
-        shared = self.embedding.weight if config.tied else None
-        self.head = Linear(place, config.hidden_size, config.vocab_size, bias=False, weight=shared)
+        head = {"lm_head": config.vocab_size}
+        self.head: Projection
+        if config.tied:
+            self.head = Linear(place, head, config.hidden_size, bias=False, weight=self.embedding.weight)
+        else:
+            self.head = linear(head, config.hidden_size, False)
         self.cos_sin: Tensor
         self.register_buffer("cos_sin", cos_sin_table(config.rope, context_length).to(place.device), persistent=False)
         self.attention_layers = tuple(layer.attention.layer for layer in self.stack)
@@ -101,42 +129,16 @@ class Decoder(CausalLM):
 
     def targets(self) -> dict[str, Tensor]:
         """Views of all weights by the names that Hugging Face checkpoints give them; fused ones are slices."""
-        named: dict[str, Tensor] = {
+        targets: dict[str, Tensor] = {
             "model.embed_tokens.weight": self.embedding.weight,
             "model.norm.weight": self.norm.weight,
         }
-        if not self.config.tied:
-            named["lm_head.weight"] = self.head.weight
-        for index, layer in enumerate(self.stack):
-            prefix = f"model.layers.{index}."
-            named |= {prefix + name: view for name, view in _layer_targets(layer).items()}
-        return named
+        targets |= self.head.targets()
+        for layer in self.stack:
+            targets |= layer.targets()
+        return targets
 
-
-def _layer_targets(layer: DecoderLayer) -> dict[str, Tensor]:
-    attention, mlp = layer.attention, layer.mlp
-    named: dict[str, Tensor] = {
-        "input_layernorm.weight": layer.attention_norm.weight,
-        "post_attention_layernorm.weight": layer.mlp_norm.weight,
-    }
-    named |= _slices("self_attn", attention.qkv, ("q_proj", "k_proj", "v_proj"), attention.sizes)
-    named |= _slices("self_attn", attention.output, ("o_proj",), [attention.output.out_features])
-    if attention.query_norm is not None and attention.key_norm is not None:
-        named["self_attn.q_norm.weight"] = attention.query_norm.weight
-        named["self_attn.k_norm.weight"] = attention.key_norm.weight
-    half = mlp.gate_up.out_features // 2
-    named |= _slices("mlp", mlp.gate_up, ("gate_proj", "up_proj"), [half, half])
-    named |= _slices("mlp", mlp.down, ("down_proj",), [mlp.down.out_features])
-    return named
-
-
-def _slices(prefix: str, linear: Linear, names: tuple[str, ...], rows: list[int]) -> dict[str, Tensor]:
-    """Consecutive rows of a fused matrix (and of its bias), one entry a part."""
-    named: dict[str, Tensor] = {}
-    start = 0
-    for name, count in zip(names, rows, strict=True):
-        named[f"{prefix}.{name}.weight"] = linear.weight.narrow(0, start, count)
-        if linear.bias is not None:
-            named[f"{prefix}.{name}.bias"] = linear.bias.narrow(0, start, count)
-        start += count
-    return named
+    def settle(self) -> str | None:
+        """Once all targets are filled: the reason why what was loaded cannot be multiplied, or None."""
+        projections = (module for module in self.modules() if isinstance(module, Projection))
+        return next((reason for each in projections if (reason := each.settle()) is not None), None)

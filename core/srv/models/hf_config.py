@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
+from srv.models import modelslim
 from srv.models.decoder_config import DEFAULTS, decoder_config, with_defaults
 from srv.models.facts import CacheGroup, ModelFacts
 from srv.models.limits import MAX_LAYERS, MAX_SIZE
+from srv.models.modelslim import read_description
 from srv.models.rope_config import UnsupportedConfig, usable_context
 from srv.models.safetensors_header import Checkpoint, read_checkpoint
 
@@ -60,7 +62,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         architecture=architecture,
         config=with_defaults(architecture, config),
         dtype=_dtype(config, checkpoint),
-        quantization=_quantization(config),
+        quantization=_quantization(path, config),
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         layers=sizes["layers"],
@@ -156,7 +158,9 @@ def _dtype(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
     return str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
-def _quantization(config: Mapping[str, Any]) -> str | None:
+def _quantization(path: Path, config: Mapping[str, Any]) -> str | None:
+    if read_description(path, config) is not None:
+        return modelslim.NAME
     scheme = _text(config).get("quantization_config")
     return str(scheme.get("quant_method", "unknown")) if isinstance(scheme, Mapping) else None
 

@@ -1,13 +1,15 @@
 """The parts that decoders are made of. Each binds its op once, when it is built.
 
-Owns weights in the model's dtype on the model's device. Must not know checkpoints: loaders fill views of
-these weights by name (see `Decoder.targets`).
+Owns weights on the model's device; they know the names that checkpoints give them, so that loaders can fill
+them (`targets`), and nothing of files. Weights that are stored in fewer bits are `srv.models.quantized`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,37 +27,75 @@ class Place:
     dtype: torch.dtype
     ops: Ops
 
-    def empty(self, *shape: int) -> nn.Parameter:
-        """A parameter to be filled by a loader."""
-        return nn.Parameter(torch.empty(shape, device=self.device, dtype=self.dtype), requires_grad=False)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """A parameter to be filled by a loader, of the model's dtype or another."""
+        return nn.Parameter(torch.empty(shape, device=self.device, dtype=dtype or self.dtype), requires_grad=False)
 
     def bind(self, op: str, **sizes: int) -> Callable[..., Tensor]:
         """The platform's implementation of an op for this dtype and these sizes."""
         return self.ops.bind(op, OpArgs(self.dtype, sizes))
 
 
-class Linear(nn.Module):
-    """y = x Wᵀ + b, by a kernel that the platform may exchange.
+class Projection(nn.Module, ABC):
+    """A matrix product [T, in] -> [T, out], by a kernel that the platform may exchange.
 
-    `weight` [out, in] and `bias` [out] or None are what was loaded. `kernel(x [T, in]) -> [T, out]` is what
-    `forward` calls; a platform's `post_load` may set it to one that works on a repacked weight, and may then
-    replace `weight` by an empty tensor. `shared` says that `weight` is also the embedding: it must stay.
+    `parts`: the checkpoint's names of the matrices that lie in this one, one below the other, with their rows.
+    `kernel` is what `forward` calls; a platform's `post_load` may set it to one that works on a repacked weight,
+    and may then replace `weight` by an empty tensor.
     """
 
-    def __init__(self, place: Place, inputs: int, outputs: int, bias: bool, weight: nn.Parameter | None = None) -> None:
+    kernel: Callable[[Tensor], Tensor]
+    weight: nn.Parameter
+
+    def __init__(self, parts: Mapping[str, int]) -> None:
         super().__init__()
-        self.in_features, self.out_features = inputs, outputs
+        self.parts = dict(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernel(x)
+
+    @abstractmethod
+    def targets(self) -> dict[str, Tensor]:
+        """Views for a loader to fill, by the checkpoint's names."""
+
+    def settle(self) -> str | None:
+        """Called once all targets are filled. The reason why what was loaded cannot be multiplied, or None."""
+        return None
+
+    def sliced(self, suffix: str, whole: Tensor) -> dict[str, Tensor]:
+        """Consecutive rows of a tensor, a view for each part."""
+        views = torch.split(whole, list(self.parts.values()))
+        return {f"{name}.{suffix}": view for name, view in zip(self.parts, views, strict=True)}
+
+
+class Linear(Projection):
+    """y = x Wᵀ + b in the model's dtype.
+
+    weight [out, in], bias [out] or None. `shared` says that `weight` is also the embedding, which is filled as
+    such, and must stay as it is.
+    """
+
+    def __init__(
+        self, place: Place, parts: Mapping[str, int], inputs: int, bias: bool, weight: nn.Parameter | None = None
+    ) -> None:
+        super().__init__(parts)
         self.shared = weight is not None
+        outputs = sum(parts.values())
         self.weight = place.empty(outputs, inputs) if weight is None else weight
         self.bias = place.empty(outputs) if bias else None
-        self.kernel: Callable[[Tensor], Tensor] = self.multiply
+        self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
         """The default kernel: torch's own matrix product."""
         return F.linear(x, self.weight, self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.kernel(x)
+    def targets(self) -> dict[str, Tensor]:
+        targets = {} if self.shared else self.sliced("weight", self.weight)
+        return targets if self.bias is None else targets | self.sliced("bias", self.bias)
+
+
+# How the layers of a model get their products: (parts, inputs, with a bias) -> the layer, its weights to be filled.
+MakeLinear: TypeAlias = Callable[[Mapping[str, int], int, bool], Projection]
 
 
 class Embedding(nn.Module):
@@ -94,10 +134,13 @@ class RMSNorm(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) · up(x)) (SwiGLU, Shazeer 2020, arXiv:2002.05202); gate and up are one matrix."""
 
-    def __init__(self, place: Place, hidden: int, intermediate: int, bias: bool) -> None:
+    def __init__(
+        self, place: Place, linear: MakeLinear, prefix: str, hidden: int, intermediate: int, bias: bool
+    ) -> None:
         super().__init__()
-        self.gate_up = Linear(place, hidden, 2 * intermediate, bias)
-        self.down = Linear(place, intermediate, hidden, bias)
+        halves = {f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}
+        self.gate_up = linear(halves, hidden, bias)
+        self.down = linear({f"{prefix}.down_proj": hidden}, intermediate, bias)
         self._activate = place.bind("silu_and_mul", dim=intermediate)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "host_memory": "the device computes in the host's own memory, which it shares with everything else there",
         "overlap": "the host may plan the next step while the device computes one",
         "graphs": "a captured step can be replayed with new host lengths",
+        "w8a8": "weights of 8-bit integers, times activations rounded to 8 bits: ops linear_w8a8, linear_w8a8_static",
         "float32": "weights, activations and KV pool in float32",
         "float16": "weights, activations and KV pool in float16",
         "bfloat16": "weights, activations and KV pool in bfloat16",

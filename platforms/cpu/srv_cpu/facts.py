@@ -16,6 +16,7 @@ _CAPABILITIES = frozenset(
         "chunked_prefill",
         "host_memory",
         "overlap",
+        "w8a8",
         "float32",
         "float16",
         "bfloat16",

@@ -36,4 +36,6 @@ OPS = (
     _impl("add_rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
     _impl("rotary", "reference", "torch (reference)"),
     _impl("silu_and_mul", "reference", "torch (reference)"),
+    _impl("linear_w8a8", "reference", "torch (reference)"),
+    _impl("linear_w8a8_static", "reference", "torch (reference)"),
 )

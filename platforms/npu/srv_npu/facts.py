@@ -27,7 +27,9 @@ PROFILES = {
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
     """No float32: attention computes in 16 bits. Graphs: ACL graphs, their host lengths updated at each replay."""
-    return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float16", "bfloat16"})
+    return frozenset(
+        {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "w8a8", "float16", "bfloat16"}
+    )
 
 
 def _chunk(seen: Seen) -> int | None:

@@ -51,6 +51,48 @@ class Operators:
         out: Tensor = self._sdk().npu_swiglu(x.contiguous(), -1)
         return out
 
+    def linear_w8a8(self, x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]."""
+        return self.dynamic_product(x, weight.t(), weight_scale, bias)
+
+    def dynamic_product(self, x: Tensor, columns: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+        """The same of a weight that lies as int8 [K, N], in whatever format."""
+        sdk = self._sdk()
+        steps, scale = sdk.npu_dynamic_quant(x.contiguous())
+        out: Tensor = sdk.npu_quant_matmul(
+            steps, columns, weight_scale, pertoken_scale=scale, bias=bias, output_dtype=x.dtype
+        )
+        return out
+
+    def linear_w8a8_static(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        input_scale: Tensor,
+        input_offset: Tensor,
+        quant_bias: Tensor,
+        deq_scale: Tensor,
+    ) -> Tensor:
+        """x [T, K], weight int8 [N, K], input_scale, input_offset float32 [1], quant_bias int32 [N],
+        deq_scale float32 [N] -> [T, N].
+        """
+        return self.static_product(x, weight.t(), 1 / input_scale, input_offset, quant_bias, deq_scale)
+
+    def static_product(
+        self,
+        x: Tensor,
+        columns: Tensor,
+        per_input: Tensor,
+        input_offset: Tensor,
+        quant_bias: Tensor,
+        deq_scale: Tensor,
+    ) -> Tensor:
+        """The same of a weight that lies as int8 [K, N], in whatever format; `per_input` is 1 / input_scale."""
+        sdk = self._sdk()
+        steps = sdk.npu_quantize(x.contiguous(), per_input, input_offset, torch.qint8, -1, False)
+        out: Tensor = sdk.npu_quant_matmul(steps, columns, deq_scale, bias=quant_bias, output_dtype=x.dtype)
+        return out
+
 
 def implementations(sdk: Callable[[], Sdk]) -> tuple[OpImpl, ...]:
     """What `Platform.ops` offers."""
@@ -64,6 +106,8 @@ def implementations(sdk: Callable[[], Sdk]) -> tuple[OpImpl, ...]:
         offer("add_rms_norm", "npu_add_rms_norm", operators.add_rms_norm),
         offer("rotary", "npu_rotary_mul", operators.rotary),
         offer("silu_and_mul", "npu_swiglu", operators.silu_and_mul),
+        offer("linear_w8a8", "npu_dynamic_quant, npu_quant_matmul", operators.linear_w8a8),
+        offer("linear_w8a8_static", "npu_quantize, npu_quant_matmul", operators.linear_w8a8_static),
     )
 
 

@@ -116,7 +116,12 @@ _VALUES = (
         "the fused attention reads keys and values in 16 bits",
         only=("auto", "bfloat16", "float16"),
     ),
-    Support("quantization", "limited", "weights must come from the modelslim tool", only=("modelslim",)),
+    Support(
+        "quantization",
+        "limited",
+        "8-bit products are built for the tensors of the modelslim tool; GGUF files become plain numbers as they load",
+        only=("modelslim", "gguf"),
+    ),
     Support(
         "reasoning_parser",
         "limited",

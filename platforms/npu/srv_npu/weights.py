@@ -1,34 +1,66 @@
 """Weights in FRACTAL_NZ, the blocked format that the matrix unit reads in place.
 
 A matrix in the plain format (ND) is rearranged at every product. The cast is made once, after loading, where the
-format allows it: both axes of a 16-bit matrix are multiples of 16. A weight that is also the embedding stays as it
-is, since rows are read from it.
+format allows it: both axes of a 16-bit matrix are multiples of 16; of 8-bit ones, which lie as [inputs, outputs], the
+outputs are multiples of 32. A weight that is also the embedding stays as it is, since rows are read from it.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from functools import partial
 
-from srv.models.layers import Linear
+import torch
+from torch import Tensor, nn
+
+from srv.models.layers import Linear, Projection
+from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
+from srv_npu.ops import Operators
 from srv_npu.sdk import Sdk
 
 FRACTAL_NZ = 29  # the format's number in ACL
-_MULTIPLE = 16
-_DTYPES = (torch.float16, torch.bfloat16)
+_MULTIPLES = {torch.float16: (16, 16), torch.bfloat16: (16, 16), torch.int8: (32, 16)}  # of outputs, of inputs
 
 
 def cast_weights(sdk: Sdk, model: nn.Module) -> tuple[int, int]:
     """Cast what allows it, in place of the plain weight; how many matrices that were, and of how many."""
-    matrices = [module for module in model.modules() if isinstance(module, Linear)]
-    allowed = [linear for linear in matrices if may_cast(linear)]
+    matrices = [module for module in model.modules() if isinstance(module, Projection)]
+    operators = Operators(lambda: sdk)
+    cast = 0
     with torch.no_grad():
-        for linear in allowed:
-            linear.weight.data = sdk.npu_format_cast(linear.weight.data, FRACTAL_NZ)
-    return len(allowed), len(matrices)
+        for each in matrices:
+            allowed = may_cast(each)
+            cast += allowed
+            if isinstance(each, Linear) and allowed:
+                each.weight.data = sdk.npu_format_cast(each.weight.data, FRACTAL_NZ)
+            elif isinstance(each, (DynamicInt8Linear, StaticInt8Linear)):
+                columns = each.weight.data.t().contiguous()
+                each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
+                _multiply_columns(operators, each, sdk.npu_format_cast(columns, FRACTAL_NZ) if allowed else columns)
+    return cast, len(matrices)
 
 
-def may_cast(linear: Linear) -> bool:
+def may_cast(projection: Projection) -> bool:
     """Whether FRACTAL_NZ can hold the weight, and nothing but products reads it."""
-    aligned = all(size % _MULTIPLE == 0 for size in linear.weight.shape)
-    return linear.weight.dtype in _DTYPES and aligned and not linear.shared
+    weight = projection.weight
+    multiples = _MULTIPLES.get(weight.dtype)
+    aligned = multiples is not None and all(
+        size % multiple == 0 for size, multiple in zip(weight.shape, multiples, strict=True)
+    )
+    return aligned and not (isinstance(projection, Linear) and projection.shared)
+
+
+def _multiply_columns(operators: Operators, linear: DynamicInt8Linear | StaticInt8Linear, columns: Tensor) -> None:
+    """Let the layer multiply by a weight that lies as int8 [inputs, outputs]."""
+    if isinstance(linear, DynamicInt8Linear):
+        linear.kernel = partial(
+            operators.dynamic_product, columns=columns, weight_scale=linear.weight_scale, bias=linear.bias
+        )
+        return
+    linear.kernel = partial(
+        operators.static_product,
+        columns=columns,
+        per_input=1 / linear.input_scale,
+        input_offset=linear.input_offset,
+        quant_bias=linear.quant_bias,
+        deq_scale=linear.deq_scale,
+    )

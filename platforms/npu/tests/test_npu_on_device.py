@@ -93,7 +93,7 @@ def test_weights_are_cast_where_the_format_can_hold_them(
     platform: NpuPlatform, outputs: int, inputs: int, dtype: torch.dtype, cast: bool
 ) -> None:
     device = platform.device(0)
-    linear = Linear(Place(device, dtype, Ops("npu", platform.ops)), inputs, outputs, bias=False)
+    linear = Linear(Place(device, dtype, Ops("npu", platform.ops)), {"weight": outputs}, inputs, bias=False)
     weight = torch.randn(outputs, inputs).to(dtype)
     linear.weight.copy_(weight)
     assert may_cast(linear) is cast
@@ -105,7 +105,7 @@ def test_weights_are_cast_where_the_format_can_hold_them(
 
 def test_a_weight_that_is_also_the_embedding_stays_as_it_is(platform: NpuPlatform) -> None:
     place = Place(platform.device(0), torch.bfloat16, Ops("npu", platform.ops))
-    shared = Linear(place, 32, 64, bias=False, weight=place.empty(64, 32))
+    shared = Linear(place, {"head": 64}, 32, bias=False, weight=place.empty(64, 32))
     platform.post_load(nn.ModuleList([shared]))
     assert platform._sdk().get_npu_format(shared.weight) != FRACTAL_NZ
 

@@ -14,7 +14,7 @@ KV_ORDER = "page_token_head"
 
 # The words are core's; srv.platform.capabilities says what each promises.
 _CAPABILITIES = frozenset(
-    {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16", "bfloat16"}
+    {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "w8a8", "float32", "float16", "bfloat16"}
 )
 
 

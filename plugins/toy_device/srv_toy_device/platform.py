@@ -23,7 +23,7 @@ def _supports(args: OpArgs) -> str | None:
 # The reference functions are made of torch operators alone, and the device has all of those.
 OPS = tuple(
     OpImpl(op=name, name="reference", supports_args=_supports, target=f"srv_kernels.reference:{name}")
-    for name in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+    for name in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
 )
 
 

@@ -1,12 +1,17 @@
 """Arguments that say how weights are found, read, quantized, replaced and kept."""
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, json_list, json_object, not_empty
 from srv.args.spec import Arg
 
-_QUANTIZATION = "quantization is taken from the checkpoint (GGUF); choosing it is not implemented yet"
+_QUANTIZATION = "weights quantized by that method are not implemented yet"
+_LATER = (
+    *("awq", "awq_marlin", "bitsandbytes", "blockwise_int8", "compressed-tensors", "fp8", "gptq", "gptq_marlin"),
+    *("marlin", "modelopt", "modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8"),
+    *("w8a8_fp8", "w8a8_int8"),
+)
 _UPDATES = "replacing weights while the server runs is not implemented yet"
 _REMOTE = "taking weights from another running server is not implemented yet"
 _OFFLOAD = "keeping weights in host memory is not implemented yet"
@@ -42,13 +47,10 @@ class WeightsArgs(NamedTuple):
         bool, Arg("Delete the model's files once it is loaded.", planned="srv deletes no model files yet")
     ] = False
     quantization: Annotated[
-        str | None,
+        Literal["gguf", "modelslim"] | None,
         Arg(
-            "Method by which the weights are, or are to be, quantized; the checkpoint's own if not set.",
-            not_empty(),
-            planned=_QUANTIZATION,
-            family="quantization",
-            metavar="METHOD",
+            "Method by which the checkpoint's weights are quantized. If it is not set, the checkpoint says it.",
+            planned_values=tuple((method, _QUANTIZATION) for method in _LATER),
         ),
     ] = None
     quantization_param_path: Annotated[

@@ -9,35 +9,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.base import Progress
-from srv.models.loaders.filling import Meter, check_names
+from srv.models.loaders.filling import OTHER_CHECKPOINT, Meter, check_names
+from srv.models.modelslim import Description
 from srv.models.safetensors_header import FETCH_AGAIN, Checkpoint, read_checkpoint
 
 
-def load_safetensors(folder: Path, targets: Mapping[str, Tensor], progress: Progress | None = None) -> None:
-    """Fill every target from the folder's files, converting to the target's dtype.
+def load_safetensors(
+    folder: Path,
+    targets: Mapping[str, Tensor],
+    progress: Progress | None = None,
+    description: Description | None = None,
+) -> None:
+    """Fill every target from the folder's files, converting numbers to the target's dtype.
 
-    Raises ModelError: no_weights, missing_tensors, unexpected_tensors, shape_mismatch, truncated, damaged.
+    `description` says how the tensors of a quantized checkpoint are stored. Raises ModelError: no_weights,
+    missing_tensors, unexpected_tensors, shape_mismatch, dtype_mismatch, truncated, damaged.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint is None:
         remedy = "Fetch the weights, or give --load-format dummy for random ones"
         raise ModelError("no_weights", str(folder), "the folder has no safetensors file", remedy)
     stored = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    check_names(str(folder), targets, stored, ignorable(checkpoint, targets))
+    contained = description.ignored(stored.keys() - targets.keys()) if description is not None else set()
+    check_names(str(folder), targets, stored, ignorable(checkpoint, targets) | contained)
     meter = Meter(sum(checkpoint.tensors[name].size for name in targets), progress)
     for path, names in checkpoint.files.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for name in (name for name in names if name in targets):
-                    targets[name].copy_(file.get_tensor(name))
+                    _fill(path, name, targets[name], file.get_tensor(name))
                     meter.add(checkpoint.tensors[name].size, name)
         except SafetensorError as error:
             raise ModelError("damaged", str(path), f"its weights cannot be read ({error})", FETCH_AGAIN) from error
+
+
+def _fill(path: Path, name: str, target: Tensor, stored: Tensor) -> None:
+    if name.endswith(".deq_scale") and stored.dtype is torch.int64:
+        stored = (
+            (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
+        )  # a float32's bits, as one kernel wants them
+    elif name.endswith(".input_offset"):
+        stored = stored.to(target.dtype)  # a whole number, in whatever type
+    if stored.dtype != target.dtype and not (stored.is_floating_point() and target.is_floating_point()):
+        reason = f"tensor {name} is stored as {_name(stored)}, and its layer computes with {_name(target)}"
+        raise ModelError("dtype_mismatch", str(path), reason, OTHER_CHECKPOINT)
+    target.copy_(stored)
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def ignorable(checkpoint: Checkpoint, targets: Mapping[str, Tensor]) -> set[str]:

@@ -27,6 +27,7 @@ L3 = (
     _served("engine.float32", "and so it is in float32", needs="float32"),
     _served("engine.bfloat16", "and so it is in bfloat16", needs="bfloat16"),
     _served("engine.float16", "and so it is in float16", needs="float16"),
+    _served("engine.w8a8", "8-bit weights give the reference's output", needs="w8a8"),
     _served("engine.logprobs", "log-probabilities of prompt, output and alternatives are the reference's"),
     _served("engine.sampling", "drawn tokens: top-k 1 is greedy, a seed repeats itself, another seed does not"),
     _served("engine.penalised", "penalties, bias and minimum of tokens do to the output what they say"),

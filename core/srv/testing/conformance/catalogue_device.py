@@ -185,6 +185,8 @@ L2 = (
     _op("add_rms_norm", "add_rms_norm keeps its contract, in every dtype that it takes", _RIGHT_OP),
     _op("rotary", "rotary keeps its contract, in every dtype that it takes", _RIGHT_OP),
     _op("silu_and_mul", "silu_and_mul keeps its contract, in every dtype that it takes", _RIGHT_OP),
+    _op("linear_w8a8", "linear_w8a8 keeps its contract, in every dtype that it takes", _RIGHT_OP),
+    _op("linear_w8a8_static", "linear_w8a8_static keeps its contract, in every dtype that it takes", _RIGHT_OP),
     _op("others", "every further op that the plugin brings keeps its contract", _RIGHT_OP),
     _against_reference(
         "attention.placement",

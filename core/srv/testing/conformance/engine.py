@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from srv.io.messages import Abort
+from srv.models import modelslim
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import OUTPUT, POOL_TOKENS, Stand, model_for, prompt, request, stand, stretch
 from srv.testing.conformance.model import Fault, NotApplicable
@@ -50,6 +51,12 @@ def _in_dtype(kit: Kit, dtype: str) -> str:
         raise NotApplicable(f"{dtype} is the dtype of all other checks of the engine")
     with stand(kit, dtype) as at:
         return _typical(at, f"output in {dtype}")
+
+
+def w8a8(kit: Kit) -> str:
+    """A checkpoint with 8-bit weights, of layers that round their inputs by themselves and of layers that do not."""
+    with stand(kit, stored=modelslim.NAME, disable_graphs=None) as at:
+        return _typical(at, f"output of 8-bit weights in {at.dtype}")
 
 
 def logprobs(kit: Kit) -> str:

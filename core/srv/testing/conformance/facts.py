@@ -20,6 +20,7 @@ def small_model(
     head_dim: int = 64,
     context_length: int = 512,
     fields: Mapping[str, Any] = MappingProxyType({}),
+    quantization: str | None = None,
 ) -> ModelFacts:
     """Facts of a Llama of two layers; `fields` of its configuration may make something else of it.
 
@@ -56,7 +57,7 @@ def small_model(
         architecture=config["architectures"][0],
         config=config,
         dtype=dtype,
-        quantization=None,
+        quantization=quantization,
         vocab_size=VOCABULARY,
         hidden_size=hidden,
         layers=LAYERS,

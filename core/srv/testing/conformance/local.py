@@ -89,11 +89,11 @@ def request(name: str, tokens: Sequence[int], count: int = OUTPUT, **params: Any
     return Generate(request=name, tokens=list(tokens), params=sampling)
 
 
-def model_for(kit: Kit, dtype: str) -> ModelFacts:
+def model_for(kit: Kit, dtype: str, quantization: str | None = None) -> ModelFacts:
     """The first of the small models that the plugin takes in a dtype, with nothing else set."""
     refused: list[str] = []
     for head_dim in HEAD_DIMS:
-        facts = small_model(dtype, head_dim=head_dim, context_length=CONTEXT)
+        facts = small_model(dtype, head_dim=head_dim, context_length=CONTEXT, quantization=quantization)
         try:
             resolved(kit, facts, says("dtype", dtype))
         except Refusal as refusal:
@@ -105,14 +105,17 @@ def model_for(kit: Kit, dtype: str) -> ModelFacts:
 
 def folder_for(kit: Kit, facts: ModelFacts) -> Path:
     """The model on disk. Its weights are the same numbers in every dtype; only the configuration names one."""
-    return write_model(kit.scratch / f"model-{facts.dtype}-{facts.head_dim}", facts)
+    return write_model(kit.scratch / f"model-{facts.dtype}-{facts.head_dim}-{facts.quantization or 'plain'}", facts)
 
 
 @contextmanager
-def stand(kit: Kit, dtype: str = "", **flags: object) -> Iterator[Stand]:
-    """An engine as `srv launch` would build it. Flags that are True stand alone; without more, no graphs."""
+def stand(kit: Kit, dtype: str = "", stored: str | None = None, **flags: object) -> Iterator[Stand]:
+    """An engine as `srv launch` would build it. Flags that are True stand alone; without more, no graphs.
+
+    `stored`: the method by which the weights are quantized, if they are.
+    """
     chosen = dtype or declared_dtypes(kit)[0]
-    facts = model_for(kit, chosen)
+    facts = model_for(kit, chosen, stored)
     folder = folder_for(kit, facts)
     words: dict[str, object] = {
         "device": kit.device_text,

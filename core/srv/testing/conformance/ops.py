@@ -20,14 +20,16 @@ from srv.testing.conformance.setups import declared_dtypes, dtype_of
 
 CONTRACTS = "srv_kernels.contracts:CONTRACTS"
 VIOLATIONS = "srv_kernels.contracts:violations"
-MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # those that the layers of srv.models bind
+MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # those that every model's layers bind
+OPS_OF = {"w8a8": ("linear_w8a8", "linear_w8a8_static")}  # those that layers bind where a capability is declared
 _SIZE = 64  # of every dimension that an implementation is asked about
 
 
 def coverage(kit: Kit) -> str:
     """Each op that models need has an implementation in every declared dtype, and each one is of a known op."""
     known = contracts()
-    for op in MODEL_OPS:
+    further = [op for word, ops in OPS_OF.items() if word in kit.capabilities for op in ops]
+    for op in (*MODEL_OPS, *further):
         for dtype in declared_dtypes(kit):
             if not list(_implementations(kit, op, dtype_of(dtype))):
                 raise Fault(f"no implementation of {op} takes {dtype}, which is among the capabilities")
@@ -73,9 +75,20 @@ def silu_and_mul(kit: Kit) -> str:
     return _check(kit, "silu_and_mul")
 
 
+def linear_w8a8(kit: Kit) -> str:
+    """A product of 8-bit weights with rows that are rounded each by its own largest magnitude."""
+    return _check(kit, "linear_w8a8")
+
+
+def linear_w8a8_static(kit: Kit) -> str:
+    """A product of 8-bit weights with inputs that are rounded by a scale of the checkpoint's."""
+    return _check(kit, "linear_w8a8_static")
+
+
 def others(kit: Kit) -> str:
-    """Ops that no native model layer needs yet."""
-    names = sorted({impl.op for impl in kit.platform.ops} - set(MODEL_OPS))
+    """Ops that no model needs yet."""
+    known = (*MODEL_OPS, *(op for ops in OPS_OF.values() for op in ops))
+    names = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if not names:
         raise NotApplicable("the plugin implements no further op")
     return "; ".join(_check(kit, name) for name in names)

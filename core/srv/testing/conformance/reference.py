@@ -19,7 +19,7 @@ from srv.models.read import read_facts
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops
 from srv.testing.conformance.model import Fault
-from srv.testing.conformance.ops import MODEL_OPS, contracts
+from srv.testing.conformance.ops import contracts
 from srv.types import SamplingParams
 
 # By how much a logit (or the logarithm of a probability) may differ, on logits of a spread of about 3.
@@ -33,7 +33,7 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         known = contracts()
-        impls = [OpImpl(op, "reference", lambda args: None, known[op].reference) for op in MODEL_OPS]
+        impls = [OpImpl(op, "reference", lambda args: None, known[op].reference) for op in known]
         self._model = build(
             read_facts(folder),
             ops=Ops("the reference", impls),

@@ -1,11 +1,13 @@
 """A small random model as a Hugging Face folder: configuration, weights, a tokenizer of bytes.
 
-Every weight has the same value in float32, bfloat16 and float16, so that engines in any dtype run one model.
+Every weight has the same value in float32, bfloat16 and float16, so that engines in any dtype run one model. It can
+be written with 8-bit weights, too, as the tool modelslim does.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,9 +15,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from srv.models import modelslim
 from srv.models.facts import ModelFacts
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
+INPUT_STEP = 2.0**-5  # of a static layer's input, which reaches about 4
+INPUT_OFFSET = 3.0
 LEAST_WEIGHT = 2.0**-13  # smaller ones become 0: half precision has fewer digits for them than bfloat16
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
@@ -26,7 +31,11 @@ def write_model(folder: Path, facts: ModelFacts) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(facts.config)))
-    save_file(_weights(facts), folder / "model.safetensors")
+    weights = _weights(facts)
+    if facts.quantization == modelslim.NAME:
+        weights, kinds = quantized(weights)
+        (folder / "quant_model_description.json").write_text(json.dumps(kinds))
+    save_file(weights, folder / "model.safetensors")
     _write_tokenizer(folder)
     (folder / "done").touch()
     return folder
@@ -59,6 +68,49 @@ def _weights(facts: ModelFacts) -> dict[str, Tensor]:
             prefix + "mlp.down_proj.weight": matrix(hidden, inner),
         }
     return weights | {"model.norm.weight": norm(), "lm_head.weight": matrix(facts.vocab_size, hidden, gain=3.0)}
+
+
+def quantized(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A checkpoint of modelslim and its description, from the float weights of a model without biases.
+
+    Layers of even number are quantized dynamically, the others statically; what goes down, and all that is no layer,
+    stays float. Inputs of static layers are given the range that the small model's activations have.
+    """
+    stored: dict[str, Tensor] = {}
+    kinds = {"model_quant_type": modelslim.STATIC}
+    for name, weight in weights.items():
+        owner = name.removesuffix(".weight")
+        if not owner.endswith("_proj") or owner.endswith("down_proj"):
+            tensors, kind = {name: weight}, modelslim.FLOAT
+        elif int(owner.split(".")[2]) % 2 == 0:
+            tensors, kind = _dynamic(owner, weight), modelslim.DYNAMIC
+        else:
+            tensors, kind = _static(owner, weight), modelslim.STATIC
+        stored |= tensors
+        kinds |= dict.fromkeys(tensors, kind)
+    return stored, kinds
+
+
+def _dynamic(owner: str, weight: Tensor) -> dict[str, Tensor]:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return {
+        f"{owner}.weight": (weight / scale).round().to(torch.int8),
+        f"{owner}.weight_scale": scale,
+        f"{owner}.weight_offset": torch.zeros_like(scale),
+    }
+
+
+def _static(owner: str, weight: Tensor) -> dict[str, Tensor]:
+    tensors = _dynamic(owner, weight)
+    whole, scale = tensors[f"{owner}.weight"], tensors[f"{owner}.weight_scale"][:, 0]
+    input_scale, offset = torch.tensor([INPUT_STEP]), torch.tensor([INPUT_OFFSET])
+    return {
+        f"{owner}.weight": whole,
+        f"{owner}.input_scale": input_scale,
+        f"{owner}.input_offset": offset,
+        f"{owner}.quant_bias": -(whole.int().sum(1) * int(offset)).int(),
+        f"{owner}.deq_scale": scale * input_scale,
+    }
 
 
 def _exact(weight: Tensor) -> Tensor:
