@@ -16,7 +16,12 @@ def sample_models() -> tuple[ModelFacts, ...]:
     """What a value may be judged with: it is refused only if no model lets it pass."""
     dense = _dense()
     gguf = replace(dense, name="sample-8b-gguf", path="/models/sample-8b.gguf", format="gguf", dtype="float16")
-    return dense, replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000)
+    eight = replace(dense, name="sample-8b-w8a8", path="/models/sample-8b-w8a8", quantization="modelslim")
+    return (
+        dense,
+        replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000),
+        replace(eight, weight_bytes=9_100_000_000),
+    )
 
 
 def _dense() -> ModelFacts:

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "attention_backend": "not every one fits every type of a pool: each has starts of its own",
     "prefill_attention_backend": "as attention_backend",
     "decode_attention_backend": "as attention_backend",
+    "quantization": "it is the checkpoint's own, and each has its checkpoint",
     "revision": "it needs a hub: a start without one refuses it, which is among the refusals",
 }
 

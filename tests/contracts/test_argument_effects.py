@@ -32,6 +32,7 @@ EFFECTS: Mapping[str, str] = {
     "dtype": ENGINE + "test_dtype",
     "load_format": ENGINE + "test_load_format",
     "model_impl": ENGINE + "test_model_impl",
+    "quantization": ENGINE + "test_quantization",
     "chat_template": SERVER + "test_chat_template",
     "random_seed": ENGINE + "test_random_seed_decides_dummy_weights",
     # platform

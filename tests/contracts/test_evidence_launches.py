@@ -31,6 +31,7 @@ from evidence_world import (
     Tiny,
     backends,
     cells,
+    choices,
     covering_array,
     factors,
     free_port,
@@ -350,6 +351,7 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(page: list[dict[str, s
     """
     started = {cell for row in ROWS for cell in cells(row)} | {f"port={LOWEST_PORT}", *IMPATIENT, *NOT_STARTED}
     started |= {f"{slot}={name}" for slot in ATTENTION for name in backends("attention")}
+    started |= {f"quantization={method}" for method in choices("quantization")}  # tests/core/test_args_effects.py
     started |= {cell.partition("=")[0] for cell in started} | ELSEWHERE.keys()
     numbers = [name for name in IMPLEMENTED if ARGUMENTS[name].kind.base in (int, float)]
     working = [

@@ -328,7 +328,8 @@ def test_a_damaged_inventory_is_told(tmp_path: Path) -> None:
 # ---- the other way round
 
 
-OWN_MEANING = ("device", "model_path", "load_format", "context_length", "config")  # a plan reads files for these
+# A plan reads files for these.
+OWN_MEANING = ("device", "model_path", "load_format", "quantization", "context_length", "config")
 
 
 @pytest.fixture

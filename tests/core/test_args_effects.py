@@ -7,6 +7,7 @@ the same way on real servers, in `tests/e2e/test_e2e_arguments.py`.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,16 @@ import pytest
 import torch
 from attention_naive import NaiveAttention
 from engine_small import OUTPUT, Small, engine, make_small, message, messages
+from gguf import GGMLQuantizationType
+from models_small import small_model, write_gguf
 from platform_plugins import write_plugin
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from srv.cli.main import main
 from srv.errors import ModelError, Refusal
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
+from srv.testing.conformance.small import quantized
 from srv.testing.engine import Generated, WatchedEngine
 from srv_matrix.pytest_plugin import covers
 
@@ -80,6 +85,8 @@ def refusal(small: Small, **flags: object) -> str:
 
 
 # ---- model
+
+IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}  # of 32 numbers, as GGUF has them
 
 
 @covers("model_path", platform="cpu")
@@ -157,6 +164,28 @@ def test_load_format(small: Small) -> None:
     assert tokens(small, load_format="safetensors") == small.tokens
     assert tokens(small, load_format="dummy") != small.tokens
     assert refusal(small, load_format="gguf") == "format_not_there"
+
+
+@covers("quantization=modelslim", "quantization=gguf", platform="cpu")
+def test_quantization(small: Small, tmp_path: Path) -> None:
+    """What the checkpoint is can be said, what it is not is refused. Eight bits are nearly the same model."""
+    eight = tmp_path / "eight"
+    shutil.copytree(small.folder, eight)
+    weights, kinds = quantized(load_file(small.folder / "model.safetensors"))
+    save_file(weights, eight / "model.safetensors")
+    (eight / "quant_model_description.json").write_text(json.dumps(kinds))
+    given = _logprobs(small, model_path=eight, quantization="modelslim")
+    assert given == _logprobs(small, model_path=eight)
+    distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
+    assert 0.001 < max(distances) < 1.0
+    assert refusal(small, model_path=eight, quantization="gguf") == "other_method"
+    assert refusal(small, quantization="modelslim") == "other_method"
+
+    file = tmp_path / "model.gguf"
+    write_gguf(file, small_model("llama", **IN_BLOCKS), "llama", GGMLQuantizationType.Q8_0)
+    plain = tokens(small, model_path=file)
+    assert tokens(small, model_path=file, quantization="gguf") == plain
+    assert refusal(small, model_path=file, quantization="modelslim") == "other_method"
 
 
 @covers("random_seed=7", "random_seed=8", platform="cpu")

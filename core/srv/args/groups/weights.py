@@ -7,10 +7,9 @@ from srv.args.checks import at_least, between, json_list, json_object, not_empty
 from srv.args.spec import Arg
 
 _QUANTIZATION = "weights quantized by that method are not implemented yet"
-_LATER = (
-    *("awq", "awq_marlin", "bitsandbytes", "blockwise_int8", "compressed-tensors", "fp8", "gptq", "gptq_marlin"),
-    *("marlin", "modelopt", "modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8"),
-    *("w8a8_fp8", "w8a8_int8"),
+_LATER = (  # what other servers take
+    *("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "marlin", "modelopt"),
+    *("modelopt_fp4", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8", "w8a8_int8"),
 )
 _UPDATES = "replacing weights while the server runs is not implemented yet"
 _REMOTE = "taking weights from another running server is not implemented yet"
