@@ -12,6 +12,8 @@ from srv.errors import InternalError, PlatformUnavailable
 from srv.memory.layout import KVLayout
 from srv.models.facts import CacheGroup
 from srv.models.layers import Linear, Place
+from srv.models.loaders.dummy import load_dummy
+from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
 from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
@@ -101,6 +103,34 @@ def test_weights_are_cast_where_the_format_can_hold_them(
     assert (platform._sdk().get_npu_format(linear.weight) == FRACTAL_NZ) is cast
     x = torch.randn(3, inputs).to(dtype)
     torch.testing.assert_close(linear(x.to(device)).cpu(), x @ weight.T, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "cast"), [(64, 48, True), (48, 48, False), (64, 40, False)])
+@pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_8_bits_are_turned_round_and_cast(
+    platform: NpuPlatform,
+    kind: type[DynamicInt8Linear | StaticInt8Linear],
+    outputs: int,
+    inputs: int,
+    cast: bool,
+    dtype: torch.dtype,
+) -> None:
+    """The operator reads [inputs, outputs], and what it gives is what the op gave before."""
+    place = Place(platform.device(0), dtype, Ops("npu", platform.ops))
+    further = {"bias": True} if kind is DynamicInt8Linear else {}
+    linear = kind(place, {"first": 16, "second": outputs - 16}, inputs, **further)
+    load_dummy(linear.targets(), seed=1)
+    assert linear.settle() is None
+    assert may_cast(linear) is cast
+    x = torch.randn(5, inputs).to(dtype).to(platform.device(0))
+    before = linear(x).cpu()
+    platform.post_load(nn.ModuleList([linear]))
+    columns = linear.kernel.keywords["columns"]  # type: ignore[attr-defined]
+    assert tuple(columns.shape) == (inputs, outputs)
+    assert (platform._sdk().get_npu_format(columns) == FRACTAL_NZ) is cast
+    assert linear.weight.numel() == 0
+    assert torch.equal(linear(x).cpu(), before)
 
 
 def test_a_weight_that_is_also_the_embedding_stays_as_it_is(platform: NpuPlatform) -> None:

@@ -162,8 +162,8 @@ def _against_reference(
     return Check(name, Level.L2, summary, target, remedy, needs=needs, after=after, seconds=300.0)
 
 
-def _op(name: str, summary: str, remedy: str, after: tuple[str, ...] = _OPS) -> Check:
-    return _against_reference(f"op.{name}", summary, remedy, after, module="ops")
+def _op(name: str, summary: str, remedy: str, after: tuple[str, ...] = _OPS, needs: str = "") -> Check:
+    return _against_reference(f"op.{name}", summary, remedy, after, needs, module="ops")
 
 
 _RIGHT_OP = "Compare with the float64 oracle of the op in srv_kernels.oracles on the inputs that the message names."
@@ -185,8 +185,13 @@ L2 = (
     _op("add_rms_norm", "add_rms_norm keeps its contract, in every dtype that it takes", _RIGHT_OP),
     _op("rotary", "rotary keeps its contract, in every dtype that it takes", _RIGHT_OP),
     _op("silu_and_mul", "silu_and_mul keeps its contract, in every dtype that it takes", _RIGHT_OP),
-    _op("linear_w8a8", "linear_w8a8 keeps its contract, in every dtype that it takes", _RIGHT_OP),
-    _op("linear_w8a8_static", "linear_w8a8_static keeps its contract, in every dtype that it takes", _RIGHT_OP),
+    _op("linear_w8a8", "linear_w8a8 keeps its contract, in every dtype that it takes", _RIGHT_OP, needs="w8a8"),
+    _op(
+        "linear_w8a8_static",
+        "linear_w8a8_static keeps its contract, in every dtype that it takes",
+        _RIGHT_OP,
+        needs="w8a8",
+    ),
     _op("others", "every further op that the plugin brings keeps its contract", _RIGHT_OP),
     _against_reference(
         "attention.placement",
