@@ -23,7 +23,7 @@ if LOADED.library is not None:
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
-OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
 DTYPES = (torch.float32, torch.bfloat16)
 OF_AVX2 = [
     pytest.param(
@@ -119,6 +119,50 @@ def test_a_row_does_not_depend_on_the_batch_or_the_threads(isa: str, dtype: torc
     for row in (0, 13, 29):
         assert torch.equal(product(x[row : row + 1])[0], together[row])
     native_ops.set_threads(1)
+
+
+def _bytes(seed: int, rows: int, columns: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-128, 128, (rows, columns), generator=generator, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
+@pytest.mark.parametrize("rows", [0, 1, 3, 12, 13, 25])
+def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> None:
+    """Whole numbers times whole numbers of at most 127 steps: the row's largest is 127, so that a step is 1."""
+    x = torch.randint(-126, 127, (rows, inputs), generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[:, -1] = 127
+    weight = _bytes(2, outputs, inputs)
+    exact = x.double() @ weight.double().T
+    assert torch.equal(native_ops.ByteLinear(weight, torch.ones(outputs))(x), exact.to(dtype))
+    counted = torch.arange(outputs, dtype=torch.int32)
+    shifted = native_ops.ByteLinear(weight, torch.ones(outputs), counted=counted, static=(1.0, 1.0))(x - 1)
+    assert torch.equal(shifted, (exact + counted).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
+def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float], dtype: torch.dtype) -> None:
+    x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
+    product = native_ops.ByteLinear(_bytes(10, 160, 177), torch.rand(160), static=static)
+    together = product(x)
+    native_ops.set_threads(3)
+    for row in (0, 13, 29):
+        assert torch.equal(product(x[row : row + 1])[0], together[row])
+    native_ops.set_threads(1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
+def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, static: tuple[float, float]) -> None:
+    x = _matrix(13, 3, 70, torch.float32)
+    product = native_ops.ByteLinear(_bytes(14, 40, 70), torch.ones(40), static=static)
+    clean = product(x)
+    x[1, 65] = bad
+    got = product(x)
+    assert not bool(got[1].isfinite().any())
+    assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
 def test_threads_of_several_callers_take_turns() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from srv.models.layers import Place
+from srv.models.loaders.dummy import load_dummy
+from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
 from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
 SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576}
@@ -40,3 +44,24 @@ def test_the_op_that_is_bound_here_keeps_its_contract(op: str, dtype: torch.dtyp
     bound = Ops("cpu", platform.ops).bind(op, OpArgs(dtype, {name: SIZES[name] for name in contract.sizes}))
     with torch.inference_mode():
         assert violations(contract, bound, dtype) == []
+
+
+@pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_8_bit_layers_give_the_same_after_repacking(
+    kind: type[DynamicInt8Linear | StaticInt8Linear], dtype: torch.dtype, platform: Platform
+) -> None:
+    """The plain weight goes, but for float16, which the native kernels do not read."""
+    place = Place(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
+    further = {"bias": True} if kind is DynamicInt8Linear else {}
+    linear = kind(place, {"first": 40, "second": 17}, 33, **further)
+    load_dummy(linear.targets(), seed=2)
+    assert linear.settle() is None
+    x = torch.randn(5, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode():
+        before = linear(x)
+        platform.post_load(torch.nn.ModuleList([linear]))
+        after = linear(x)
+    repacked = load().library is not None and dtype != torch.float16
+    assert (linear.weight.numel() == 0) is repacked
+    torch.testing.assert_close(after, before, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)

@@ -18,12 +18,13 @@ from srv.models.layers import Place, Projection
 class DynamicInt8Linear(Projection):
     """y = x Wᵀ + b, with W = weight · weight_scale; each row of x is rounded by its own largest magnitude.
 
-    weight int8 [out, in], weight_scale float32 [out], bias [out] of the model's dtype or None. Stored beside them is
-    an offset of each row's zero, which must be 0: a symmetric weight.
+    weight int8 [out, in], weight_scale float32 [out], bias [out] of `dtype`, the model's, or None. Stored beside
+    them is an offset of each row's zero, which must be 0: a symmetric weight.
     """
 
     def __init__(self, place: Place, parts: Mapping[str, int], inputs: int, bias: bool) -> None:
         super().__init__(parts)
+        self.dtype = place.dtype
         outputs = sum(parts.values())
         self.weight = place.empty(outputs, inputs, dtype=torch.int8)
         self.weight_scale = place.empty(outputs, dtype=torch.float32)
@@ -57,6 +58,7 @@ class StaticInt8Linear(Projection):
 
     def __init__(self, place: Place, parts: Mapping[str, int], inputs: int) -> None:
         super().__init__(parts)
+        self.dtype = place.dtype
         outputs = sum(parts.values())
         self.weight = place.empty(outputs, inputs, dtype=torch.int8)
         self.quant_bias = place.empty(outputs, dtype=torch.int32)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
-PER_ISA = ("pointwise", "linear", "attention", "table")
+PER_ISA = ("pointwise", "linear", "integers", "attention", "table")
 ONCE = ("pool", "library")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
 ISAS = {
@@ -30,7 +30,7 @@ ISAS = {
         "generic": (),
         "avx2": ("-mavx2", "-mfma"),
         "avx512": _AVX512,
-        "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     },
     "aarch64": {"generic": ()},  # NEON is part of the architecture
 }

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 1
+INTERFACE = 2
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -30,6 +30,8 @@ _SIGNATURES = {
     "srv_linear": (_INT, *[_POINTER] * 4, *[_LONG] * 4),
     "srv_pack": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_attention": (_INT, _POINTER),
+    "srv_byte_linear": (_INT, _POINTER),
+    "srv_pack_bytes": (_POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_set_threads": (_INT,),
 }
 
@@ -44,6 +46,16 @@ class AttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
         ("window", _LONG),
+    )
+
+
+class ByteLinearArgs(ctypes.Structure):
+    """`ByteLinearArgs` of native/kernels.h, member by member."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "weight", "scales", "correction", "bias", "out", "steps", "row_scales")),
+        *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride")),
+        *((name, _FLOAT) for name in ("per_input", "offset")),
     )
 
 
@@ -83,7 +95,8 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     library.srv_isa.restype = ctypes.c_char_p
-    library.srv_packed_elements.argtypes, library.srv_packed_elements.restype = (_LONG, _LONG), _LONG
+    for size in (library.srv_packed_elements, library.srv_packed_bytes):
+        size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):
         return Loaded(None, f"SRV_CPU_ISA={isa}: this build or this processor has no such kernels")
     return Loaded(library)

@@ -6,11 +6,12 @@ Import raises ImportError where the library cannot be used; ask `library.load()`
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import byref
 
 import torch
 from torch import Tensor
 
-from srv_kernels.cpu.library import load
+from srv_kernels.cpu.library import ByteLinearArgs, load
 
 _loaded = load()
 if _loaded.library is None:
@@ -130,3 +131,66 @@ def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return out
 
     return multiply
+
+
+class ByteLinear:
+    """The product with a weight of 8-bit integers [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
+
+    scales: float32 [outputs]. `static`: (1 / input_scale, input_offset), and `counted` int32 [outputs] is added to sums
+    of steps; without it each row is rounded by its own largest magnitude. bias: [outputs] of x's dtype, added last.
+    The weight is packed, that is copied, once; afterwards only the copy is used.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        scales: Tensor,
+        bias: Tensor | None = None,
+        counted: Tensor | None = None,
+        static: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        rows = _rows(weight)
+        self._outputs, self._inputs = rows.shape
+        self._padded = -(-self._inputs // 4) * 4
+        self._packed = torch.empty(_library.srv_packed_bytes(self._outputs, self._inputs), dtype=torch.int8)
+        _library.srv_pack_bytes(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
+        correction = -128 * weight.sum(1, dtype=torch.int32)
+        self._correction = correction if counted is None else correction + counted
+        self._scales, self._bias, self._static = scales.contiguous(), bias, static
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = _rows(x)
+        count = rows.shape[0]
+        out = torch.empty(count, self._outputs, dtype=x.dtype)
+        steps = torch.empty(count * self._padded, dtype=torch.uint8)
+        row_scales = torch.empty(count)
+        args = ByteLinearArgs(
+            rows.data_ptr(),
+            self._packed.data_ptr(),
+            self._scales.data_ptr(),
+            self._correction.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            out.data_ptr(),
+            steps.data_ptr(),
+            row_scales.data_ptr(),
+            count,
+            self._inputs,
+            self._outputs,
+            rows.stride(0),
+            *self._static,
+        )
+        _library.srv_byte_linear(TYPES[x.dtype], byref(args))
+        return out
+
+
+def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
+    return ByteLinear(weight, weight_scale, bias)(x)
+
+
+def linear_w8a8_static(
+    x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
+) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
+    static = (1.0 / float(input_scale), float(input_offset))
+    return ByteLinear(weight, deq_scale, counted=quant_bias, static=static)(x)

@@ -10,13 +10,17 @@ product stays.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from srv.models.layers import Linear
+from srv.models.layers import Linear, Projection
+from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
 from srv_kernels.cpu.library import load
 
+Kernel: TypeAlias = Callable[[Tensor], Tensor]
+MakeKernel: TypeAlias = Callable[[Tensor, Tensor | None], Kernel]
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 16  # the batch that the layout is chosen for; it serves every other one with the same result
 
@@ -41,25 +45,41 @@ def packing_available() -> bool:
 
 
 def pack(model: torch.nn.Module) -> tuple[int, str]:
-    """Repack every Linear of the model, freeing the plain weight unless it is also the embedding.
+    """Repack every product of the model, freeing the plain weight unless it is also the embedding.
 
     Returns how many were repacked, and by what.
     """
     kernel, name = _kernel()
     packed = 0
-    if kernel is None:
-        return packed, name
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, Linear) and module.weight.dtype in _DTYPES:
-                module.kernel = kernel(module.weight, module.bias)
-                if not module.shared:
-                    module.weight = torch.nn.Parameter(module.weight.new_empty(0), requires_grad=False)
-                packed += 1
+            if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel)) is None:
+                continue
+            module.kernel = packed_kernel
+            if not (isinstance(module, Linear) and module.shared):
+                module.weight = torch.nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+            packed += 1
     return packed, name
 
 
-def _kernel() -> tuple[Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] | None, str]:
+def _packed(projection: Projection, kernel: MakeKernel | None) -> Kernel | None:
+    """The product on a repacked weight, or None where the default one stays."""
+    if isinstance(projection, Linear):
+        fits = kernel is not None and projection.weight.dtype in _DTYPES
+        return kernel(projection.weight, projection.bias) if kernel is not None and fits else None
+    if load().library is None or not isinstance(projection, (DynamicInt8Linear, StaticInt8Linear)):
+        return None
+    from srv_kernels.cpu.native_ops import TYPES, ByteLinear
+
+    if projection.dtype not in TYPES:
+        return None
+    if isinstance(projection, DynamicInt8Linear):
+        return ByteLinear(projection.weight, projection.weight_scale, projection.bias)
+    static = (1.0 / float(projection.input_scale), float(projection.input_offset))
+    return ByteLinear(projection.weight, projection.deq_scale, counted=projection.quant_bias, static=static)
+
+
+def _kernel() -> tuple[MakeKernel | None, str]:
     """Makes a product from a weight and a bias; None: the plain product stays. And a name for the log."""
     if load().library is not None:
         from srv_kernels.cpu import native_ops

@@ -30,7 +30,7 @@ def _impl(op: str, module: str, name: str, fits: Callable[[OpArgs], str | None] 
 OPS = (
     *(
         _impl(op, "cpu.native_ops", "native", _native_float)
-        for op in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+        for op in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
     ),
     _impl("rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
     _impl("add_rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),

@@ -54,6 +54,29 @@ inline int64_t packed_elements(int64_t outputs, int64_t inputs) {
     return blocks(outputs) * BLOCK_OUTPUTS * padded_inputs(inputs);
 }
 
+// y = x W^T + b with a weight of bytes, x rounded to bytes on the way in: see integers.cpp.
+struct ByteLinearArgs {
+    const void* x;
+    const int8_t* weight;       // packed: blocks(outputs) * BLOCK_OUTPUTS * padded_fours(inputs) of them
+    const float* scales;        // [outputs]: what a step of a weight is worth, and of x too if `per_input` is not 0
+    const int32_t* correction;  // [outputs], added to the sums of steps
+    const void* bias;           // null, or [outputs], added last
+    void* out;                  // [rows, outputs], contiguous
+    uint8_t* steps;             // scratch: [rows, padded_fours(inputs)]
+    float* row_scales;          // scratch: [rows]
+    int64_t rows, inputs, outputs, x_stride;
+    float per_input, offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0
+};
+
+struct PackBytesArgs {
+    const int8_t* weight;  // [outputs, inputs]
+    int8_t* packed;
+    int64_t outputs, inputs, stride;
+};
+
+constexpr int64_t FOUR = 4;
+inline int64_t padded_fours(int64_t inputs) { return (inputs + FOUR - 1) / FOUR * FOUR; }
+
 // Causal attention over a paged pool, after writing this step's keys and values to it.
 //
 // Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
@@ -83,6 +106,8 @@ struct Kernels {
     void (*linear)(Type, const LinearArgs&);
     void (*pack)(Type, const PackArgs&);
     void (*attention)(Type, const AttentionArgs&);
+    void (*byte_linear)(Type, const ByteLinearArgs&);
+    void (*pack_bytes)(const PackBytesArgs&);
 };
 
 }  // namespace srv

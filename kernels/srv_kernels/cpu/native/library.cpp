@@ -46,7 +46,8 @@ bool has_avx512() {
 
 bool has_avx512_bf16() {
 #if defined(__x86_64__)
-    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+    return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni");  // every processor with the first has the second
 #else
     return false;
 #endif
@@ -79,7 +80,7 @@ const Kernels* chosen = best();
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 1; }
+int32_t srv_interface() { return 2; }
 
 const char* srv_isa() { return srv::chosen->name; }
 
@@ -129,6 +130,19 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
 }
 
 void srv_attention(int32_t type, const srv::AttentionArgs* args) { srv::chosen->attention(srv::Type{type}, *args); }
+
+void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) {
+    srv::chosen->byte_linear(srv::Type{type}, *args);
+}
+
+int64_t srv_packed_bytes(int64_t outputs, int64_t inputs) {
+    return srv::blocks(outputs) * srv::BLOCK_OUTPUTS * srv::padded_fours(inputs);
+}
+
+void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
+    srv::chosen->pack_bytes({static_cast<const int8_t*>(weight), static_cast<int8_t*>(packed), outputs, inputs,
+                             stride});
+}
 
 }  // extern "C"
 

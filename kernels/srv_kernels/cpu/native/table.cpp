@@ -9,11 +9,13 @@ void rotary(Type, const RotaryArgs&);
 void linear(Type, const LinearArgs&);
 void pack(Type, const PackArgs&);
 void attention(Type, const AttentionArgs&);
+void byte_linear(Type, const ByteLinearArgs&);
+void pack_bytes(const PackBytesArgs&);
 
 #define SRV_TEXT_OF(name) #name
 #define SRV_TEXT(name) SRV_TEXT_OF(name)
 
 extern const Kernels kernels;
-const Kernels kernels = {SRV_TEXT(SRV_ISA), norm, gate, rotary, linear, pack, attention};
+const Kernels kernels = {SRV_TEXT(SRV_ISA), norm, gate, rotary, linear, pack, attention, byte_linear, pack_bytes};
 
 }  // namespace srv::SRV_ISA
