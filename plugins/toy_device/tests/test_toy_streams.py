@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from srv.testing.simulated_device.stream import QUEUE_LIMIT, Event, Stream
 from srv_toy_device.device import Accelerator
-from srv_toy_device.device.stream import QUEUE_LIMIT, Event, Stream
 
 
 def test_a_non_blocking_copy_arrives_when_the_host_waits(toy: Accelerator) -> None:

@@ -1,14 +1,9 @@
-"""A simulated accelerator on PyTorch's PrivateUse1 backend, in Python.
+"""The accelerator, simulated. A vendor's own PyTorch backend takes the place of this folder.
 
-    accelerator   `torch.toy` and `install()`
-    kernels       every operator, by the host's kernel over the device's bytes
-    copies        new memory, copies, single numbers
-    placement     the rule against mixed devices, and its error
-    tensors       device tensor <-> host view
-    memory        capacity, accounting, addresses
-    stream        what the host must wait for
+    accelerator   its name, its memory, and `install()`, which registers it as `torch.toy`
+    fused         its own operators, `torch.ops.toy`
 
-It knows nothing of `srv`: the platform is one level up.
+Everything else of a simulated device is `srv.testing.simulated_device`, which is for tests and examples alone.
 """
 
 from srv_toy_device.device.accelerator import Accelerator, install
