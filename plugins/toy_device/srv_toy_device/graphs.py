@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from srv.testing.simulated_device.graphs import Graph
 from srv_toy_device.attention import GraphMetadata
-from srv_toy_device.device import Accelerator
+from srv_toy_device.device import Accelerator, Graph
 
 
 class ToyGraphs:

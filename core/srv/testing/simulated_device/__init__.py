@@ -14,11 +14,12 @@ A plugin gives it a name, a capacity and, if it has them, operators of its own; 
 subclasses `SimulatedAccelerator` and adds that backend's functions. There is one device: PyTorch's hooks for Python
 report no second. It knows no vendor, and nothing of `srv`: a platform takes it as it would take any torch backend.
 
-It is part of `srv.testing`, not of the platform contract: it changes with `srv`'s minor version, so a plugin that uses
-it depends on the `srv` that it was tested with (`srv>=0.1,<0.2`).
+It is no part of the platform contract. It keeps its form within a minor version of `srv`, so a plugin that uses it
+depends on the one that it was tested with (`srv>=0.1,<0.2`). docs/adr/0012 has the reasons.
 """
 
 from srv.testing.simulated_device.accelerator import SimulatedAccelerator, install
+from srv.testing.simulated_device.graphs import Graph, GraphMemory
 from srv.testing.simulated_device.refusals import Refusals
 
-__all__ = ["Refusals", "SimulatedAccelerator", "install"]
+__all__ = ["Graph", "GraphMemory", "Refusals", "SimulatedAccelerator", "install"]

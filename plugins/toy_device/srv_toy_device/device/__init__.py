@@ -1,11 +1,13 @@
-"""The accelerator, simulated. A vendor's own PyTorch backend takes the place of this folder.
+"""The accelerator, simulated: what a vendor has already, as a PyTorch backend, which takes the place of this folder.
 
-    accelerator   its name, its memory, and `install()`, which registers it as `torch.toy`
+    accelerator   `torch.toy`: its name, its memory, its graphs; and `install()`, which registers it
     fused         its own operators, `torch.ops.toy`
 
-Everything else of a simulated device is `srv.testing.simulated_device`, which is for tests and examples alone.
+Everything else of a simulated device is in `srv.testing.simulated_device`, which is for tests and examples, and which
+only this folder knows.
 """
 
+from srv.testing.simulated_device import Graph
 from srv_toy_device.device.accelerator import Accelerator, install
 
-__all__ = ["Accelerator", "install"]
+__all__ = ["Accelerator", "Graph", "install"]

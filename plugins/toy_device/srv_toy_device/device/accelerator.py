@@ -1,4 +1,7 @@
-"""`torch.toy`: what makes `srv`'s simulated device this one. It is called by the platform's `create`, in a worker."""
+"""`torch.toy`: what makes the simulated device of `srv.testing` this one.
+
+`install` is called by the platform's `create`, in a worker process.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import os
 from contextlib import AbstractContextManager
 
 from srv.testing import simulated_device
-from srv.testing.simulated_device import Refusals
-from srv.testing.simulated_device.graphs import Graph, GraphMemory
+from srv.testing.simulated_device import Graph, GraphMemory, Refusals
 from srv_toy_device.device.fused import OPERATORS
 from srv_toy_device.facts import DEVICE_NAME
 from srv_toy_device.settings import MEMORY_VARIABLE, device_memory
