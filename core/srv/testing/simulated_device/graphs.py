@@ -14,7 +14,7 @@ is gone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +35,21 @@ READING = ("reading a number on the host", "it waits for the device; read it aft
 WAITING = ("synchronize", "wait after the replay")
 
 
-def depends_on_data(operator: torch._ops.OpOverload) -> bool:
-    """Whether the host must wait for the size or the value of an operator's result."""
+DATA_DEPENDENT = "the size or value of its result depends on data"
+
+
+def may_depend_on_data(operator: torch._ops.OpOverload) -> bool:
+    """Whether the host may have to wait for the size or the value of an operator's result."""
     return torch.Tag.dynamic_output_shape in operator.tags or torch.Tag.data_dependent_output in operator.tags
+
+
+def depends_on_data(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether it has to in this call: an index of numbers is as long as its result, a mask is not."""
+    if operator._schema.name == "aten::index":
+        return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    if operator._schema.name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return False
+    return may_depend_on_data(operator)
 
 
 def draws(operator: torch._ops.OpOverload) -> str:
@@ -162,11 +174,13 @@ class Graph:
             raise RuntimeError("this graph was captured before; make a new one")
         self._memory = memory
 
-    def objection(self, operator: torch._ops.OpOverload) -> tuple[str, str] | None:
+    def objection(
+        self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, str] | None:
         """Why a replay could not do `operator` again, as the refusal's two parts; None if it can."""
         name = operator_name(operator._schema)
-        if depends_on_data(operator):
-            return name, "the size or value of its result depends on data"
+        if depends_on_data(operator, args, kwargs):
+            return name, DATA_DEPENDENT
         if draws(operator):
             return f"{name}, which draws random numbers", "draw before the capture"
         if not all("Tensor" in str(result.type) for result in operator._schema.returns):
@@ -223,10 +237,10 @@ class Recorder:
         if self.active is not None:
             raise self._refusals.in_a_capture(what, instead)
 
-    def admit(self, operator: torch._ops.OpOverload) -> None:
-        """RuntimeError if this thread is being recorded and a replay could not do `operator` again."""
+    def admit(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """RuntimeError if this thread is recorded and a replay could not do `operator` again."""
         graph = self.active
-        objection = graph.objection(operator) if graph is not None else None
+        objection = graph.objection(operator, args, kwargs) if graph is not None else None
         if objection is not None:
             raise self._refusals.in_a_capture(*objection)
 

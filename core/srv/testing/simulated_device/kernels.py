@@ -115,7 +115,7 @@ class Kernel:
         operator: Callable[..., Any] = overload
         graph = self._recorder.active
         if graph is not None:
-            self._recorder.admit(overload)
+            self._recorder.admit(overload, args, kwargs)
         host_args: list[Any] = []
         try:
             for position, value in enumerate(args):

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv.testing.simulated_device.graphs import Call, Graph, Recorder, depends_on_data
+from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, Graph, Recorder, may_depend_on_data
 from srv.testing.simulated_device.memory import Block, DeviceMemory
+from srv.testing.simulated_device.placement import operator_name
 from srv.testing.simulated_device.stream import poison
 from srv.testing.simulated_device.tensors import block_of, host_view, is_device_tensor
 
@@ -48,9 +49,11 @@ class Recording(Graph):
         """The operators with host values."""
         return [call for call in self._calls if isinstance(call, Task) and call.updatable]
 
-    def objection(self, operator: torch._ops.OpOverload) -> tuple[str, str] | None:
-        """Results that depend on data are refused; numbers may be drawn, and each replay draws new ones."""
-        return super().objection(operator) if depends_on_data(operator) else None
+    def objection(
+        self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, str] | None:
+        """Numbers may be drawn, and each replay draws new ones; an index is refused whatever it holds."""
+        return (operator_name(operator._schema), DATA_DEPENDENT) if may_depend_on_data(operator) else None
 
     def created(self, tensor: Tensor) -> None:
         self._made.append(tensor)
