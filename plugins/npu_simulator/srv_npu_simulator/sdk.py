@@ -11,7 +11,6 @@ from torch import Tensor
 
 from srv_npu_simulator.device import Accelerator
 from srv_npu_simulator.device.graph import host_integers
-from srv_npu_simulator.device.tensors import allocation_of
 from srv_npu_simulator.operators.checks import Rules, check_placement, refuse
 from srv_npu_simulator.operators.schemas import OPERATORS
 
@@ -97,13 +96,13 @@ class Sdk:
                 )
                 acl_format = ND
         result = input.clone()
-        allocation_of(result).acl_format = acl_format
+        result.untyped_storage().acl_format = acl_format  # type: ignore[attr-defined]
         return result
 
     def get_npu_format(self, input: Tensor) -> int:
         """The layout of a device tensor: 2 (ND) or 29 (FRACTAL_NZ)."""
         check_placement("get_npu_format", ("self",), (input,), {})
-        return allocation_of(input).acl_format
+        return getattr(input.untyped_storage(), "acl_format", ND)
 
     def _check_fractal(self, rules: Rules, input: Tensor) -> None:
         rules.dtype("self", input, tuple(_ALIGNMENT))

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from srv_toy_device.attention import GraphMetadata
-from srv_toy_device.device import Accelerator
-from srv_toy_device.device.graphs import Graph
+from srv_toy_device.device import Accelerator, Graph
 
 
 class ToyGraphs:

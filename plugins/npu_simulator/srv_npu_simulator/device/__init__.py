@@ -1,13 +1,8 @@
-"""A simulated NPU on PyTorch's PrivateUse1 backend, in Python.
+"""A simulated NPU: what `torch.npu` has beside the simulated device of `srv.testing.simulated_device`.
 
     accelerator   `torch.npu` and `install()`
-    kernels       PyTorch's own operators, by the host's kernel over the device's bytes
-    copies        new memory, copies, single numbers
+    stream        streams and events as torch_npu makes them
     graph         capture, replay, update
-    placement     the rule against mixed devices, and its error
-    tensors       device tensor <-> host view
-    memory        capacity, accounting, addresses
-    stream        what the host must wait for
 
 It knows none of torch_npu's operators: they are one level up.
 """

@@ -6,74 +6,65 @@
     replay    the same operators on the same storages, in the same order, with the host values that they were
               captured with: sequence lengths stay what they were unless `update` changes them.
 
-Memory made during a capture belongs to the graph for as long as it lives.
+Memory made during a capture belongs to the graph for as long as it lives. Unlike `srv.testing.simulated_device.graphs`,
+whose calls these are: values are changed operator by operator, and an input that was freed is an error.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from srv_npu_simulator.device.memory import Allocation
-from srv_npu_simulator.device.stream import poison
-from srv_npu_simulator.device.tensors import allocation_of, host_view, is_device_tensor
+from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, Graph, Recorder, may_depend_on_data
+from srv.testing.simulated_device.memory import Block, DeviceMemory
+from srv.testing.simulated_device.placement import operator_name
+from srv.testing.simulated_device.stream import poison
+from srv.testing.simulated_device.tensors import block_of, host_view, is_device_tensor
 
 
 @dataclass(slots=True)
-class Task:
-    """One recorded operator, over host views. `targets`: where each result goes; None: an argument was written."""
+class Task(Call):
+    """A recorded operator of torch_npu. `updatable`: names of host values that may be changed between replays."""
 
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    targets: tuple[Tensor | None, ...]
     updatable: frozenset[str] = frozenset()
 
-    def run(self) -> None:
-        result = self.function(*self.args, **self.kwargs)
-        for target, value in zip(self.targets, _flat(result) if self.targets else (), strict=True):
-            if target is None:
-                continue
-            if target.shape != value.shape:
-                raise RuntimeError(
-                    f"NPUGraph.replay: {self.name} gives {tuple(value.shape)} now and gave {tuple(target.shape)} when "
-                    "it was captured; only values may change between capture and replay"
-                )
-            target.copy_(value)
 
-
-class Recording:
+class Recording(Graph):
     """What one graph holds."""
 
-    def __init__(self, thread: int, can_update: bool) -> None:
-        self.thread = thread
+    def __init__(self, can_update: bool) -> None:
+        super().__init__()
         self.can_update = can_update
-        self.tasks: list[Task] = []
         self._made: list[Tensor] = []
         self._own: set[int] = set()
-        self._inputs: dict[int, tuple[str, weakref.ref[Allocation]]] = {}
+        self._inputs: dict[int, tuple[str, weakref.ref[Block]]] = {}
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The operators with host values."""
+        return [call for call in self._calls if isinstance(call, Task) and call.updatable]
+
+    def objection(
+        self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, str] | None:
+        """Numbers may be drawn, and each replay draws new ones; an index is refused whatever it holds."""
+        return (operator_name(operator._schema), DATA_DEPENDENT) if may_depend_on_data(operator) else None
 
     def created(self, tensor: Tensor) -> None:
-        """Device memory that was made during the capture."""
         self._made.append(tensor)
-        self._own.add(id(allocation_of(tensor)))
+        self._own.add(id(block_of(tensor)))
 
-    def add(self, task: Task, inputs: Sequence[Any], made: Sequence[Any]) -> None:
-        """Record `task`, which read and wrote the device tensors in `inputs` and made those in `made`."""
+    def add(self, call: Call, inputs: Sequence[Any]) -> None:
         for tensor in _tensors(inputs):
-            allocation = allocation_of(tensor)
-            if id(allocation) not in self._own:
-                self._inputs.setdefault(id(allocation), (task.name, weakref.ref(allocation)))
-        for tensor in _tensors(made):
-            self.created(tensor)
-        self.tasks.append(task)
+            block = block_of(tensor)
+            if id(block) not in self._own:
+                self._inputs.setdefault(id(block), (call.name, weakref.ref(block)))
+        super().add(call, inputs)
 
     def finish(self) -> None:
         """After the capture its results hold nothing that a program may read."""
@@ -87,44 +78,15 @@ class Recording:
                     f"NPUGraph.replay: memory that the captured {name} uses has been freed since the capture; "
                     "keep every input and output of a graph alive for as long as the graph"
                 )
-        # What was captured may be inference tensors, which may only be written in inference mode.
-        with torch.inference_mode():
-            for task in self.tasks:
-                task.run()
-
-
-class Recorder:
-    """Whether something is being captured now. One object for the whole device."""
-
-    def __init__(self) -> None:
-        self._recording: Recording | None = None
-
-    @property
-    def active(self) -> Recording | None:
-        """The recording that this thread's operators belong to."""
-        recording = self._recording
-        return recording if recording is not None and recording.thread == threading.get_ident() else None
-
-    def begin(self, can_update: bool) -> Recording:
-        if self._recording is not None:
-            raise RuntimeError("NPUGraph.capture_begin: another capture is under way, and captures do not nest")
-        self._recording = Recording(threading.get_ident(), can_update)
-        return self._recording
-
-    def end(self) -> None:
-        self._recording = None
-
-    def forbid(self, what: str, instead: str) -> None:
-        """RuntimeError if a capture is under way: `what` cannot be captured, `instead` says what to do."""
-        if self.active is not None:
-            raise RuntimeError(f"{what}: not permitted while a stream is being captured into an NPUGraph; {instead}")
+        self.run()
 
 
 class NPUGraph:
     """`torch.npu.NPUGraph`. Capture through `torch.npu.graph(...)`."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, memory: DeviceMemory) -> None:
         self._recorder = recorder
+        self._memory = memory
         self._recording: Recording | None = None
 
     def capture_begin(
@@ -132,7 +94,11 @@ class NPUGraph:
     ) -> None:
         if self._recording is not None:
             raise RuntimeError("NPUGraph.capture_begin: this graph holds a capture; call reset() first")
-        self._recording = self._recorder.begin(auto_dispatch_capture)
+        if self._recorder.busy:
+            raise RuntimeError("NPUGraph.capture_begin: another capture is under way, and captures do not nest")
+        recording = Recording(auto_dispatch_capture)
+        self._recorder.begin(recording, self._memory)
+        self._recording = recording
 
     def capture_end(self) -> None:
         if self._recording is None:
@@ -147,7 +113,7 @@ class NPUGraph:
 
     def replay(self) -> None:
         """Run what was captured, on the memory it was captured with."""
-        self._recorder.forbid("NPUGraph.replay", "replay after the capture has ended")
+        self._recorder.refuse("NPUGraph.replay", "replay after the capture has ended")
         self._held("replay").replay()
 
     def update(self, cpu_update_input: Sequence[Mapping[str, Any]]) -> None:
@@ -164,7 +130,7 @@ class NPUGraph:
             )
         if isinstance(cpu_update_input, Mapping):
             raise RuntimeError("NPUGraph.update: cpu_update_input: is a mapping, must be a list of mappings")
-        tasks = [task for task in recording.tasks if task.updatable]
+        tasks = recording.tasks
         updates = list(cpu_update_input)
         if len(updates) not in (1, len(tasks)):
             raise RuntimeError(
@@ -208,12 +174,6 @@ def host_integers(operator: str, name: str, value: Any) -> list[int] | None:
     if not isinstance(listed, list) or not all(type(one) is int for one in listed):
         raise RuntimeError(f"{operator}: {name}: is {value!r}, must be one list of integers")
     return listed
-
-
-def _flat(result: Any) -> list[Any]:
-    if isinstance(result, (list, tuple)):
-        return [one for value in result for one in _flat(value)]
-    return [result]
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

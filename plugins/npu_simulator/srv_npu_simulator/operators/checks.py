@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from srv_npu_simulator.device.tensors import is_device_tensor
+from srv.testing.simulated_device.tensors import is_device_tensor
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv.testing.simulated_device.tensors import host_view, is_device_tensor
 from srv_npu_simulator.device.accelerator import Accelerator
 from srv_npu_simulator.device.graph import Task
-from srv_npu_simulator.device.tensors import host_view, is_device_tensor
 from srv_npu_simulator.operators.checks import check_placement
 from srv_npu_simulator.operators.schemas import OPERATORS, Operator
 
@@ -45,7 +45,6 @@ class OperatorKernel:
             for name, value in zip(self._returned, results, strict=True)
         ]
         if (recording := self._recorder.active) is not None:
-            made = [value for name, value in zip(self._returned, raised, strict=True) if name is None]
             targets = tuple(
                 host_view(value) if name is None else None for name, value in zip(self._returned, raised, strict=True)
             )
@@ -57,7 +56,7 @@ class OperatorKernel:
                 targets,
                 frozenset(self._operator.updatable),
             )
-            recording.add(task, list(given.values()), made)
+            recording.add(task, list(given.values()))
         return None if not raised else raised[0] if len(raised) == 1 else tuple(raised)
 
 

@@ -1,16 +1,13 @@
-"""A simulated accelerator on PyTorch's PrivateUse1 backend, in Python.
+"""The accelerator, simulated: what a vendor has already, as a PyTorch backend, which takes the place of this folder.
 
-    accelerator   `torch.toy` and `install()`
-    kernels       every operator, by the host's kernel over the device's bytes
-    copies        new memory, copies, single numbers
-    placement     the rule against mixed devices, and its error
-    tensors       device tensor <-> host view
-    memory        capacity, accounting, addresses
-    stream        what the host must wait for
+    accelerator   `torch.toy`: its name, its memory, its graphs; and `install()`, which registers it
+    fused         its own operators, `torch.ops.toy`
 
-It knows nothing of `srv`: the platform is one level up.
+Everything else of a simulated device is in `srv.testing.simulated_device`, which is for tests and examples, and which
+only this folder knows.
 """
 
+from srv.testing.simulated_device import Graph
 from srv_toy_device.device.accelerator import Accelerator, install
 
-__all__ = ["Accelerator", "install"]
+__all__ = ["Accelerator", "Graph", "install"]

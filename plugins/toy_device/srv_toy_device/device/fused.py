@@ -10,11 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-SCHEMAS = (
-    "paged_decode(Tensor query, Tensor keys, Tensor values, Tensor page_table, *, int[] lengths, int page_size,"
-    " float scale, int? window=None, float? soft_cap=None) -> Tensor",
-)
-
 
 def paged_decode(
     query: Tensor,
@@ -50,4 +45,8 @@ def paged_decode(
     return out
 
 
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"paged_decode": paged_decode}
+# By schema, as torch.library.Library.define takes it.
+OPERATORS: Mapping[str, Callable[..., Tensor]] = {
+    "paged_decode(Tensor query, Tensor keys, Tensor values, Tensor page_table, *, int[] lengths, int page_size,"
+    " float scale, int? window=None, float? soft_cap=None) -> Tensor": paged_decode,
+}

@@ -7,40 +7,40 @@ import threading
 import pytest
 import torch
 
-from {{package}}.device import Accelerator
-from {{package}}.device.stream import QUEUE_LIMIT, Event, Stream
+from srv.testing.simulated_device import SimulatedAccelerator
+from srv.testing.simulated_device.stream import QUEUE_LIMIT, Event, Stream
 
 
-def test_a_non_blocking_copy_arrives_when_the_host_waits({{name}}: Accelerator) -> None:
-    x = torch.tensor([1.0, 2.0], device="{{name}}")
+def test_a_non_blocking_copy_arrives_when_the_host_waits(sim: SimulatedAccelerator) -> None:
+    x = torch.tensor([1.0, 2.0], device="sim")
     host = x.to("cpu", non_blocking=True)
     x.zero_()  # later work does not change what was asked for earlier
-    event = {{name}}.current_stream().record_event()
+    event = sim.current_stream().record_event()
     assert host.isnan().all()
     event.synchronize()
     assert host.tolist() == [1.0, 2.0]
 
 
-def test_a_non_blocking_copy_into_host_memory_arrives_too({{name}}: Accelerator) -> None:
+def test_a_non_blocking_copy_into_host_memory_arrives_too(sim: SimulatedAccelerator) -> None:
     host = torch.zeros(2, 3, dtype=torch.int64)
-    host.T.copy_(torch.tensor([[1, 2], [3, 4], [5, 6]], device="{{name}}"), non_blocking=True)
+    host.T.copy_(torch.tensor([[1, 2], [3, 4], [5, 6]], device="sim"), non_blocking=True)
     assert host.tolist() != [[1, 3, 5], [2, 4, 6]]
-    {{name}}.synchronize()
+    sim.synchronize()
     assert host.tolist() == [[1, 3, 5], [2, 4, 6]]
 
 
 @pytest.mark.parametrize("wait", ["item", "cpu", "synchronize", "print"])
-def test_what_needs_a_result_now_waits({{name}}: Accelerator, wait: str) -> None:
-    x = torch.tensor([True, False], device="{{name}}")
+def test_what_needs_a_result_now_waits(sim: SimulatedAccelerator, wait: str) -> None:
+    x = torch.tensor([True, False], device="sim")
     host = x.to("cpu", non_blocking=True)
-    waits = {"item": lambda: x[0].item(), "cpu": x.cpu, "synchronize": {{name}}.synchronize, "print": lambda: repr(x)}
+    waits = {"item": lambda: x[0].item(), "cpu": x.cpu, "synchronize": sim.synchronize, "print": lambda: repr(x)}
     waits[wait]()
     assert host.tolist() == [True, False]
 
 
 def test_a_copy_from_the_host_reads_at_once() -> None:
     host = torch.ones(2)
-    x = host.to("{{name}}", non_blocking=True)
+    x = host.to("sim", non_blocking=True)
     host.zero_()
     assert x.tolist() == [1.0, 1.0]
 
@@ -107,27 +107,27 @@ def test_a_full_queue_holds_the_host_up() -> None:
     assert done == [0, 1, 2]
 
 
-def test_the_current_stream_belongs_to_the_thread({{name}}: Accelerator) -> None:
+def test_the_current_stream_belongs_to_the_thread(sim: SimulatedAccelerator) -> None:
     other = Stream()
-    x = torch.ones(2, device="{{name}}")
-    with {{name}}.stream(other):
+    x = torch.ones(2, device="sim")
+    with sim.stream(other):
         host = x.to("cpu", non_blocking=True)
         seen: list[Stream] = []
-        thread = threading.Thread(target=lambda: seen.append({{name}}.current_stream()))
+        thread = threading.Thread(target=lambda: seen.append(sim.current_stream()))
         thread.start()
         thread.join(10)
-        assert seen == [{{name}}.default_stream()]
-    assert {{name}}.current_stream() is {{name}}.default_stream()
-    {{name}}.synchronize()
+        assert seen == [sim.default_stream()]
+    assert sim.current_stream() is sim.default_stream()
+    sim.synchronize()
     assert host.isnan().all()
     other.synchronize()
     assert host.tolist() == [1.0, 1.0]
 
 
-def test_another_thread_may_wait({{name}}: Accelerator) -> None:
+def test_another_thread_may_wait(sim: SimulatedAccelerator) -> None:
     with torch.inference_mode():
-        host = torch.arange(4, device="{{name}}").to("cpu", non_blocking=True)
-        event = {{name}}.current_stream().record_event()
+        host = torch.arange(4, device="sim").to("cpu", non_blocking=True)
+        event = sim.current_stream().record_event()
     thread = threading.Thread(target=event.synchronize)
     thread.start()
     thread.join(10)
@@ -135,12 +135,12 @@ def test_another_thread_may_wait({{name}}: Accelerator) -> None:
 
 
 def draws() -> list[torch.Tensor]:
-    x = torch.ones(8, device="{{name}}")
+    x = torch.ones(8, device="sim")
     return [
-        torch.randn(8, device="{{name}}").cpu(),
+        torch.randn(8, device="sim").cpu(),
         torch.rand_like(x).cpu(),
-        torch.randperm(8, device="{{name}}").cpu(),
-        torch.randint(0, 100, (8,), device="{{name}}").cpu(),
+        torch.randperm(8, device="sim").cpu(),
+        torch.randint(0, 100, (8,), device="sim").cpu(),
         torch.multinomial(x, 4).cpu(),
         torch.dropout(x, 0.5, True).cpu(),
         torch.native_dropout(x, 0.5, True)[0].cpu(),
@@ -148,12 +148,12 @@ def draws() -> list[torch.Tensor]:
     ]
 
 
-def test_equal_seeds_give_equal_numbers({{name}}: Accelerator) -> None:
-    {{name}}.manual_seed(7)
-    state = {{name}}.get_rng_state()
+def test_equal_seeds_give_equal_numbers(sim: SimulatedAccelerator) -> None:
+    sim.manual_seed(7)
+    state = sim.get_rng_state()
     first = draws()
     second = draws()
-    {{name}}.set_rng_state(state)
+    sim.set_rng_state(state)
     third = draws()
     torch.manual_seed(7)
     fourth = draws()
@@ -163,7 +163,7 @@ def test_equal_seeds_give_equal_numbers({{name}}: Accelerator) -> None:
     assert not torch.equal(first[0], second[0])
 
 
-def test_the_device_leaves_the_hosts_random_numbers_alone({{name}}: Accelerator) -> None:
+def test_the_device_leaves_the_hosts_random_numbers_alone(sim: SimulatedAccelerator) -> None:
     torch.manual_seed(3)
     wanted = torch.randn(4)
     torch.manual_seed(3)
@@ -173,4 +173,4 @@ def test_the_device_leaves_the_hosts_random_numbers_alone({{name}}: Accelerator)
 
 def test_a_generator_of_the_host_is_refused() -> None:
     with pytest.raises(RuntimeError, match="generator"):
-        torch.randn(4, device="{{name}}", generator=torch.Generator())
+        torch.randn(4, device="sim", generator=torch.Generator())

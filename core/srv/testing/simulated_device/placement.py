@@ -1,4 +1,4 @@
-"""Where operands must lie: the rule, and the error when it is broken.
+"""Where operands must lie: the rule, and how a call that breaks it is described.
 
 An operator takes tensors of one device. The exceptions are PyTorch's own: a host tensor without dimensions
 is a number (unless it is written, or is an index), and copies exist to cross. This module runs nothing.
@@ -11,33 +11,36 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-# PyTorch's CUDA backend copies host indices to the device silently. Each such copy stalls the device, so a
+HOST = torch.device("cpu")
+
+# PyTorch's own accelerators copy host indices to the device silently. Each such copy stalls the device, so a
 # program that does it has a fault worth finding.
 INDEX_ARGUMENTS = frozenset({"index", "indices"})
 
 
+def operator_name(schema: torch.FunctionSchema) -> str:
+    """With its library and, if there is one, its overload: "aten::add.Tensor"."""
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
 def is_number(value: Tensor) -> bool:
     """True for a host tensor that stands for one number."""
-    return value.dim() == 0 and value.is_cpu
+    return value.dim() == 0 and value.device == HOST
 
 
-def mixed_devices(schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object]) -> RuntimeError:
-    """The error for operands on several devices: names the operator, and each tensor argument's place."""
+def places(schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
+    """Each tensor argument of a call, with the device that it lies on."""
     names = [argument.name for argument in schema.arguments]
     named = [(names[position], position, value) for position, value in enumerate(args)]
     named += [(name, names.index(name), value) for name, value in kwargs.items()]
-    places = []
+    found = []
     for name, position, value in named:
         if isinstance(value, Tensor):
-            places.append(f"{name} (argument {position + 1}) on {value.device}")
+            found.append(f"{name} (argument {position + 1}) on {value.device}")
         elif isinstance(value, (list, tuple)):
-            places += [
+            found += [
                 f"{name}[{entry}] (argument {position + 1}) on {tensor.device}"
                 for entry, tensor in enumerate(value)
                 if isinstance(tensor, Tensor)
             ]
-    operator = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return RuntimeError(
-        f"Expected all tensors to be on the same device, but {operator} was given {', '.join(places)}. "
-        "Move them to one device first; only host numbers (0-dim tensors that are no index) and copies may mix."
-    )
+    return found

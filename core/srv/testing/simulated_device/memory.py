@@ -1,9 +1,9 @@
-"""The simulated card's memory: how much there is, how much is taken, and at which addresses.
+"""The device's memory: how much there is, how much is taken, and at which addresses.
 
-The bytes lie in host memory, at an address that is `ADDRESS_OFFSET` lower than the device address, so that a
-host kernel which is handed a device pointer faults. A card has more memory than the machine that simulates it
-need have: a large block is mapped without being reserved, and costs the host only the pages that are touched.
-This module knows no operators.
+The bytes really lie in host memory. Their device address is the host address plus `ADDRESS_OFFSET`, which
+no process can have mapped: a host kernel that is handed a device pointer faults, as it would beside a real
+accelerator. A device may have more memory than the machine that simulates it: a large block is mapped without being
+reserved, and costs the host only the pages that are touched. This module knows no operators.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import mmap
 import platform
 import sys
 import threading
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
-# Bit 55: above every user-space address, and still positive as a signed 64-bit pointer.
+from srv.testing.simulated_device.refusals import Refusals
+
+# Bit 55: above every user-space address that Linux and macOS hand out, and within what PyTorch can carry in
+# a signed 64-bit pointer. Two live host blocks never overlap, so neither do two live device blocks.
 ADDRESS_OFFSET = 1 << 55
 
-# torch_npu's caching allocator hands out whole granules.
+# Blocks are counted in whole granules, as caching device allocators do.
 GRANULE = 512
 
 # From this size on a block is a mapping of its own.
@@ -30,30 +35,45 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 
 
+class Block(Protocol):
+    """What a device storage holds on to: its memory is taken for as long as this lives."""
+
+    @property
+    def host(self) -> torch.UntypedStorage:
+        """The storage that really holds the bytes."""
+
+
+class Blocks(Protocol):
+    """Where new tensors come from: the device's memory, or a graph's part of it."""
+
+    def place(self, host: Tensor) -> Tensor:
+        """`host`, a tensor that nobody else holds, or a copy of it in a block that is there already."""
+
+    def allocate(self, host: torch.UntypedStorage) -> Block:
+        """Count `host` as device memory; torch.OutOfMemoryError if there is too little left."""
+
+
 class Allocation:
-    """One block of device memory. Its bytes count as taken for as long as this object lives.
+    """One block of device memory. Its bytes count as taken for as long as this object lives."""
 
-    `host` is the storage that holds the bytes; `acl_format` the layout they are said to be in (2: ND).
-    """
-
-    __slots__ = ("__weakref__", "_memory", "_size", "acl_format", "host")
+    __slots__ = ("__weakref__", "_memory", "_size", "host")
 
     def __init__(self, memory: DeviceMemory, host: torch.UntypedStorage, size: int) -> None:
         self._memory = memory
         self._size = size
         self.host = host
-        self.acl_format = 2
 
     def __del__(self) -> None:
         self._memory.give_back(self._size)
 
 
 class DeviceMemory:
-    """Counts the blocks of one card against its capacity (bytes). Safe to use from several threads."""
+    """Counts the blocks of one device against its capacity (bytes). Safe to use from several threads."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, refusals: Refusals) -> None:
         self.capacity = capacity
         self.peak = 0
+        self._refusals = refusals
         self._taken = 0
         # Re-entrant, because the garbage collector may end an Allocation inside `allocate`.
         self._lock = threading.RLock()
@@ -70,6 +90,10 @@ class DeviceMemory:
     def reset_peak(self) -> None:
         self.peak = self._taken
 
+    def place(self, host: Tensor) -> Tensor:
+        """`host` itself: its own memory becomes the device's."""
+        return host
+
     def allocate(self, host: torch.UntypedStorage) -> Allocation:
         """Count `host` as device memory; torch.OutOfMemoryError if there is too little left."""
         nbytes = host.nbytes()
@@ -78,11 +102,12 @@ class DeviceMemory:
             if self._taken + size > self.capacity:
                 raise self._exhausted(nbytes)
             self._taken += size
-            self.peak = max(self.peak, self._taken)
+            if self._taken > self.peak:
+                self.peak = self._taken
         return Allocation(self, host, size)
 
-    def reserve(self, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes] of host memory for a block; torch.OutOfMemoryError if the card has less than that."""
+    def reserve(self, nbytes: int) -> Tensor:
+        """uint8 [nbytes] of host memory for a block; torch.OutOfMemoryError if the device has less than that left."""
         if self._taken + nbytes > self.capacity:
             raise self._exhausted(nbytes)
         if nbytes < MAPPED_FROM:
@@ -91,13 +116,14 @@ class DeviceMemory:
             mapping = mmap.mmap(-1, nbytes, flags=_MAP_FLAGS)
         except OSError as error:
             raise torch.OutOfMemoryError(
-                f"the host that simulates npu:0 cannot map {nbytes} bytes ({error}); use less of the card"
+                f"the host that simulates {self._refusals.device} cannot map {nbytes} bytes ({error}); "
+                "use less of the device"
             ) from error
         block = torch.frombuffer(mapping, dtype=torch.uint8)
         self._mapped[block.data_ptr()] = mapping
         return block
 
-    def clear(self, view: torch.Tensor) -> None:
+    def clear(self, view: Tensor) -> None:
         """Set a host view to zero. A whole mapped block is dropped instead of written, and costs nothing again."""
         mapping = self._mapped.get(view.data_ptr())
         whole = mapping is not None and view.is_contiguous() and view.nbytes == len(mapping)
@@ -111,7 +137,4 @@ class DeviceMemory:
             self._taken -= size
 
     def _exhausted(self, nbytes: int) -> torch.OutOfMemoryError:
-        return torch.OutOfMemoryError(
-            f"NPU out of memory. Tried to allocate {nbytes} bytes on npu:0 (simulated), "
-            f"but {self.free} of {self.capacity} are free. Use less of it: a smaller batch, or a smaller KV pool."
-        )
+        return self._refusals.out_of_memory(nbytes, self.free, self.capacity)

@@ -65,7 +65,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[Tensor, ...]]] = {
 
 def same(got: Any, wanted: Any) -> None:
     if isinstance(wanted, Tensor):
-        assert got.device.type == "{{name}}"
+        assert got.device.type == "sim"
         assert got.dtype is wanted.dtype
         assert got.stride() == wanted.stride()
         torch.testing.assert_close(got.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
@@ -83,7 +83,7 @@ def test_the_device_computes_what_the_host_computes(name: str, mode: Callable[[]
     operation, operands = OPERATIONS[name]
     with mode():
         wanted = operation(*(operand.clone() for operand in operands))
-        same(operation(*(operand.to("{{name}}") for operand in operands)), wanted)
+        same(operation(*(operand.to("sim") for operand in operands)), wanted)
 
 
 ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -98,8 +98,8 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", ATTENTION)
 def test_scaled_dot_product_attention(name: str) -> None:
     """PyTorch composes it from other operators here, so that rounding differs from the host's fused kernel."""
-    got = ATTENTION[name](HEADS.to("{{name}}"))
-    assert got.device.type == "{{name}}"
+    got = ATTENTION[name](HEADS.to("sim"))
+    assert got.device.type == "sim"
     torch.testing.assert_close(got.cpu(), ATTENTION[name](HEADS), atol=2e-2 if name == "bfloat16" else 1e-6, rtol=0)
 
 
@@ -120,11 +120,11 @@ FACTORIES: dict[str, Callable[[str], Tensor]] = {
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_factories(name: str) -> None:
-    same(FACTORIES[name]("{{name}}"), FACTORIES[name]("cpu"))
+    same(FACTORIES[name]("sim"), FACTORIES[name]("cpu"))
 
 
 def test_in_place_operators_return_their_tensor_and_show_through_views() -> None:
-    x = torch.zeros(4, 4, device="{{name}}")
+    x = torch.zeros(4, 4, device="sim")
     row, column = x[1], x[:, 2]
     assert x.add_(1) is x
     row.mul_(3)
@@ -133,24 +133,24 @@ def test_in_place_operators_return_their_tensor_and_show_through_views() -> None
     x[2:, :2] = torch.tensor(9.0)
     x[x == 9] += 1
     assert x[2].tolist() == [10, 10, 1, 1]
-    x.view(-1).index_copy_(0, torch.tensor([15], device="{{name}}"), torch.tensor([7.0], device="{{name}}"))
+    x.view(-1).index_copy_(0, torch.tensor([15], device="sim"), torch.tensor([7.0], device="sim"))
     assert x[3, 3].item() == 7
 
 
 def test_out_arguments_are_written_and_returned() -> None:
-    x = torch.arange(4.0, device="{{name}}")
-    pool = torch.zeros(2, 4, device="{{name}}")
+    x = torch.arange(4.0, device="sim")
+    pool = torch.zeros(2, 4, device="sim")
     out = pool[1]
     assert torch.add(x, 1, out=out) is out
     assert pool.tolist() == [[0, 0, 0, 0], [1, 2, 3, 4]]
-    values, indices = torch.empty(0, device="{{name}}"), torch.empty(0, dtype=torch.int64, device="{{name}}")
+    values, indices = torch.empty(0, device="sim"), torch.empty(0, dtype=torch.int64, device="sim")
     result = torch.topk(x, 2, out=(values, indices))
     assert result[0] is values
     assert (values.tolist(), indices.tolist()) == ([3, 2], [3, 2])
 
 
 def test_shape_changes_in_place_are_followed() -> None:
-    x = torch.arange(6.0, device="{{name}}").view(2, 3)
+    x = torch.arange(6.0, device="sim").view(2, 3)
     x.add_(1)  # now the kernel knows the tensor by its first shape
     x.t_()
     assert x.mul(2).tolist() == [[2, 8], [4, 10], [6, 12]]
@@ -161,19 +161,19 @@ def test_shape_changes_in_place_are_followed() -> None:
     x.data = x.data.view(torch.int32)
     assert x.dtype is torch.int32
     assert x.bitwise_and(0).tolist() == [[0, 0]] * 3
-    x.set_(torch.arange(2, dtype=torch.int32, device="{{name}}"))
+    x.set_(torch.arange(2, dtype=torch.int32, device="sim"))
     assert x.mul(2).tolist() == [0, 2]
 
 
 def test_foreach_in_place() -> None:
-    tensors = [torch.ones(2, device="{{name}}"), torch.ones(3, device="{{name}}")]
+    tensors = [torch.ones(2, device="sim"), torch.ones(3, device="sim")]
     torch._foreach_add_(tensors, 1.0)
     torch._foreach_mul_(tensors, tensors)
     assert [tensor.tolist() for tensor in tensors] == [[4, 4], [4, 4, 4]]
 
 
 def test_tensors_pass_between_inference_mode_and_the_rest() -> None:
-    normal = torch.ones(3, device="{{name}}")
+    normal = torch.ones(3, device="sim")
     with torch.inference_mode():
         made = normal * 2
         normal.add_(1)
@@ -188,10 +188,10 @@ def test_tensors_pass_between_inference_mode_and_the_rest() -> None:
 
 def test_gradients_flow() -> None:
     host = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1))
-    device = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1)).to("{{name}}")
+    device = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1)).to("sim")
     device.load_state_dict(host.state_dict())
     host(X).square().sum().backward()
-    device(X.to("{{name}}")).square().sum().backward()
+    device(X.to("sim")).square().sum().backward()
     for one, wanted in zip(device.parameters(), host.parameters(), strict=True):
         assert one.grad is not None
         assert wanted.grad is not None

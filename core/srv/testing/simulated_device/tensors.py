@@ -1,11 +1,13 @@
 """Device tensors and the host memory behind them: from one to the other, without copying.
 
-A device tensor is a plain torch.Tensor on "{{name}}:0". Its storage carries an `Allocation`; `host_view` gives
+A device tensor is a plain torch.Tensor on the device. Its storage carries a `Block`; `host_view` gives
 the host tensor over the same bytes, `TensorFactory.on_device` the reverse. Only kernels may use these.
 
-        device tensor ──storage──> {{name}} storage (device address)
-              │                        └─ .{{name}}_allocation ─> Allocation ─> host storage
-              └─ .{{name}}_host_view ──────────────────────────────────────────────┘  (remembered, checked)
+        device tensor ──storage──> device storage (device address)
+              │                        └─ .simulated_block ─> Block ─> host storage
+              └─ .simulated_host_view ──────────────────────────────────┘  (remembered, checked)
+
+Which device that is, is asked of PyTorch: a process has one PrivateUse1 backend, under one name.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from {{package}}.device.graphs import Recorder
-from {{package}}.device.memory import ADDRESS_OFFSET, Allocation, DeviceMemory
+from srv.testing.simulated_device.graphs import Recorder
+from srv.testing.simulated_device.memory import ADDRESS_OFFSET, Block, DeviceMemory
+from srv.testing.simulated_device.placement import HOST
 
-HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+# Under which key PyTorch keeps the host's kernels.
+HOST_KEY: str = torch._C._dispatch_key_for_device(HOST.type)
+HOST_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(HOST_KEY))
 
 # `set_` only writes a tensor's metadata, so the host's kernel serves a device tensor as well.
 _SET = torch.ops.aten.set_.source_Storage_storage_offset
@@ -29,13 +34,13 @@ class ForeignTensor(Exception):
 
 
 def is_device_tensor(value: object) -> bool:
-    """True for a tensor of this device. Tensors of torch's other devices are all "host" or foreign."""
-    return isinstance(value, Tensor) and value.device.type == "{{name}}"
+    """True for a tensor of the simulated device. Tensors of torch's other devices are all "host" or foreign."""
+    return isinstance(value, Tensor) and value.device.type == torch._C._get_privateuse1_backend_name()
 
 
-def allocation_of(tensor: Tensor) -> Allocation:
+def block_of(tensor: Tensor) -> Block:
     """The memory behind a device tensor."""
-    return cast(Allocation, tensor.untyped_storage().{{name}}_allocation)  # type: ignore[attr-defined]
+    return cast(Block, tensor.untyped_storage().simulated_block)  # type: ignore[attr-defined]
 
 
 def host_view(tensor: Tensor) -> Tensor:
@@ -47,7 +52,7 @@ def host_view(tensor: Tensor) -> Tensor:
     Raises ForeignTensor for a tensor of another device.
     """
     try:
-        view = cast(Tensor, tensor.{{name}}_host_view)  # type: ignore[attr-defined]
+        view = cast(Tensor, tensor.simulated_host_view)  # type: ignore[attr-defined]
     except AttributeError:
         return _new_host_view(tensor)
     if (
@@ -62,36 +67,44 @@ def host_view(tensor: Tensor) -> Tensor:
 
 def _new_host_view(tensor: Tensor) -> Tensor:
     if not is_device_tensor(tensor):
-        raise ForeignTensor(f"a tensor on {tensor.device} has no bytes on {{name}}:0")
-    host = allocation_of(tensor).host
+        raise ForeignTensor(f"a tensor on {tensor.device} has no bytes on the simulated device")
     view = torch.empty(0, dtype=tensor.dtype)
-    view.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
+    view.set_(block_of(tensor).host, tensor.storage_offset(), tensor.shape, tensor.stride())
     if tensor.is_complex() and tensor.is_conj():
         view = view.conj()
     if tensor.is_neg():
         view = torch._neg_view(view)
-    tensor.{{name}}_host_view = view  # type: ignore[attr-defined]
+    tensor.simulated_host_view = view  # type: ignore[attr-defined]
     return view
 
 
 class TensorFactory:
-    """Makes device tensors over host memory, counting it as device memory."""
+    """Makes device tensors over host memory, counting it as the device's, or as that of the graph being recorded."""
 
-    def __init__(self, memory: DeviceMemory, recorder: Recorder) -> None:
+    def __init__(self, device: torch.device, memory: DeviceMemory, recorder: Recorder) -> None:
+        self._device = device
         self._memory = memory
         self._recorder = recorder
-        self._device = torch.device("{{name}}", 0)
 
     def on_device(self, host: Tensor) -> Tensor:
         """A new device tensor that takes over the memory of `host`, a tensor that nobody else holds."""
-        if self._recorder.active and self._recorder.memory is not None:
-            host = self._recorder.memory.place(host)
+        graph = self._recorder.active
+        if graph is not None:
+            host = graph.memory.place(host)
         tensor: Tensor = torch._C._acc.create_empty_tensor((0,), host.dtype)
-        _SET._handle.redispatch_boxed(
-            HOST_KEYS, tensor, self._storage(host), host.storage_offset(), host.shape, host.stride()
-        )
-        tensor.{{name}}_host_view = host  # type: ignore[attr-defined]
+        self._attach(tensor, self._storage(host), host)
+        if graph is not None:
+            graph.created(tensor)
         return tensor
+
+    def uninitialised(self, like: Tensor) -> Tensor:
+        """Device memory with the shape, strides and dtype of `like`, a meta tensor."""
+        extents = zip(like.shape, like.stride(), strict=True)
+        last = sum((extent - 1) * step for extent, step in extents)
+        block = self._memory.reserve((last + 1) * like.dtype.itemsize if like.numel() else 0)
+        host = torch.empty(0, dtype=like.dtype)
+        host.set_(block.untyped_storage(), 0, like.shape, like.stride())
+        return self.on_device(host)
 
     def follow(self, tensor: Tensor, view: Tensor) -> None:
         """Make `tensor` follow its host view, which an operator has resized (`resize_`, `out=`)."""
@@ -99,8 +112,11 @@ class TensorFactory:
         host = view.untyped_storage()
         if storage.nbytes() != host.nbytes() or storage.data_ptr() != host.data_ptr() + ADDRESS_OFFSET:
             storage = self._storage(view)
+        self._attach(tensor, storage, view)
+
+    def _attach(self, tensor: Tensor, storage: torch.UntypedStorage, view: Tensor) -> None:
         _SET._handle.redispatch_boxed(HOST_KEYS, tensor, storage, view.storage_offset(), view.shape, view.stride())
-        tensor.{{name}}_host_view = view  # type: ignore[attr-defined]
+        tensor.simulated_host_view = view  # type: ignore[attr-defined]
 
     def _storage(self, host: Tensor) -> torch.UntypedStorage:
         block = host.untyped_storage()
@@ -109,6 +125,6 @@ class TensorFactory:
         storage: Any = torch._C._construct_storage_from_data_pointer(
             address + ADDRESS_OFFSET if address else 0, self._device, block.nbytes()
         )
-        graph = self._recorder.memory if self._recorder.active else None
-        storage.{{name}}_allocation = (graph or self._memory).allocate(block)
+        graph = self._recorder.active
+        storage.simulated_block = (self._memory if graph is None else graph.memory).allocate(block)
         return cast(torch.UntypedStorage, storage)

@@ -11,6 +11,7 @@ would fail now and then.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -22,7 +23,7 @@ QUEUE_LIMIT = 1024
 
 
 class Stream:
-    """Work in order. Created through `torch.toy.Stream()`."""
+    """Work in order. Created through `torch.<name>.Stream()`."""
 
     def __init__(self) -> None:
         self._pending: deque[Callable[[], None]] = deque()
@@ -68,17 +69,19 @@ class Stream:
         self.wait_event(other.record_event())
 
 
-class _Mark:
-    """One place in one stream."""
+class Mark:
+    """One place in one stream, and the moment (seconds) at which it was reached."""
 
-    __slots__ = ("_stream", "reached")
+    __slots__ = ("_stream", "reached", "when")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.reached = False
+        self.when = 0.0
         stream.enqueue(self._arrive)
 
     def _arrive(self) -> None:
+        self.when = time.perf_counter()
         self.reached = True
 
     def look(self) -> bool:
@@ -96,11 +99,11 @@ class Event:
     """A point in a stream. One that was never recorded counts as complete, as elsewhere in torch."""
 
     def __init__(self) -> None:
-        self._mark: _Mark | None = None
+        self._mark: Mark | None = None
 
     def record(self, stream: Stream) -> None:
         """Mark the present end of `stream`; recording again moves the event."""
-        self._mark = _Mark(stream)
+        self._mark = Mark(stream)
 
     def query(self) -> bool:
         """Whether the event is complete. Time passes by one piece of work each time the host looks."""
@@ -123,7 +126,7 @@ def deliver_later(stream: Stream, source: Tensor, destination: Tensor) -> None:
     The device reads the source in program order, hence the snapshot; the host sees it when it has waited.
     """
     snapshot = source.clone()
-    _poison(destination)
+    poison(destination)
 
     def deliver() -> None:
         # The destination may be an inference tensor, which may only be written in inference mode.
@@ -133,10 +136,12 @@ def deliver_later(stream: Stream, source: Tensor, destination: Tensor) -> None:
     stream.enqueue(deliver)
 
 
-def _poison(tensor: Tensor) -> None:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        tensor.fill_(float("nan"))
-    elif tensor.dtype is torch.bool:
-        tensor.fill_(True)
-    else:
-        tensor.fill_(torch.iinfo(tensor.dtype).max)
+def poison(tensor: Tensor) -> None:
+    """Fill with what no program expects: NaN, True, or the dtype's largest integer."""
+    with torch.inference_mode():
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            tensor.fill_(float("nan"))
+        elif tensor.dtype is torch.bool:
+            tensor.fill_(True)
+        elif not tensor.is_quantized:
+            tensor.fill_(torch.iinfo(tensor.dtype).max)

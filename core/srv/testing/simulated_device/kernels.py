@@ -1,6 +1,6 @@
 """Kernels: each of PyTorch's operators on the device, run by the host's kernel over the device's bytes.
 
-    call ─> operands on one device? ─> host views ─> host kernel ─> results onto the device
+    call ─> operands on one device? ─> host views ─> host kernel ─> results onto the device ─> into the graph
 
 Every operator of the "aten" library that the host has is registered under its own name. Without that,
 PyTorch would compose many from two or three others, each with a call of its own. Custom operators of other
@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from {{package}}.device.graphs import Recorder
-from {{package}}.device.placement import INDEX_ARGUMENTS, is_number, mixed_devices
-from {{package}}.device.tensors import HOST_KEYS, ForeignTensor, TensorFactory, host_view
-
-HOST = torch.device("cpu")
+from srv.testing.simulated_device.graphs import Call, Graph, Recorder, draws
+from srv.testing.simulated_device.placement import HOST, INDEX_ARGUMENTS, is_number, operator_name
+from srv.testing.simulated_device.refusals import Refusals
+from srv.testing.simulated_device.tensors import HOST_KEY, HOST_KEYS, ForeignTensor, TensorFactory, host_view
 
 # Operators that only make another view, or rewrite a tensor's shape: the host's kernel never touches bytes.
 VIEWS = (
@@ -55,7 +54,7 @@ def host_kernel_names() -> list[str]:
     """Names of the aten operators that the host implements itself, without the library's prefix."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
-    return [name.removeprefix("aten::") for name in names if has_kernel(name, "CPU")]
+    return [name.removeprefix("aten::") for name in names if has_kernel(name, HOST_KEY)]
 
 
 def view_kernel(name: str) -> Callable[..., Tensor]:
@@ -80,16 +79,25 @@ class Kernel:
         "_positions",
         "_random",
         "_recorder",
+        "_refusals",
         "_returned",
         "_strict",
         "_written",
     )
 
-    def __init__(self, name: str, factory: TensorFactory, generator: torch.Generator, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        name: str,
+        factory: TensorFactory,
+        generator: torch.Generator,
+        recorder: Recorder,
+        refusals: Refusals,
+    ) -> None:
         self._name = name
         self._factory = factory
         self._generator = generator
         self._recorder = recorder
+        self._refusals = refusals
         self._operator: torch._ops.OpOverload | None = None
         # Filled from the schema: arguments that are written, as (position, name); positions that may not hold
         # a host number; for each result, the place in `_written` of the argument that it is, or None.
@@ -103,41 +111,49 @@ class Kernel:
         self._no_numbers: frozenset[int] = frozenset()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        operator: Callable[..., Any] = self._operator or self._read_schema()
+        overload = self._operator or self._read_schema()
+        operator: Callable[..., Any] = overload
+        graph = self._recorder.active
+        if graph is not None:
+            self._recorder.admit(overload, args, kwargs)
         host_args: list[Any] = []
         try:
             for position, value in enumerate(args):
                 if isinstance(value, Tensor):
-                    host_args.append(self._number(value, position) if value.is_cpu else host_view(value))
+                    host_args.append(self._lower(value, position))
                 elif type(value) in (list, tuple):
                     host_args.append(_lower_list(value))
                 else:
                     host_args.append(value)
                     if position in self._no_numbers and isinstance(value, (int, float, complex)):
-                        operator = operator.overloadpacket  # type: ignore[attr-defined]
+                        operator = overload.overloadpacket
             host_kwargs = self._lower_kwargs(kwargs) if kwargs else {}
         except ForeignTensor:
-            raise mixed_devices(operator_named(self._name)._schema, args, kwargs) from None
-        result = self._draw(operator, host_args, host_kwargs) if self._random else operator(*host_args, **host_kwargs)
-        if self._written:
-            raised = self._settle(args, kwargs, host_args, host_kwargs, result)
-        elif isinstance(result, Tensor):
-            raised = self._factory.on_device(result)
-        else:
-            raised = self._raise(result)
-        if self._recorder.active:
-            self._record(operator, host_args, host_kwargs, raised)
+            raise self._refusals.mixed_devices(overload._schema, args, kwargs) from None
+        if self._random:
+            operator = self._drawing(operator, host_args, host_kwargs)
+        result = operator(*host_args, **host_kwargs)
+        raised = self._settle(args, kwargs, host_args, host_kwargs, result) if self._written else self._raise(result)
+        if graph is not None:
+            self._record(graph, operator, host_args, host_kwargs, [*args, *kwargs.values()], raised)
         return raised
 
     def _record(
-        self, operator: Callable[..., Any], host_args: list[Any], host_kwargs: dict[str, Any], raised: Any
+        self,
+        graph: Graph,
+        operator: Callable[..., Any],
+        host_args: list[Any],
+        host_kwargs: dict[str, Any],
+        inputs: list[Any],
+        raised: Any,
     ) -> None:
-        """Part of the graph that is being captured; RuntimeError for what a replay could not do again."""
-        made = () if self._written else raised if isinstance(raised, (list, tuple)) else (raised,)
-        known = not self._written or None not in self._returned
-        if self._random or not known or not all(isinstance(value, Tensor) for value in made):
-            self._recorder.refuse(f"{self._name}, which draws random numbers or answers to the host,")
-        self._recorder.add(operator, host_args, host_kwargs, [host_view(value) for value in made])
+        results = [raised] if len(self._returned) == 1 else list(raised or ())
+        targets: list[Tensor | None] = []
+        for place, value in zip(self._returned, results, strict=True):
+            some = value if isinstance(value, (list, tuple)) else [value]
+            targets += [host_view(one) if place is None and isinstance(one, Tensor) else None for one in some]
+        name = operator_name(operator_named(self._name)._schema)
+        graph.add(Call(name, operator, tuple(host_args), host_kwargs, tuple(targets)), inputs)
 
     def _read_schema(self) -> torch._ops.OpOverload:
         operator = operator_named(self._name)
@@ -161,26 +177,26 @@ class Kernel:
         if not torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::")):
             tensors = (position for position, argument in enumerate(arguments) if str(argument.type) == "Tensor")
             self._no_numbers = frozenset(tensors)
-        if "generator" in names:
-            self._random = "generator"
-        elif torch.Tag.nondeterministic_seeded in operator.tags:
-            self._random = "global"
+        self._random = draws(operator)
         self._operator = operator
         return operator
 
     # Operands, down to the host
 
-    def _number(self, value: Tensor, position: int) -> Tensor:
-        """A host tensor at `position`, if it stands for a number there; ForeignTensor if not."""
-        if not is_number(value) or position in self._strict:
-            raise ForeignTensor
-        return value
+    def _lower(self, value: Tensor, position: int) -> Tensor:
+        """The host view of a device tensor, or a host tensor that stands for a number at `position`."""
+        try:
+            return host_view(value)
+        except ForeignTensor:
+            if is_number(value) and position not in self._strict:
+                return value
+            raise
 
     def _lower_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         lowered: dict[str, Any] = {}
         for name, value in kwargs.items():
             if isinstance(value, Tensor):
-                lowered[name] = self._number(value, self._positions[name]) if value.is_cpu else host_view(value)
+                lowered[name] = self._lower(value, self._positions[name])
             elif isinstance(value, torch.device):
                 lowered[name] = HOST
             elif type(value) in (list, tuple):
@@ -189,24 +205,31 @@ class Kernel:
                 lowered[name] = value
         return lowered
 
-    def _draw(self, operator: Callable[..., Any], host_args: list[Any], host_kwargs: dict[str, Any]) -> Any:
-        """Run an operator that draws random numbers, from the device's own generator."""
+    def _drawing(
+        self, operator: Callable[..., Any], host_args: list[Any], host_kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        """`operator`, drawing its random numbers from the device's own generator."""
         if self._random == "generator":
             given = next((value for value in host_args if isinstance(value, torch.Generator)), None)
             given = host_kwargs.get("generator", given)
             if given is not None and given is not self._generator:
+                device = self._refusals.device
                 raise RuntimeError(
-                    f"{self._name}: expected the generator of {{name}}:0 but was given one of {given.device}. "
-                    "Leave it out and seed with torch.{{name}}.manual_seed, or draw on the host and copy."
+                    f"{self._name}: expected the generator of {device} but was given one of {given.device}. Leave it "
+                    f"out and seed with torch.{device.partition(':')[0]}.manual_seed, or draw on the host and copy."
                 )
             if given is None:
                 host_kwargs["generator"] = self._generator
-            return operator(*host_args, **host_kwargs)
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._generator.get_state())
-            result = operator(*host_args, **host_kwargs)
-            self._generator.set_state(torch.get_rng_state())
-        return result
+            return operator
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._generator.get_state())
+                result = operator(*args, **kwargs)
+                self._generator.set_state(torch.get_rng_state())
+            return result
+
+        return draw
 
     # Results, up to the device
 
@@ -260,8 +283,4 @@ def _lower_list(values: Any) -> Any:
 
 
 def _lower_entry(value: object) -> object:
-    if not isinstance(value, Tensor):
-        return value
-    if value.is_cpu:
-        raise ForeignTensor
-    return host_view(value)
+    return host_view(value) if isinstance(value, Tensor) else value

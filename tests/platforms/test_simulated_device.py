@@ -1,0 +1,73 @@
+"""The tests of `srv.testing.simulated_device`, in a process of their own, and what its registration refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1] / "simulated_device"
+MAKE = """
+import torch
+from srv.testing.simulated_device import SimulatedAccelerator, install
+
+def make(name="sim", kind=SimulatedAccelerator, **options):
+    return install(name, kind, lambda: kind(name, 1 << 20, **options))
+"""
+
+
+def test_the_simulated_device_passes_its_tests() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--timeout=120", str(TESTS)],
+        cwd=TESTS.parents[1],
+        env={
+            **os.environ,
+            "SRV_SIMULATED_DEVICE_TESTS": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_XDIST_WORKER": "",
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def python(code: str) -> str:
+    """What the code prints; the last line is an exception's text if one ended it."""
+    command = [sys.executable, "-c", MAKE + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return (done.stdout + done.stderr).strip()
+
+
+def test_a_process_has_one_device_under_one_name() -> None:
+    text = python("first = make()\nprint(make() is first is torch.sim, first.get_device_name())\nmake('other')")
+    assert text.startswith("True sim (simulated)")
+    assert "RuntimeError: other (simulated) cannot be loaded: PyTorch's one PrivateUse1 backend is 'sim'" in text
+
+
+@pytest.mark.parametrize("first", ["make()", "torch.utils.rename_privateuse1_backend('sim'); torch.sim = object()"])
+def test_what_is_there_under_the_name_must_be_of_the_kind(first: str) -> None:
+    text = python(f"{first}\nclass Mine(SimulatedAccelerator): ...\nmake(kind=Mine)")
+    assert text.endswith(
+        "RuntimeError: sim (simulated) cannot be loaded: torch.sim is there already, from another backend. "
+        "Load it in a process of its own."
+    )
+
+
+def test_it_brings_operators_of_its_own() -> None:
+    code = """
+make(operators={"double(Tensor x) -> Tensor": lambda x: x * 2})
+doubled = torch.ops.sim.double(torch.ones(2, device="sim"))
+print(doubled.device, doubled.tolist(), torch.ops.sim.double(torch.ones(1)).tolist())
+torch.ops.sim.double(torch.ones(1, device="meta"))
+"""
+    text = python(code)
+    assert text.startswith("sim:0 [2.0, 2.0] [2.0]\n")
+    assert "NotImplementedError" in text
