@@ -52,7 +52,7 @@ def test_device_attention_and_sampling_on_a2() -> None:
         ("a2", "demo-64"),
         ("a2", "random-128"),
         ("a3", "random-128"),
-        ("a3", "demo-64 and greedy and (graphs-bfloat16 or chunks-float16)"),
+        ("a3", "demo-64 and greedy and graphs-float16"),
     ],
 )
 def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> None:
