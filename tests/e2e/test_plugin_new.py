@@ -1,4 +1,10 @@
-"""What `srv plugin new` makes, unedited: it builds, installs, is found by the doctor, serves, and conforms."""
+"""From nothing but wheels: `srv`, `srv-kernels`, and what `srv plugin new` makes, unedited, in an empty environment.
+
+What a vendor has: no checkout, and nothing on the import path that a wheel did not put there. The package builds,
+installs, is found by the doctor, serves, passes its own tests, and conforms.
+
+    wheels of this tree ──► empty environment ──► srv plugin new ──► wheel of that ──► the same environment
+"""
 
 from __future__ import annotations
 
@@ -6,91 +12,144 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from e2e_support import greedy, served, srv_command
+from e2e_support import Server, greedy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NAME = "acme"
+ROOT = Path(__file__).resolve().parents[2]
+PIP = (sys.executable, "-m", "pip")
+FROM_SOURCE = ("wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+FROM_WHEELS = ("install", "-q", "--no-deps", "--no-index")
+
+
+def environment() -> dict[str, str]:
+    """The caller's, with nothing that would lead Python or srv elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTHON", "PYTEST_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+def run(command: Sequence[str | Path], where: Path, seconds: float = 280) -> str:
+    """What it prints. It must end with status 0."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, check=False, cwd=where, env=environment()
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The environment, the folder of work beside it, and the new package's source in that."""
+
+    prefix: Path
+    work: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.prefix / "bin" / "python")
+
+    @property
+    def package(self) -> Path:
+        return self.work / f"srv-{NAME}"
+
+    def srv(self, *words: str, seconds: float = 280) -> str:
+        return run([self.prefix / "bin" / "srv", *words], self.work, seconds)
+
+
+def borrow(site: Path) -> None:
+    """Let the environment have other people's packages, which are gigabytes, from this one; and none of this tree.
+
+    Entry by entry: a `.pth` file here leads to this tree, and metadata that is seen brings its entry points.
+    """
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.suffix != ".pth" and not entry.name.lower().lstrip("_").startswith("srv"):
+            (site / entry.name).symlink_to(entry, target_is_directory=entry.is_dir())
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the new package, installed beside everything else; no network is asked."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("new")
-    made = subprocess.run(
-        srv_command("plugin", "new", NAME, "--into", str(folder)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    made = Installed(folder / "environment", folder / "work")
+    made.work.mkdir()
+    venv.create(made.prefix, with_pip=False)
+    (site,) = (made.prefix / "lib").glob("python*/site-packages")
+    borrow(site)
+    wheels = folder / "wheels"
+    run([*PIP, *FROM_SOURCE, "--wheel-dir", wheels, ROOT, ROOT / "kernels"], folder)
+    run([*PIP, "--python", made.python, *FROM_WHEELS, *wheels.iterdir()], folder)
+    made.srv("plugin", "new", NAME, "--into", str(made.work))
+    own = folder / "own"
+    run([*PIP, *FROM_SOURCE, "--wheel-dir", own, made.package], folder)
+    run([*PIP, "--python", made.python, *FROM_WHEELS, *own.iterdir()], folder)
+    return made
+
+
+def test_nothing_comes_from_the_checkout(installed: Installed) -> None:
+    """Every package of ours lies in the environment, no other is there, and the import path leads nowhere else."""
+    script = (
+        "import json, sys, importlib.metadata as m, srv, srv_kernels, srv_cpu, srv_matrix, srv_acme\n"
+        "files = [each.__file__ for each in (srv, srv_kernels, srv_cpu, srv_matrix, srv_acme)]\n"
+        "ours = sorted({d.name for d in m.distributions() if d.name.startswith('srv')})\n"
+        "print(json.dumps([files, sys.path, ours]))\n"
     )
-    assert made.returncode == 0, made.stderr
-    target = folder / "site"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run(
-        [*command, "--target", str(target), str(folder / f"srv-{NAME}")],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return target
+    files, path, ours = json.loads(run([installed.python, "-c", script], installed.work))
+    assert [file for file in files if not Path(file).is_relative_to(installed.prefix)] == []
+    assert [entry for entry in path if entry and Path(entry).resolve().is_relative_to(ROOT)] == []
+    assert ours == ["srv", f"srv-{NAME}", "srv-kernels"]
 
 
-@pytest.fixture(autouse=True)
-def _visible(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def run(*words: str, seconds: float = 280) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(srv_command(*words), capture_output=True, text=True, timeout=seconds, check=False)
-
-
-def test_the_doctor_says_that_a_server_can_start_on_it() -> None:
-    done = run("doctor", "--device", NAME, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (platform,) = json.loads(done.stdout)["platforms"]
-    assert (platform["distribution"], platform["simulated"], platform["usable"]) == ("srv-acme", True, True)
+def test_the_doctor_says_that_a_server_can_start_on_it(installed: Installed) -> None:
+    (platform,) = json.loads(installed.srv("doctor", "--device", NAME, "--json"))["platforms"]
+    assert (platform["distribution"], platform["simulated"], platform["usable"]) == (f"srv-{NAME}", True, True)
     assert {each["status"] for each in platform["findings"]} == {"ok"}
 
 
-def test_it_serves_an_answer(tmp_path: Path) -> None:
+def test_it_serves_an_answer(installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(installed.work)
     arguments = ("--device", NAME, "--dtype", "float32", "--max-total-tokens", "1024")
-    with served(tmp_path / "log", *arguments) as server:
+    server = Server(arguments, tmp_path / "log", program=(str(installed.prefix / "bin" / "srv"),))
+    server.start()
+    try:
         assert server.get("/get_server_info").json()["platform"] == NAME
         assert len(server.generate(**greedy("The capital of France is", 6))["output_ids"]) == 6
+        assert server.stop() == 0
+    finally:
+        server.kill()
 
 
-def test_it_passes_its_own_tests(installed: Path) -> None:
-    folder = installed.parent / f"srv-{NAME}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / "tests")],
-        cwd=folder,
-        env={**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_XDIST_WORKER": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+def test_it_passes_its_own_tests(installed: Installed) -> None:
+    told = run(
+        [installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed.package / "tests"],
+        installed.package,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert " passed" in told
 
 
 @pytest.mark.timeout(1500)
-def test_it_conforms_to_level_3(tmp_path: Path) -> None:
+def test_it_conforms_to_level_3(installed: Installed, tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
-    done = run("conformance", "run", "--device", NAME, "--level", "L3", "--report", str(report), seconds=1400)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    rows = [json.loads(line) for line in report.read_text().splitlines()]
-    assert [row for row in rows if row["kind"] == "outcome" and row["status"] == "failed"] == []
-    assert {row["level"] for row in rows if row["kind"] == "outcome" and row["status"] == "passed"} == {
-        "L0",
-        "L1",
-        "L2",
-        "L3",
-    }
+    told = installed.srv("conformance", "run", "--device", NAME, "--level", "L3", "--report", str(report), seconds=1400)
+    head, *rows = [json.loads(line) for line in report.read_text().splitlines()]
+    assert head["versions"].keys() == {"srv", f"srv-{NAME}", "torch"}
+    assert [row for row in rows if row["status"] not in ("passed", "skipped")] == [], told
+    assert {row["level"] for row in rows if row["status"] == "passed"} == {"L0", "L1", "L2", "L3"}
+
+
+def test_the_kit_is_tests_too(installed: Installed, tmp_path: Path) -> None:
+    """As pytest runs it by the package's name, with the option that comes with the installed plugin of pytest."""
+    report = tmp_path / "report.jsonl"
+    words = ("--pyargs", "srv.testing", "--srv-device", NAME, "--srv-level", "L1", "--srv-report", str(report))
+    told = run([installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words], installed.work)
+    rows = [json.loads(line) for line in report.read_text().splitlines()[1:]]
+    passed = [row for row in rows if row["status"] == "passed"]
+    assert f"{len(passed)} passed" in told
+    assert {row["level"] for row in passed} == {"L0", "L1"}

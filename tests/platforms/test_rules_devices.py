@@ -107,9 +107,14 @@ def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str
         ({"head_dim": 512}, None),
         ({"head_dim": 513}, "head_dim 513 is more than 512"),
         ({"head_dim": 72}, "head_dim 72 is not a multiple of 16"),
+        ({"head_dim": 192, "cache_groups": (CacheGroup("full", (0,), 8, 192, 128),)}, None),
         (
-            {"cache_groups": (CacheGroup("full", (0,), 8, 192, 128),)},
-            "keys of 192 and values of 128 elements differ in length",
+            {"cache_groups": (CacheGroup("full", (0,), 8, 128, 192),)},
+            "keys of 128 and values of 192 elements differ in length, which is taken of 192 with 128",
+        ),
+        (
+            {"cache_groups": (CacheGroup("full", (0,), 8, 192, 64),)},
+            "keys of 192 and values of 64 elements differ in length, which is taken of 192 with 128",
         ),
         (
             {"architecture": "MistralForCausalLM", "config": MISTRAL},
@@ -130,6 +135,16 @@ def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str
 def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason: str | None) -> None:
     answer = fit(device("npu", "a3"), "npu", "attention", "ascend", model(**changes))
     assert answer == (reason or {"page_size": (128,)})
+
+
+def test_packed_rows_of_npus_have_a_limit_where_every_step_is_packed() -> None:
+    on, two_lengths = device("npu", "a2"), model(cache_groups=(CacheGroup("full", (0,), 8, 192, 128),))
+    assert fit(on, "npu", "attention", "ascend", model(), max_running_requests=4097) == {"page_size": (128,)}
+    assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4096) == {"page_size": (128,)}
+    assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4097) == (
+        "max_running_requests 4097 is more than the 4096 rows of one call, which keys of 192 with values of 128 "
+        "elements need"
+    )
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,8 @@ class AttentionBackend(Protocol):
         """Write k and v into the pool, then attend causally over each row's pages.
 
         q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], of the model's dtype.
-        Returns [tokens, heads, head_dim], of q's dtype.
+        Returns [tokens, heads, head_dim], of q's dtype. Where the pool's values are of another length than its keys,
+        head_dim is that of q and k, and the last axis of v and of the result is the layout's `value_dim`.
         """
 
 

@@ -5,10 +5,12 @@ lengths as host integers, which makes them part of a captured graph: `Step.kv_le
 (`srv_npu.graphs`).
 
     every row of one query        BSH  [rows, 1, heads * dim], one call into a given output and workspace
-    head dim 128 or 192           TND  [tokens, heads, dim], one call for rows of any lengths, causal from the right
-    other head dims               rows of one query as above; longer ones BSND [1, queries, heads, dim], a call each
+    heads of 128 or 192           TND  [tokens, heads, dim], one call for rows of any lengths, causal from the right
+    other heads                   rows of one query as above; longer ones BSND [1, queries, heads, dim], a call each
+    keys of 192, values of 128    TND for every row, since no other layout takes two lengths; rows of one query go into
+                                  a given output and workspace all the same
 
-    pool [pages + 1, 128, kv_heads * dim], written as slots [(pages + 1) * 128, kv_heads * dim]
+    pool [pages + 1, 128, kv_heads * dim], written as slots [(pages + 1) * 128, kv_heads * dim]; keys and values apart
     slot of token t of a row = page_table[row, t // 128] * 128 + t % 128
 """
 
@@ -93,7 +95,14 @@ class AscendAttention:
         self._sdk = sdk_of(context)
         self._device = context.device
         self._keys, self._values = context.kv.keys, context.kv.values
-        self._packs = layout.group.key_dim in PACKED_DIMS and context.max_rows <= PACKED_ROWS
+        self._value_dim = layout.group.value_dim
+        self._packs = (layout.group.key_dim, self._value_dim) in PACKED_DIMS and context.max_rows <= PACKED_ROWS
+        self._two_lengths = layout.group.key_dim != self._value_dim
+        if self._two_lengths and not self._packs:
+            raise InternalError(
+                f"ascend cannot read keys of {layout.group.key_dim} with values of {self._value_dim} elements in steps "
+                f"of up to {context.max_rows} rows"
+            )
         # Ones where a key is hidden; the operator shifts this one square over rows of any length.
         self._mask = torch.ones(MASK, MASK, dtype=torch.bool).triu_(1).to(self._device)
         self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
@@ -154,7 +163,7 @@ class AscendAttention:
             return self._attend_packed(layer, query, keys, values, metadata.packed)
         if metadata.decode is not None and metadata.decode.tokens is None:
             return self._attend_decode(layer, query, keys, values, metadata.decode)
-        out = torch.empty_like(query)
+        out = torch.empty_like(query)  # values as long as keys: others were packed
         if metadata.decode is not None and metadata.decode.tokens is not None:
             tokens = metadata.decode.tokens
             short = self._attend_decode(layer, query.index_select(0, tokens), keys, values, metadata.decode)
@@ -169,36 +178,42 @@ class AscendAttention:
         self._sdk.npu_scatter_nd_update_(pool.view(-1, pool.shape[-1]), slots, rows)
 
     def _attend_decode(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Decode) -> Tensor:
-        """q [rows, heads, dim] -> the same."""
-        query = q.view(q.shape[0], 1, -1)
-        options = {
-            **_sizes(layer, rows.table, "BSH"),
-            "actual_seq_lengths_kv": rows.kv_lens,
-        }
+        """q [rows, heads, key_dim] -> [rows, heads, value_dim]."""
+        count = q.shape[0]
+        if self._two_lengths:
+            query = q
+            out = q.new_empty(count, layer.heads, self._value_dim)
+            options = self._packed_options(layer, rows.table, list(range(1, count + 1)), rows.kv_lens)
+        else:
+            query = q.view(count, 1, -1)
+            out = torch.empty_like(query)
+            options = {**_sizes(layer, rows.table, "BSH"), "actual_seq_lengths_kv": rows.kv_lens}
         sizes = (layer.heads, layer.kv_heads, layer.head_dim)
         if sizes not in rows.workspaces:
             ask = self._sdk._npu_fused_infer_attention_score_get_max_workspace
             rows.workspaces[sizes] = ask(query, keys, values, **options)
-        out = torch.empty_like(query)
         no_sums = torch.empty(1, dtype=torch.float32, device=query.device)  # they are not asked for
         self._sdk.npu_fused_infer_attention_score.out(
             query, keys, values, **options, workspace=rows.workspaces[sizes], out=[out, no_sums]
         )
-        return out.view(q.shape)
+        return out.view(count, layer.heads, self._value_dim)
 
     def _attend_packed(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Packed) -> Tensor:
-        """q [tokens, heads, dim] -> the same."""
-        out: Tensor = self._sdk.npu_fused_infer_attention_score(
-            q,
-            keys,
-            values,
-            **_sizes(layer, rows.table, "TND"),
-            atten_mask=self._mask,
-            sparse_mode=_CAUSAL,
-            actual_seq_lengths=rows.ends,
-            actual_seq_lengths_kv=rows.kv_lens,
-        )[0]
+        """q [tokens, heads, key_dim] -> [tokens, heads, value_dim]."""
+        options = self._packed_options(layer, rows.table, rows.ends, rows.kv_lens)
+        out: Tensor = self._sdk.npu_fused_infer_attention_score(q, keys, values, **options)[0]
         return out
+
+    def _packed_options(
+        self, layer: AttentionLayer, table: Tensor, ends: list[int], kv_lens: list[int]
+    ) -> dict[str, Any]:
+        return {
+            **_sizes(layer, table, "TND"),
+            "atten_mask": self._mask,
+            "sparse_mode": _CAUSAL,
+            "actual_seq_lengths": ends,
+            "actual_seq_lengths_kv": kv_lens,
+        }
 
     def _attend_alone(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, row: Alone) -> Tensor:
         """q [queries, heads, dim] -> the same."""

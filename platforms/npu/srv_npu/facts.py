@@ -43,7 +43,7 @@ def _ascend(seen: Seen) -> Requires | Unfit:
     """Pages of 128 tokens are the only size that prefill, decode and graph decode all take."""
     reasons = _against_types(seen)
     if seen.model is not None:
-        reasons += [*_against_heads(seen.model), *_against_masks(seen.model)]
+        reasons += [*_against_heads(seen.model), *_against_rows(seen, seen.model), *_against_masks(seen.model)]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (limits.PAGE,)})
 
 
@@ -69,12 +69,26 @@ def _against_heads(model: ModelFacts) -> list[str]:
         reasons.append(f"head_dim {model.head_dim} is more than {limits.MAX_HEAD_DIM}")
     elif model.head_dim % limits.DIM_MULTIPLE:
         reasons.append(f"head_dim {model.head_dim} is not a multiple of {limits.DIM_MULTIPLE}")
+    taken = " or ".join(f"{key} with {value}" for key, value in limits.PACKED_DIMS if key != value)
     reasons += [
-        f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length"
+        f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length, which is taken of {taken}"
         for group in model.cache_groups
-        if group.key_dim != group.value_dim
+        if group.key_dim != group.value_dim and (group.key_dim, group.value_dim) not in limits.PACKED_DIMS
     ]
     return reasons
+
+
+def _against_rows(seen: Seen, model: ModelFacts) -> list[str]:
+    """Where keys and values differ in length, every step is one packed call, whose rows have a limit."""
+    running = seen["max_running_requests"]
+    if running is None or running <= limits.PACKED_ROWS:
+        return []
+    return [
+        f"max_running_requests {running} is more than the {limits.PACKED_ROWS} rows of one call, which keys of "
+        f"{group.key_dim} with values of {group.value_dim} elements need"
+        for group in model.cache_groups
+        if (group.key_dim, group.value_dim) in limits.PACKED_DIMS and group.key_dim != group.value_dim
+    ]
 
 
 def _against_masks(model: ModelFacts) -> list[str]:

@@ -67,6 +67,15 @@ _HOST_ONLY = _all(
     sampling_defaults tool_server speculative_draft_model_revision allow_auto_truncate scheduler_recv_interval
     """,
 )
+# Arguments that the vendor's page does not have.
+_UNPUBLISHED = (
+    *_all(
+        "supported",
+        HOST_ONLY,
+        "engine_start_timeout_seconds graceful_shutdown_seconds max_request_bytes max_stop_strings",
+    ),
+    Support("load_format", "supported", "the host reads every format; a card is given tensors"),
+)
 _HOST_MEMORY = (Support("numa_node", "supported", "it binds the host's own processes to the host's own memory"),)
 
 # What differs between the two generations.
@@ -268,6 +277,7 @@ _UNSUPPORTED = (
 SUPPORT: tuple[Support, ...] = (
     *_SUPPORTED,
     *_HOST_ONLY,
+    *_UNPUBLISHED,
     *_HOST_MEMORY,
     *_ONLY_A3,
     *_VALUES,

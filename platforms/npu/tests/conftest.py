@@ -41,9 +41,16 @@ def _seeded() -> Iterator[None]:
 
 
 def context(
-    platform: NpuPlatform, *, dim: int = 64, kv_heads: int = 2, pages: int = 40, dtype: str = "bfloat16"
+    platform: NpuPlatform,
+    *,
+    dim: int = 64,
+    value_dim: int | None = None,
+    kv_heads: int = 2,
+    pages: int = 40,
+    dtype: str = "bfloat16",
+    max_rows: int = 16,
 ) -> BackendContext:
-    """What a backend is built from: a pool of one layer."""
-    layout = KVLayout(CacheGroup("full", (0,), kv_heads, dim, dim), PAGE, dtype, KV_ORDER)
+    """What a backend is built from: a pool of one layer. Values are as long as keys unless `value_dim` says else."""
+    layout = KVLayout(CacheGroup("full", (0,), kv_heads, dim, value_dim or dim), PAGE, dtype, KV_ORDER)
     kv = platform.kv_buffers(layout, pages)
-    return BackendContext(platform, platform.device(0), kv, max_rows=16, max_tokens=4096)
+    return BackendContext(platform, platform.device(0), kv, max_rows=max_rows, max_tokens=4096)

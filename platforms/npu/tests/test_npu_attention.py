@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
-from srv_npu.attention import AscendAttention
+from srv_kernels import oracles
+from srv_npu.attention import AscendAttention, Step
 from srv_npu.limits import PAGE
 from srv_npu.platform import NpuPlatform
 
@@ -20,6 +22,7 @@ from srv_npu.platform import NpuPlatform
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = tuple(TOLERANCES)
 KV_HEADS = 2
+LENGTHS = [(64, 64), (80, 80), (128, 128), (192, 192), (192, 128)]  # of keys, of values
 
 
 def layer(dim: int, heads: int = 6) -> AttentionLayer:
@@ -29,9 +32,18 @@ def layer(dim: int, heads: int = 6) -> AttentionLayer:
 class World:
     """A pool, rows that own pages of it in a shuffled order, and everything ever written for each row."""
 
-    def __init__(self, platform: NpuPlatform, dim: int, dtype: torch.dtype, rows: int, foreign: float = 0.0) -> None:
+    def __init__(
+        self,
+        platform: NpuPlatform,
+        dim: int,
+        dtype: torch.dtype,
+        rows: int,
+        foreign: float = 0.0,
+        value_dim: int | None = None,
+    ) -> None:
+        self.value_dim = value_dim or dim
         self.context: BackendContext = context(
-            platform, dim=dim, kv_heads=KV_HEADS, dtype=str(dtype).removeprefix("torch.")
+            platform, dim=dim, value_dim=value_dim, kv_heads=KV_HEADS, dtype=str(dtype).removeprefix("torch.")
         )
         assert self.context.kv is not None
         for buffer in (*self.context.kv.keys, *self.context.kv.values):
@@ -40,7 +52,7 @@ class World:
         self.backend = AscendAttention(self.context)
         self.table = (torch.randperm(self.context.kv.pages)[: rows * 4] + 1).view(rows, 4).to(torch.int32)
         self.keys: list[Tensor] = [torch.empty(0, KV_HEADS, dim, dtype=dtype) for _ in range(rows)]
-        self.values = list(self.keys)
+        self.values = [torch.empty(0, KV_HEADS, self.value_dim, dtype=dtype) for _ in range(rows)]
 
     def batch(self, query_lens: Sequence[int], graph: int | None = None) -> AttentionBatch:
         kv_lens = [len(keys) + count for keys, count in zip(self.keys, query_lens, strict=True)]
@@ -54,8 +66,8 @@ class World:
         """q, k, v of a step; k and v are slices of a wider matrix, as a fused projection gives them."""
         heads, dim = self.layer.heads, self.layer.head_dim
         q = torch.randn(tokens, heads, dim).to(self.dtype)
-        fused = torch.randn(tokens, 2, KV_HEADS, dim).to(self.dtype)
-        return q, fused[:, 0], fused[:, 1]
+        fused = torch.randn(tokens, KV_HEADS, dim + self.value_dim).to(self.dtype)
+        return q, fused[..., :dim], fused[..., dim:]
 
     def expect(self, query_lens: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Remember the step's keys and values, and attend in float64."""
@@ -92,10 +104,12 @@ def close(got: Tensor, want: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [64, 80, 128])
-def test_steps_of_every_kind_equal_dense_attention(platform: NpuPlatform, dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dim", "value_dim"), LENGTHS)
+def test_steps_of_every_kind_equal_dense_attention(
+    platform: NpuPlatform, dim: int, value_dim: int, dtype: torch.dtype
+) -> None:
     """Prompts that end before, at and past a page; then extensions, decode, and both in one step."""
-    world = World(platform, dim, dtype, rows=4)
+    world = World(platform, dim, dtype, rows=4, value_dim=value_dim)
     world.step(127, 128, 129, 2)
     world.step(1, 1, 1, 1)
     world.step(140, 1, 3, 1)
@@ -103,45 +117,96 @@ def test_steps_of_every_kind_equal_dense_attention(platform: NpuPlatform, dim: i
     world.step(1, 1, 1, 1)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_one_row_alone(platform: NpuPlatform, dim: int) -> None:
-    world = World(platform, dim, torch.bfloat16, rows=1)
+@pytest.mark.parametrize(("dim", "value_dim"), LENGTHS)
+def test_one_row_alone(platform: NpuPlatform, dim: int, value_dim: int) -> None:
+    world = World(platform, dim, torch.bfloat16, rows=1, value_dim=value_dim)
     for count in (1, 1, 300, 1):
         world.step(count)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_nothing_is_read_that_a_row_does_not_own(platform: NpuPlatform, dim: int) -> None:
+@pytest.mark.parametrize(("dim", "value_dim"), LENGTHS)
+def test_nothing_is_read_that_a_row_does_not_own(platform: NpuPlatform, dim: int, value_dim: int) -> None:
     """Pages of other rows, and the rest of a row's last page, hold NaN."""
-    world = World(platform, dim, torch.bfloat16, rows=3, foreign=float("nan"))
+    world = World(platform, dim, torch.bfloat16, rows=3, foreign=float("nan"), value_dim=value_dim)
     world.step(100, 1, 130)
     world.step(1, 1, 1)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_a_captured_step_takes_the_lengths_of_each_replay(platform: NpuPlatform, dim: int) -> None:
-    """Three rows and a padded one; lengths, pages, queries, keys and values change between replays."""
-    world = World(platform, dim, torch.bfloat16, rows=4)
-    world.step(5, 126, 130, 1)
-    graphs, rows = platform.graphs, 4
-    assert graphs is not None
-    inputs = tuple(each.contiguous().to(world.device) for each in world.fresh(rows))
-    table = world.batch([1] * rows, graph=rows).page_table
+class CapturedStep:
+    """A decode step of all rows of a world, captured; buffers are static, as the runner's are."""
 
-    def planned() -> object:
-        batch = world.batch([1] * rows, graph=rows)
-        table.copy_(batch.page_table)
-        return world.backend.plan(replace(batch, page_table=table))
+    def __init__(self, world: World, platform: NpuPlatform) -> None:
+        graphs = platform.graphs
+        assert graphs is not None
+        self.world, self.graphs, self.rows = world, graphs, len(world.keys)
+        self.inputs = tuple(each.contiguous().to(world.device) for each in world.fresh(self.rows))
+        self.table = world.batch([1] * self.rows, graph=self.rows).page_table
+        captured = self.plan()
+        self.out = graphs.capture(
+            self.rows, lambda: world.backend.forward(world.layer, self.inputs[0], *self.inputs[1:], captured)
+        )
 
-    captured = planned()
-    out = graphs.capture(rows, lambda: world.backend.forward(world.layer, *inputs, captured))
-    for _ in range(4):
-        q, k, v = world.fresh(rows)
-        for kept, new in zip(inputs, (q, k, v), strict=True):
+    def plan(self) -> Step:
+        batch = self.world.batch([1] * self.rows, graph=self.rows)
+        self.table.copy_(batch.page_table)
+        return self.world.backend.plan(replace(batch, page_table=self.table))
+
+    def replay(self) -> None:
+        """One more token a row, equal to dense attention."""
+        q, k, v = self.world.fresh(self.rows)
+        for kept, new in zip(self.inputs, (q, k, v), strict=True):
             kept.copy_(new)
-        metadata = planned()
-        graphs.replay(rows, metadata)
-        close(out, world.expect([1] * rows, q, k, v))
+        self.graphs.replay(self.rows, self.plan())
+        close(self.out, self.world.expect([1] * self.rows, q, k, v))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "value_dim"), LENGTHS)
+def test_a_captured_step_takes_the_lengths_of_each_replay(
+    platform: NpuPlatform, dim: int, value_dim: int, dtype: torch.dtype
+) -> None:
+    """Lengths, pages, queries, keys and values change between replays."""
+    world = World(platform, dim, dtype, rows=4, value_dim=value_dim)
+    world.step(5, 126, 130, 1)
+    step = CapturedStep(world, platform)
+    for _ in range(4):
+        step.replay()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_ragged_batches_with_values_shorter_than_keys_equal_the_oracle(
+    platform: NpuPlatform, seed: int, captured: bool, dtype: torch.dtype
+) -> None:
+    """Random rows prefill, extend and decode; the oracle reads the pool that the backend wrote, page by page."""
+    chance = random.Random(seed)
+    rows = chance.randint(2, 6)
+    world = World(platform, 192, dtype, rows, value_dim=128)
+    steps = [[chance.randint(1, 140) for _ in range(rows)], [chance.choice((1, 1, 3, 70)) for _ in range(rows)]]
+    for query_lens in [*steps, [1] * rows]:
+        batch = world.batch(query_lens)
+        q, k, v = world.fresh(sum(query_lens))
+        given = tuple(each.to(world.device) for each in (q, k, v))
+        got = world.backend.forward(world.layer, given[0], *given[1:], world.backend.plan(batch))
+        world.expect(query_lens, q, k, v)
+        assert got.shape == (sum(query_lens), world.layer.heads, 128)
+        close(got, oracle(world, q, batch))
+    if captured:
+        step = CapturedStep(world, platform)
+        for _ in range(2):
+            batch = world.batch([1] * rows)
+            step.replay()
+            close(step.out, oracle(world, step.inputs[0].cpu(), batch))
+
+
+def oracle(world: World, q: Tensor, batch: AttentionBatch) -> Tensor:
+    """float64 [tokens, heads, value_dim] over the backend's own pool."""
+    kv = world.context.kv
+    assert kv is not None
+    keys, values = (pool[0].cpu().unflatten(-1, (KV_HEADS, -1)) for pool in (kv.keys, kv.values))
+    table = batch.page_table.cpu()
+    return oracles.paged_attention(q, keys, values, table, batch.query_lens, batch.kv_lens, world.layer.scale)
 
 
 def test_metadata_of_a_graph_keeps_its_addresses(platform: NpuPlatform) -> None:
@@ -166,3 +231,10 @@ def test_a_pool_of_another_shape_is_refused(platform: NpuPlatform) -> None:
     kv = replace(given.kv, layout=replace(given.kv.layout, page_size=64))
     with pytest.raises(InternalError, match="pages of 128, not page_token_flat of 64"):
         AscendAttention(replace(given, kv=kv))
+
+
+@pytest.mark.parametrize(("dim", "value_dim", "max_rows"), [(128, 192, 16), (192, 64, 16), (192, 128, 4097)])
+def test_a_pool_that_no_call_reads_is_refused(platform: NpuPlatform, dim: int, value_dim: int, max_rows: int) -> None:
+    given = context(platform, dim=dim, value_dim=value_dim, pages=1, max_rows=max_rows)
+    with pytest.raises(InternalError, match=f"keys of {dim} with values of {value_dim} .* up to {max_rows} rows"):
+        AscendAttention(given)
