@@ -36,11 +36,12 @@ def native(context: BackendContext) -> AttentionBackend:
 class Pool:
     """A pool with a random past in it, the same for every pool of a seed."""
 
-    def __init__(self, make: Callable[[BackendContext], AttentionBackend]) -> None:
+    def __init__(self, make: Callable[[BackendContext], AttentionBackend], value_dim: int = DIM) -> None:
         generator = torch.Generator().manual_seed(2)
-        group = CacheGroup("full", tuple(range(LAYERS)), KV_HEADS, DIM, DIM)
-        shape = (PAGES + 1, PAGE, KV_HEADS, DIM)
-        buffers = [torch.randn(shape, generator=generator) for _ in range(2 * LAYERS)]
+        self.value_dim = value_dim
+        group = CacheGroup("full", tuple(range(LAYERS)), KV_HEADS, DIM, value_dim)
+        dims = [DIM] * LAYERS + [value_dim] * LAYERS
+        buffers = [torch.randn(PAGES + 1, PAGE, KV_HEADS, dim, generator=generator) for dim in dims]
         self.kv = KVBuffers(KVLayout(group, PAGE, "float32"), PAGES, tuple(buffers[:LAYERS]), tuple(buffers[LAYERS:]))
         self.backend = make(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, 8, 64))
 
@@ -52,7 +53,8 @@ class Pool:
         outs: list[Tensor] = []
         for index in range(LAYERS):
             layer = AttentionLayer(index, HEADS, KV_HEADS, DIM, DIM**-0.5, window)
-            q, k, v = (torch.randn(tokens, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            q, k = (torch.randn(tokens, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS))
+            v = torch.randn(tokens, KV_HEADS, self.value_dim, generator=generator)
             outs.append(attend(layer, q, k, v))
         return outs
 
@@ -72,12 +74,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return make_small("mistral", tmp_path_factory.mktemp("mistral"))
 
 
+@pytest.mark.parametrize("value_dim", [DIM, DIM - 2])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("mix", MIXES)
-def test_two_backends_do_what_one_does(mix: str, window: int | None) -> None:
+def test_two_backends_do_what_one_does(mix: str, window: int | None, value_dim: int) -> None:
     batch = batch_of(*MIXES[mix])
-    one = Pool(native)
-    two = Pool(lambda context: SplitAttention(extend=native(context), decode=native(context)))
+    one = Pool(native, value_dim)
+    two = Pool(lambda context: SplitAttention(extend=native(context), decode=native(context)), value_dim)
     for mine, theirs in zip(two.run(batch, window), one.run(batch, window), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     for mine, theirs in zip(two.kv.keys + two.kv.values, one.kv.keys + one.kv.values, strict=True):

@@ -74,7 +74,7 @@ class SplitAttention:
     def forward(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Any
     ) -> torch.Tensor:
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
         for backend, tokens, part in (
             (self._decode, metadata.decode_tokens, metadata.decode),
             (self._extend, metadata.extend_tokens, metadata.extend),
