@@ -94,9 +94,14 @@ def test_a_report_counts_what_failed_and_not_what_was_skipped() -> None:
     assert Report(Level.L1, (skipped, failed)).outcome("a.b") is skipped
 
 
-def test_the_report_says_what_it_is_of_and_how_to_repeat_it() -> None:
+def test_the_report_says_what_it_is_of_and_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings that a plugin reads: without them the same words may find another device, or none."""
+    for name in [name for name in os.environ if name.startswith("SRV_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SRV_TOY_MEMORY", "512 MiB")
     report = run("toy", Level.L0, only=("manifest.found", "probe"))
-    assert report.command == "srv conformance run --device toy --level L0 --only manifest.found probe"
+    words = "srv conformance run --device toy --level L0 --only manifest.found probe"
+    assert report.command == f"SRV_TOY_MEMORY='512 MiB' {words}"
     assert {"srv", "srv-toy-device", "torch"} <= set(report.versions)
     assert (report.device["platform"], report.device["variant"], report.device["simulated"]) == ("toy", "toy1", True)
     assert report.date.endswith("+00:00")

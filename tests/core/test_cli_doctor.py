@@ -209,14 +209,12 @@ def test_a_wheel_that_breaks_the_import_of_torch_is_named_with_the_ways_out(tmp_
         "[torch.backends]\nvendor = vendor_torch:autoload\n",
         "def autoload():\n    raise OSError('libvendor.so: cannot open shared object file')\n",
     )
-    answer = told(tmp_path, "--device", "cpu", status=2)
+    answer = told(tmp_path, "--device", "cpu", status=0)
     fault = finding(answer["environment"], "torch", "warning")
     assert "vendor-torch loads itself into torch (entry-point group torch.backends)" in fault["detail"]
     assert "Set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall vendor-torch" in fault["remedy"]
-    assert (
-        "Failed to load the backend extension"
-        in finding(answer["platforms"][0]["findings"], "start", "error")["detail"]
-    )
+    assert "with TORCH_DEVICE_BACKEND_AUTOLOAD=0" in finding(answer["environment"], "torch", "ok")["detail"]
+    assert finding(answer["platforms"][0]["findings"], "start", "ok")  # a worker loads no backend by itself
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     (mended,) = environment.torch_import(variables)
     assert mended.status == "ok"

@@ -1,17 +1,22 @@
-"""`srv launch` that cannot serve says why, what to do, and ends with status 2 before anything slow begins."""
+"""`srv launch` that cannot serve says why, what to do, and ends with status 2 before anything slow begins.
+
+What is wrong and need not concern it does not keep it from serving.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from e2e_support import STOP_S, Server, clean_environment, free_port, srv_command, wait_until
+from e2e_support import STOP_S, Server, clean_environment, free_port, greedy, served, srv_command, wait_until
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -225,3 +230,19 @@ def test_a_pool_too_small_for_any_request_is_refused() -> None:
     assert status == 2
     assert "[pool_too_small]" in text
     assert "--max-total-tokens" in text
+
+
+def test_a_vendors_wheel_without_its_driver_does_not_keep_other_platforms_from_serving(tmp_path: Path) -> None:
+    """It breaks `import torch`, into which it loads itself; workers are started so that nothing does."""
+    info = tmp_path / "vendor_torch-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor-torch\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\nvendor = vendor_torch:autoload\n")
+    (tmp_path / "vendor_torch.py").write_text("def autoload():\n    raise OSError('libvendor.so: no such file')\n")
+    broken = {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    plain = subprocess.run(
+        [sys.executable, "-c", "import torch"], env={**os.environ, **broken}, capture_output=True, check=False
+    )
+    assert plain.returncode != 0
+    with served(tmp_path / "log", "--device", "cpu", "--max-total-tokens", "1024", environment=broken) as server:
+        assert len(server.generate(**greedy("The capital of France is", 4))["output_ids"]) == 4

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejected
+from srv.platform.manifest import worker_environment
 
 if TYPE_CHECKING:
     import asyncio
@@ -137,7 +138,8 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
     try:
         # The tokenizer first: it takes a moment, and what is wrong with it is told before weights are read.
         text = load_text_processor(situation.model, config.model.tokenizer_path, _text(config.model.chat_template))
-        engine.start(lambda to, back: engine_spec(situation, to, back), _environment(situation))
+        environment = worker_environment(situation.manifest, situation.device)
+        engine.start(lambda to, back: engine_spec(situation, to, back), environment)
         await asyncio.to_thread(importlib.import_module, "srv.server.app")  # while the engine loads
         ready = await engine.ready(config.server.engine_start_timeout_seconds)
         logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
@@ -187,11 +189,6 @@ class _CancelOnSigterm:
 
 def _text(path: object) -> str | None:
     return None if path is None else str(path)
-
-
-def _environment(situation: Situation) -> dict[str, str]:
-    """What the worker process needs in its environment, by the platform's word."""
-    return dict(situation.manifest.worker_env(situation.device, 0))
 
 
 def engine_spec(situation: Situation, to_engine: str, from_engine: str) -> EngineSpec:

@@ -20,8 +20,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from srv.errors import Refusal, Rejected
-from srv.platform import environment
 from srv.platform.doctor import run_child
+from srv.platform.manifest import AUTOLOAD
 from srv.platform.registry import find_platforms
 
 TEMPLATE = "plugin_template"
@@ -166,7 +166,7 @@ def _identifiers() -> frozenset[str]:
 def _torch_knows(name: str) -> bool:
     """Whether `torch.NAME` or a device NAME is there before any plugin's: asked of torch in a child process."""
     with tempfile.TemporaryDirectory(prefix="srv-plugin-") as folder:
-        variables = {**os.environ, environment.AUTOLOAD: "0"}
+        variables = {**os.environ, AUTOLOAD: "0"}
         ended = run_child(["-c", _TORCH_KNOWS, name], Path(folder), _CHECK_TIMEOUT_S, environment=variables)
         answer = (Path(folder) / "stdout").read_text(encoding="utf-8").strip()
     if ended.text:

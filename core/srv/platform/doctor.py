@@ -21,6 +21,7 @@ import msgspec
 
 from srv.platform.facts import DeviceFacts
 from srv.platform.finding import STAGES, Finding, Line, Request
+from srv.platform.manifest import worker_environment
 from srv.platform.registry import Found
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -79,7 +80,7 @@ def examine(
 ) -> tuple[Finding, ...]:
     """Start the platform as a launch would, with a worker's environment, and say what came of each stage."""
     try:
-        environment = {**os.environ, **found.loaded.worker_env(device, 0)}
+        environment = {**os.environ, **worker_environment(found.loaded, device)}
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything: that is the finding
         return (Finding("start", "error", f"its worker_env raised {type(error).__name__}: {error}", _blame(found)),)
     path = tuple(os.path.abspath(entry) for entry in sys.path)

@@ -20,8 +20,8 @@ from packaging.version import InvalidVersion, Version
 
 from srv.platform.doctor import Ended, run_child
 from srv.platform.finding import Finding
+from srv.platform.manifest import AUTOLOAD
 
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 AUTOLOAD_GROUP = "torch.backends"
 THREADS = "OMP_NUM_THREADS"
 KERNELS = "srv_kernels"
@@ -127,7 +127,7 @@ def torch_import(environment: Mapping[str, str], timeout_s: float = IMPORT_TIMEO
         yield Finding("torch", "error", f"import torch {again.text}", remedy)
         return
     yield _blamed(ended)
-    yield from _same_version(without)
+    yield from _same_version(without, f" with {AUTOLOAD}=0, as servers are started")
 
 
 def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str | None, Ended]:
@@ -144,7 +144,7 @@ def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str
     return (said[-1] if ended.status == 0 and said else None), ended
 
 
-def _same_version(imported: str) -> Iterator[Finding]:
+def _same_version(imported: str, how: str = "") -> Iterator[Finding]:
     """The version that is imported is the one that is installed, or another torch is in its way."""
     try:
         installed = importlib.metadata.version("torch")
@@ -152,7 +152,7 @@ def _same_version(imported: str) -> Iterator[Finding]:
     except (importlib.metadata.PackageNotFoundError, InvalidVersion):
         installed, same = "unknown", True
     if same:
-        yield Finding("torch", "ok", f"imports, as version {imported}")
+        yield Finding("torch", "ok", f"imports, as version {imported}{how}")
     else:
         reason = f"import torch gives {imported}, but torch {installed} is installed"
         yield Finding("torch", "warning", reason, "Look for a second torch on PYTHONPATH, and reinstall this one.")

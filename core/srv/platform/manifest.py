@@ -61,6 +61,9 @@ def _no_environment(device: DeviceFacts, rank: int) -> Mapping[str, str]:
     return {}
 
 
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A platform, described.
@@ -83,3 +86,12 @@ class Manifest:
     simulated: bool = False
     options: tuple[str, ...] = ()
     worker_env: Callable[[DeviceFacts, int], Mapping[str, str]] = _no_environment
+
+
+def worker_environment(manifest: Manifest, device: DeviceFacts, rank: int = 0) -> dict[str, str]:
+    """What core adds to a worker's environment: the platform's word, and that torch loads no backend by itself.
+
+    A vendor's wheel without its driver would make `import torch` fail on every platform, and the SDK of a platform is
+    imported by its `create`.
+    """
+    return {AUTOLOAD: "0", **manifest.worker_env(device, rank)}

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
+from srv.platform.manifest import AUTOLOAD, DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.probe_child import Request
 from srv.platform.registry import Found
 
@@ -82,7 +82,7 @@ def _start(write_end: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         pass_fds=(write_end,),
         start_new_session=True,
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**os.environ, AUTOLOAD: "0"},
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,11 +55,6 @@ def create(context: EngineContext) -> Platform:
     return ToyPlatform(install())
 
 
-def worker_env(device: DeviceFacts, rank: int) -> Mapping[str, str]:
-    """No other backend may load itself with torch: it could claim PrivateUse1 first."""
-    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-
-
 MANIFEST = Manifest(
     name="toy",
     api=(1, 1),
@@ -71,6 +65,5 @@ MANIFEST = Manifest(
     facts=FACTS,
     probe=probe,
     create=create,
-    worker_env=worker_env,
     simulated=True,
 )

@@ -98,7 +98,3 @@ def test_the_diagnosis_computes(platform: Platform) -> None:
     assert checks.keys() == {"device", "memory", "compute"}
     assert all(check.ok for check in checks.values())
     assert "simulated" in checks["device"].detail
-
-
-def test_workers_load_no_other_backend(platform: Platform) -> None:
-    assert MANIFEST.worker_env(MANIFEST.facts.profiles["toy1"], 0)["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import SrvError
+from srv.platform.manifest import worker_environment
 from srv.testing.conformance.catalogue import CHECKS
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import FACTS, Check, Fault, NotApplicable, Outcome, Status, Undeclared, to_json
@@ -105,7 +106,7 @@ def describe(kit: Kit) -> dict[str, Any]:
 def _environment(kit: Kit) -> Mapping[str, str]:
     """What the plugin's workers want; a plugin whose function fails is told so by the check of it."""
     try:
-        return dict(kit.manifest.worker_env(kit.device_facts, 0))
+        return worker_environment(kit.manifest, kit.device_facts)
     except Exception as error:  # noqa: BLE001 - see above
         sys.stderr.write(f"worker_env raised {_raised(error)}\n")
         return {}

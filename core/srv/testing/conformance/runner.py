@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import srv
 from srv.platform.choose import parse_device
+from srv.platform.manifest import AUTOLOAD
 from srv.testing.conformance.catalogue import CHECKS
 from srv.testing.conformance.model import FACTS, Check, Level, Outcome, Report, builds_on, from_json, select
 
@@ -54,7 +55,7 @@ class Child:
                 stderr=self._stderr,
                 pass_fds=(write_end,),
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": scratch, **environment},
+                env={**os.environ, AUTOLOAD: "0", "TMPDIR": scratch, **environment},
             )
         finally:
             os.close(write_end)
@@ -221,10 +222,15 @@ class Session:
             "unavailable": facts.get("unavailable", ""),
             "capabilities": facts.get("capabilities", []),
         }
-        words = ["srv", "conformance", "run", "--device", self.device, "--level", level.name]
-        words += ["--only", *only] if only else []
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return Report(level, tuple(self.outcomes), versions, device, date, shlex.join(words))
+        return Report(level, tuple(self.outcomes), versions, device, date, command(self.device, level, only))
+
+
+def command(device: str, level: Level, only: Sequence[str] = ()) -> str:
+    """What a shell is told to repeat a run: the variables that srv and its plugins read, and the words."""
+    settings = [f"{name}={shlex.quote(os.environ[name])}" for name in sorted(os.environ) if name.startswith("SRV_")]
+    words = ["srv", "conformance", "run", "--device", device, "--level", level.name]
+    return " ".join([*settings, shlex.join([*words, "--only", *only] if only else words)])
 
 
 @contextmanager
