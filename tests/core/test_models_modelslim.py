@@ -149,12 +149,46 @@ def test_a_description_of_floats_alone_is_a_plain_checkpoint(tmp_path: Path) -> 
     check(tmp_path, model)
 
 
+def test_tied_embeddings_stay_plain_and_layers_do_not(tmp_path: Path) -> None:
+    model = small_model("llama", tie_word_embeddings=True)
+    quantize(tmp_path, model, everything("W8A8_DYNAMIC"))
+    check(tmp_path, model)
+    assert type(built(tmp_path).layers[0].attention.qkv) is DynamicInt8Linear  # type: ignore[index, union-attr]
+
+
+def test_offsets_stored_as_whole_numbers(tmp_path: Path) -> None:
+    model = small_model("llama")
+    quantize(tmp_path, model, everything("W8A8"))
+    stored = load_file(tmp_path / "model.safetensors")
+    rewritten(tmp_path, **{name: t.to(torch.int8) for name, t in stored.items() if name.endswith("input_offset")})
+    check(tmp_path, model)
+
+
+def test_another_methods_configuration_is_not_taken_for_a_description(tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    edit_config(tmp_path, quantization_config={"quant_method": "other", "model.layers.0.mlp.up_proj.weight": "W8A8"})
+    assert read_facts(tmp_path).quantization == "other"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.input_layernorm.bias", "model.layers.1.self_attn.k_proj.kv_cache_scale"]
+)
+def test_outliers_in_norms_and_quantized_caches_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8"))
+    described(tmp_path, **{name: "W8A8"})
+    with pytest.raises(ModelError, match="outliers") as caught:
+        read_facts(tmp_path)
+    assert caught.value.code == "unsupported_quantization"
+    assert name in caught.value.reason
+
+
 def test_scales_stored_as_the_bits_of_float32(tmp_path: Path) -> None:
-    """Checkpoints for float16 hold deq_scale as int64, with a float32 in the lower half."""
+    """Checkpoints for float16 hold deq_scale as int64: a float32 in the lower half, and in the upper what a kernel reads."""
     model = small_model("llama")
     quantize(tmp_path, model, everything("W8A8"))
     scales = {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k.endswith("deq_scale")}
-    rewritten(tmp_path, **{name: scale.view(torch.int32).long() for name, scale in scales.items()})
+    flag = 1 << 46
+    rewritten(tmp_path, **{name: scale.view(torch.int32).long() | flag for name, scale in scales.items()})
     check(tmp_path, model)
 
 
@@ -187,6 +221,13 @@ QKV = "model__layers__0__self_attn__"
             "unsupported_quantization",
             "q_proj.input_scale = 0.04, model.layers.0.self_attn.k_proj.input_scale = 0.08",
         ),
+        (
+            "W8A8",
+            {QKV + "v_proj__input_offset": torch.tensor([7.0])},
+            "unsupported_quantization",
+            "v_proj.input_offset = 7",
+        ),
+        ("W8A8_DYNAMIC", {QKV + "o_proj__bias": torch.zeros(48)}, "unexpected_tensors", "o_proj.bias"),
         ("W8A8", {QKV + "o_proj__input_scale": torch.zeros(1)}, "unsupported_quantization", "not above 0"),
         ("W8A8", {QKV + "o_proj__weight": torch.zeros(48, 48)}, "dtype_mismatch", "stored as float32"),
         ("W8A8", {QKV + "o_proj__quant_bias": torch.zeros(48)}, "dtype_mismatch", "computes with int32"),

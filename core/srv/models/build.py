@@ -43,20 +43,18 @@ def build(
     dtype: torch.dtype,
     model_impl: ModelImpl,
     load_format: LoadFormat,
-    quantization: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CausalLM:
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
     `model_impl`: "srv" takes the native layers, "transformers" its class, "auto" the native layers where they
-    do all that the configuration asks for. `quantization`: the method by which the weights are stored, if it is not
-    the one that the facts name. `load_format`: "auto" is the checkpoint's own; "dummy" random
+    do all that the configuration asks for. `load_format`: "auto" is the checkpoint's own; "dummy" random
     numbers from `seed`. `progress(total, done, name)` counts stored bytes.
     Raises ModelError (its code says why) and PluginError where the platform lacks an op.
     """
     chosen = _load_format(facts, load_format)
-    description = _description(facts, quantization or facts.quantization)
+    description = _description(facts)
     config = None if model_impl == "transformers" else _native(facts, model_impl)
     if config is None:
         if description is not None:
@@ -76,8 +74,9 @@ def build(
     return inference_ready(model)
 
 
-def _description(facts: ModelFacts, method: str | None) -> Description | None:
+def _description(facts: ModelFacts) -> Description | None:
     """How a quantized checkpoint stores its layers; None if all are plain numbers, or their file says it itself."""
+    method = facts.quantization
     if method is None or method.partition(":")[0] == "gguf":
         return None
     if method == modelslim.NAME:

@@ -24,6 +24,10 @@ FLOAT, STATIC, DYNAMIC = "FLOAT", "W8A8", "W8A8_DYNAMIC"
 KINDS = (FLOAT, STATIC, DYNAMIC)
 _FILES = "quant_model_description*.json"
 _WHOLE = "model_quant_type"  # the kind of most layers; it marks a description within `config.json`
+_SUFFIXES = (
+    *("weight", "bias", "weight_scale", "weight_offset"),
+    *("input_scale", "input_offset", "quant_bias", "deq_scale"),
+)
 # Stored beside a layer of kind W8A8 by some versions of the tool, and already contained in its other tensors.
 _CONTAINED = ("weight_scale", "weight_offset", "bias")
 
@@ -64,12 +68,23 @@ def read_description(folder: Path, config: Mapping[str, Any]) -> Description | N
     path, entries = _entries(folder, config)
     if entries is None:
         return None
+    strange = sorted(name for name in entries if "." in name and not _known(name))
+    if strange:
+        reason = f"it holds {strange[0]}, which srv does not load yet ({len(strange)} such tensors)"
+        remedy = "Quantize without moving outliers into norms, and with keys and values left as they are"
+        raise ModelError("unsupported_quantization", path, reason, remedy)
     kinds = {name: str(kind) for name, kind in entries.items() if name.endswith(".weight")}
     foreign = sorted(set(kinds.values()) - set(KINDS))
     if foreign:
         reason = f"it holds weights of kind {', '.join(foreign)}, which srv does not load yet"
         raise ModelError("unsupported_quantization", path, reason, f"Use a checkpoint of {', '.join(KINDS)}")
     return Description(path, kinds) if set(kinds.values()) - {FLOAT} else None
+
+
+def _known(name: str) -> bool:
+    """Whether a described tensor is one that layers are made of. Biases of norms are what is left of outliers."""
+    owner, _, suffix = name.rpartition(".")
+    return suffix in _SUFFIXES and not (suffix == "bias" and owner.endswith("norm"))
 
 
 def _entries(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:

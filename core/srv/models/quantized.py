@@ -97,3 +97,14 @@ class StaticInt8Linear(Projection):
                 return f"parts of one matrix round their common input differently ({each})"
         scale = float(self._scales[0])
         return None if scale > 0 else f"{next(iter(self.parts))}.input_scale is {scale:g}, not above 0"
+
+
+def plain_scale(name: str, stored: Tensor) -> Tensor:
+    """A scale or offset of a modelslim checkpoint as a number; other tensors as they are.
+
+    `deq_scale` of checkpoints for float16 is int64 [out], each with the bits of a float32 in its lower half, as one
+    kernel wants them; `input_offset` is a whole number, in whatever dtype.
+    """
+    if name.endswith(".deq_scale") and stored.dtype is torch.int64:
+        return (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
+    return stored.float() if name.endswith(".input_offset") else stored

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from srv.errors import ModelError
 from srv.models.base import Progress
 from srv.models.loaders.filling import OTHER_CHECKPOINT, Meter, check_names
 from srv.models.modelslim import Description
+from srv.models.quantized import plain_scale
 from srv.models.safetensors_header import FETCH_AGAIN, Checkpoint, read_checkpoint
 
 
@@ -43,19 +43,16 @@ def load_safetensors(
         try:
             with safe_open(path, framework="pt") as file:
                 for name in (name for name in names if name in targets):
-                    _fill(path, name, targets[name], file.get_tensor(name))
+                    stored_tensor = file.get_tensor(name)
+                    if description is not None:
+                        stored_tensor = plain_scale(name, stored_tensor)
+                    _fill(path, name, targets[name], stored_tensor)
                     meter.add(checkpoint.tensors[name].size, name)
         except SafetensorError as error:
             raise ModelError("damaged", str(path), f"its weights cannot be read ({error})", FETCH_AGAIN) from error
 
 
 def _fill(path: Path, name: str, target: Tensor, stored: Tensor) -> None:
-    if name.endswith(".deq_scale") and stored.dtype is torch.int64:
-        stored = (
-            (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
-        )  # a float32's bits, as one kernel wants them
-    elif name.endswith(".input_offset"):
-        stored = stored.to(target.dtype)  # a whole number, in whatever type
     if stored.dtype != target.dtype and not (stored.is_floating_point() and target.is_floating_point()):
         reason = f"tensor {name} is stored as {_name(stored)}, and its layer computes with {_name(target)}"
         raise ModelError("dtype_mismatch", str(path), reason, OTHER_CHECKPOINT)
