@@ -183,7 +183,7 @@ def test_outliers_in_norms_and_quantized_caches_are_refused_by_name(name: str, t
 
 
 def test_scales_stored_as_the_bits_of_float32(tmp_path: Path) -> None:
-    """Checkpoints for float16 hold deq_scale as int64: a float32 in the lower half, and in the upper what a kernel reads."""
+    """Checkpoints for float16 hold deq_scale as int64: a float32 in the lower half, a kernel's flags in the upper."""
     model = small_model("llama")
     quantize(tmp_path, model, everything("W8A8"))
     scales = {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k.endswith("deq_scale")}

@@ -88,7 +88,7 @@ _ONLY_A3 = (
     ),
     *_all(
         "unsupported",
-        "graphs are captured for chosen batch sizes on A3 alone; on A2 they can only be left on or turned off",
+        "a choice of batch sizes for graphs is published for A3 alone; on A2 they can be left on or turned off",
         "cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding piecewise_cuda_graph_max_tokens",
         ("a2",),
     ),

@@ -91,7 +91,7 @@ class ToyPlatform:
             Check(
                 "memory",
                 memory.free > 0,
-                f"{memory.free} of {memory.total} bytes free",
+                f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
                 "" if memory.free > 0 else "Set SRV_TOY_MEMORY to a larger size.",
             ),
             Check(
