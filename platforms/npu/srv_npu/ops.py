@@ -102,8 +102,8 @@ class Operators:
         self, steps: Tensor, columns: Sequence[Tensor], scale: Tensor, bias: Tensor | None, **options: Any
     ) -> Tensor:
         """steps int8 [T, K] times every piece of a weight, side by side: [T, N]. scale, bias: [N]."""
-        scales = scale.split(_PIECE)
-        biases = (None,) * len(columns) if bias is None else bias.split(_PIECE)
+        scales = torch.split(scale, _PIECE)
+        biases = (None,) * len(columns) if bias is None else torch.split(bias, _PIECE)
         multiply = self._sdk().npu_quant_matmul
         parts = [
             multiply(steps, piece, each, bias=added, **options)
@@ -117,7 +117,7 @@ def in_columns(weight: Tensor) -> tuple[Tensor, ...]:
 
     More than one where a product does not take so many outputs, as for the head of a large vocabulary.
     """
-    return tuple(piece.t() for piece in weight.split(_PIECE))
+    return tuple(piece.t() for piece in torch.split(weight, _PIECE))
 
 
 def implementations(operators: Operators) -> tuple[OpImpl, ...]:
