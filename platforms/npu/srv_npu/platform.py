@@ -15,7 +15,7 @@ from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpIm
 from srv.platform.manifest import EngineContext
 from srv_npu.graphs import NpuGraphs
 from srv_npu.limits import KV_ORDER
-from srv_npu.ops import implementations
+from srv_npu.ops import Operators, implementations
 from srv_npu.sdk import NAME, Sdk, load_sdk
 from srv_npu.weights import cast_weights
 
@@ -34,7 +34,8 @@ class NpuPlatform:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._sdk: Callable[[], Sdk] = functools.cache(load_sdk)
-        self._ops = implementations(self._sdk)
+        self._operators = Operators(self._sdk)
+        self._ops = implementations(self._operators)
         self._graphs = NpuGraphs(self._sdk)
 
     @property
@@ -97,7 +98,7 @@ class NpuPlatform:
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Cast weights into the format that the matrix unit reads in place."""
-        logger.info("%d of %d weight matrices are in FRACTAL_NZ", *cast_weights(self._sdk(), model))
+        logger.info("%d of %d weight matrices are in FRACTAL_NZ", *cast_weights(self._sdk(), self._operators, model))
 
     def diagnose(self) -> list[Check]:
         facts, device = self._context.device, self.device(self._context.local_rank)

@@ -14,17 +14,19 @@ from torch import Tensor, nn
 
 from srv.models.layers import Linear, Projection
 from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
-from srv_npu.ops import Operators
+from srv_npu.ops import Operators, in_columns
 from srv_npu.sdk import Sdk
 
 FRACTAL_NZ = 29  # the format's number in ACL
 _MULTIPLES = {torch.float16: (16, 16), torch.bfloat16: (16, 16), torch.int8: (32, 16)}  # of outputs, of inputs
 
 
-def cast_weights(sdk: Sdk, model: nn.Module) -> tuple[int, int]:
-    """Cast what allows it, in place of the plain weight; how many matrices that were, and of how many."""
+def cast_weights(sdk: Sdk, operators: Operators, model: nn.Module) -> tuple[int, int]:
+    """Cast what allows it, in place of the plain weight; how many matrices that were, and of how many.
+
+    operators: the platform's, which multiply by 8-bit weights from then on.
+    """
     matrices = [module for module in model.modules() if isinstance(module, Projection)]
-    operators = Operators(lambda: sdk)
     cast = 0
     with torch.no_grad():
         for each in matrices:
@@ -33,9 +35,11 @@ def cast_weights(sdk: Sdk, model: nn.Module) -> tuple[int, int]:
             if isinstance(each, Linear) and allowed:
                 each.weight.data = sdk.npu_format_cast(each.weight.data, FRACTAL_NZ)
             elif isinstance(each, (DynamicInt8Linear, StaticInt8Linear)):
-                columns = each.weight.data.t().contiguous()
+                columns = tuple(piece.contiguous() for piece in in_columns(each.weight.data))
                 each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
-                _multiply_columns(operators, each, sdk.npu_format_cast(columns, FRACTAL_NZ) if allowed else columns)
+                if allowed:
+                    columns = tuple(sdk.npu_format_cast(piece, FRACTAL_NZ) for piece in columns)
+                _multiply_columns(operators, each, columns)
     return cast, len(matrices)
 
 
@@ -49,12 +53,13 @@ def may_cast(projection: Projection) -> bool:
     return aligned and not (isinstance(projection, Linear) and projection.shared)
 
 
-def _multiply_columns(operators: Operators, linear: DynamicInt8Linear | StaticInt8Linear, columns: Tensor) -> None:
-    """Let the layer multiply by a weight that lies as int8 [inputs, outputs]."""
+def _multiply_columns(
+    operators: Operators, linear: DynamicInt8Linear | StaticInt8Linear, columns: tuple[Tensor, ...]
+) -> None:
+    """Let the layer multiply by a weight that lies as int8 [inputs, outputs], in one piece or more."""
     if isinstance(linear, DynamicInt8Linear):
-        linear.kernel = partial(
-            operators.dynamic_product, columns=columns, weight_scale=linear.weight_scale, bias=linear.bias
-        )
+        bias = None if linear.bias is None else linear.bias.float()  # as the operator takes it: widened once
+        linear.kernel = partial(operators.dynamic_product, columns=columns, weight_scale=linear.weight_scale, bias=bias)
         return
     linear.kernel = partial(
         operators.static_product,

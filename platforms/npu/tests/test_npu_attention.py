@@ -63,11 +63,18 @@ class World:
         return AttentionBatch(query_lens, kv_lens, table[:, :width].to(self.device), graph)
 
     def fresh(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of a step; k and v are slices of a wider matrix, as a fused projection gives them."""
+        """q, k, v of a step, on the host."""
+        return self.cut(self.fused(tokens))
+
+    def fused(self, tokens: int) -> Tensor:
         heads, dim = self.layer.heads, self.layer.head_dim
-        q = torch.randn(tokens, heads, dim).to(self.dtype)
-        fused = torch.randn(tokens, KV_HEADS, dim + self.value_dim).to(self.dtype)
-        return q, fused[..., :dim], fused[..., dim:]
+        return torch.randn(tokens, heads * dim + KV_HEADS * (dim + self.value_dim)).to(self.dtype)
+
+    def cut(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v as a fused projection gives them: slices of one matrix."""
+        heads, dim = self.layer.heads, self.layer.head_dim
+        q, k, v = fused.split((heads * dim, KV_HEADS * dim, KV_HEADS * self.value_dim), -1)
+        return q.unflatten(-1, (heads, dim)), k.unflatten(-1, (KV_HEADS, dim)), v.unflatten(-1, (KV_HEADS, -1))
 
     def expect(self, query_lens: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Remember the step's keys and values, and attend in float64."""
@@ -82,11 +89,11 @@ class World:
 
     def step(self, *query_lens: int) -> None:
         """One step through the backend, equal to the dense one."""
-        q, k, v = self.fresh(sum(query_lens))
+        fused = self.fused(sum(query_lens))
         metadata = self.backend.plan(self.batch(query_lens))
-        got = self.backend.forward(self.layer, *(each.to(self.device) for each in (q, k, v)), metadata)
+        got = self.backend.forward(self.layer, *self.cut(fused.to(self.device)), metadata)
         assert got.dtype == self.dtype
-        close(got, self.expect(query_lens, q, k, v))
+        close(got, self.expect(query_lens, *self.cut(fused)))
 
 
 def dense(of: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -218,9 +225,9 @@ def test_metadata_of_a_graph_keeps_its_addresses(platform: NpuPlatform) -> None:
 
 @pytest.mark.parametrize(("changes", "says"), [({"soft_cap": 30.0}, "caps its scores"), ({"window": 4}, "window of 4")])
 def test_what_it_cannot_mask_is_refused(platform: NpuPlatform, changes: dict[str, float], says: str) -> None:
-    world = World(platform, 64, torch.bfloat16, rows=1)
-    q, k, v = (each.to(world.device) for each in world.fresh(5))
-    metadata = world.backend.plan(world.batch([5]))
+    world = World(platform, 64, torch.bfloat16, rows=2)
+    q, k, v = (each.to(world.device) for each in world.fresh(7))
+    metadata = world.backend.plan(world.batch([5, 2]))
     with pytest.raises(InternalError, match=says):
         world.backend.forward(replace(world.layer, **changes), q, k, v, metadata)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
+from srv_npu.graphs import NpuGraphs
 from srv_npu.limits import KV_ORDER, PAGE
 from srv_npu.platform import NpuPlatform
 from srv_npu.weights import FRACTAL_NZ, may_cast
@@ -36,6 +40,10 @@ def test_a_rank_without_a_device_of_its_own_is_refused(platform: NpuPlatform) ->
     assert platform.device(0) == torch.device("npu", 0)
     with pytest.raises(PlatformUnavailable, match="rank 1"):
         platform.device(1)
+
+
+def test_kernels_are_not_compiled_at_work(platform: NpuPlatform) -> None:
+    assert platform._sdk().npu.is_jit_compile_false()
 
 
 def test_memory_is_the_devices(platform: NpuPlatform) -> None:
@@ -79,6 +87,81 @@ def test_ops_keep_their_contracts_on_the_device(platform: NpuPlatform, op: str, 
 def test_ops_are_torch_npus_own(platform: NpuPlatform) -> None:
     assert {impl.op for impl in platform.ops} == set(CONTRACTS)
     assert all("torch_npu" in impl.name for impl in platform.ops)
+
+
+def bound(platform: NpuPlatform, op: str, dtype: torch.dtype, **sizes: int) -> Callable[..., torch.Tensor]:
+    found: Callable[..., torch.Tensor] = Ops("npu", platform.ops).bind(op, OpArgs(dtype, sizes))
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ops_take_inputs_of_any_strides(platform: NpuPlatform, dtype: torch.dtype) -> None:
+    """A slice of a wider matrix, and a transposed one, give what their copies give."""
+    device = platform.device(0)
+    weight = torch.randint(-128, 128, (32, 64), dtype=torch.int8).to(device)
+    scales, one = torch.rand(32).to(device), torch.ones(1).to(device)
+    further: dict[str, tuple[torch.Tensor | None, ...]] = {
+        "silu_and_mul": (),
+        "linear_w8a8": (weight, scales, None),
+        "linear_w8a8_static": (weight, one / 16, one, torch.arange(32, dtype=torch.int32).to(device), scales),
+    }
+    wide = torch.randn(64, 96).to(dtype).to(device)
+    for op, rest in further.items():
+        run = bound(platform, op, dtype, inputs=64, outputs=32)
+        for x in (wide[:, 16:80], wide.t()[:5]):
+            assert not x.is_contiguous()
+            assert torch.equal(run(x, *rest).cpu(), run(x.contiguous(), *rest).cpu()), op
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_fixed_rounding_is_computed_in_float32(platform: NpuPlatform, dtype: torch.dtype) -> None:
+    """In 16 bits, some of these inputs would be rounded to another step."""
+    x, scale, offset = (torch.randn(8, 64) * 30).to(dtype), torch.tensor([0.7713]), torch.tensor([0.375])
+    weight = torch.eye(64, dtype=torch.int8)
+    given = (x, weight, scale, offset, torch.zeros(64, dtype=torch.int32), torch.ones(64))
+    found = bound(platform, "linear_w8a8_static", dtype)(*(each.to(platform.device(0)) for each in given))
+    want, narrow = (
+        (x.to(wide) * (1 / scale).to(wide) + offset.to(wide)).round().clamp(-128, 127).float()
+        for wide in (torch.float32, dtype)
+    )
+    assert torch.equal(found.cpu().float(), want)
+    assert not torch.equal(narrow, want)
+
+
+HEAD = 65535 + 97  # outputs: more than one product takes, and a multiple of 32
+
+
+@pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])
+def test_a_head_of_more_outputs_than_one_product_takes(
+    platform: NpuPlatform, kind: type[DynamicInt8Linear | StaticInt8Linear]
+) -> None:
+    """Before and after its weight is packed, each output is what a small layer of its own weight gives."""
+    place = Place(platform.device(0), torch.float16, Ops("npu", platform.ops))
+    further = {"bias": True} if kind is DynamicInt8Linear else {}
+    head, last = (kind(place, {"head": outputs}, 32, **further) for outputs in (HEAD, 160))
+    load_dummy(head.targets(), seed=1)
+    if isinstance(head, StaticInt8Linear):
+        head.quant_bias.copy_(torch.arange(HEAD, dtype=torch.int32) % 1000)
+    for name, whole in head.targets().items():
+        last.targets()[name].copy_(whole[-160:] if len(whole) == HEAD else whole)
+    x = torch.randn(2, 32).half().to(platform.device(0))
+    want = last(x).cpu()
+    assert want.any()
+    before = head(x)
+    assert tuple(before.shape) == (2, HEAD)
+    assert torch.equal(before[:, -160:].cpu(), want)
+    platform.post_load(nn.ModuleList([head]))
+    columns = head.kernel.keywords["columns"]  # type: ignore[attr-defined]
+    assert [tuple(piece.shape) for piece in columns] == [(32, 65504), (32, HEAD - 65504)]
+    assert all(platform._sdk().get_npu_format(piece) == FRACTAL_NZ for piece in columns)
+    assert torch.equal(head(x).cpu(), before.cpu())
+
+
+@pytest.mark.parametrize("op", ["linear_w8a8", "linear_w8a8_static"])
+def test_more_inputs_than_one_product_takes_are_refused(platform: NpuPlatform, op: str) -> None:
+    (offered,) = (impl for impl in platform.ops if impl.op == op)
+    assert offered.supports_args(OpArgs(torch.float16, {"inputs": 65535, "outputs": 64})) is None
+    assert "65536 inputs" in str(offered.supports_args(OpArgs(torch.float16, {"inputs": 65536, "outputs": 64})))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +209,8 @@ def test_weights_of_8_bits_are_turned_round_and_cast(
     x = torch.randn(5, inputs).to(dtype).to(platform.device(0))
     before = linear(x).cpu()
     platform.post_load(nn.ModuleList([linear]))
-    columns = linear.kernel.keywords["columns"]  # type: ignore[attr-defined]
+    (columns,) = linear.kernel.keywords["columns"]  # type: ignore[attr-defined]
+    assert {linear.kernel.func.__self__} == {impl.target.__self__ for impl in platform.ops}  # type: ignore[attr-defined, union-attr]
     assert tuple(columns.shape) == (inputs, outputs)
     assert (platform._sdk().get_npu_format(columns) == FRACTAL_NZ) is cast
     assert linear.weight.numel() == 0
@@ -151,3 +235,39 @@ def test_a_graph_that_was_not_captured_is_not_replayed(platform: NpuPlatform) ->
     assert platform.graphs is not None
     with pytest.raises(InternalError, match="a step of 77 rows"):
         platform.graphs.replay(77, None)
+
+
+class Watched:
+    """The SDK's device functions. Every pool that is made is another, and the pool of every capture is written down."""
+
+    def __init__(self, npu: Any) -> None:
+        self._npu = npu
+        self.made = 0
+        self.pools: list[Any] = []
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        self.made += 1
+        return (0, self.made)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._npu, name)
+
+    def graph(self, graph: Any, *, pool: Any, auto_dispatch_capture: bool) -> Any:
+        self.pools.append(pool)
+        return self._npu.graph(graph, pool=pool, auto_dispatch_capture=auto_dispatch_capture)
+
+
+def test_graphs_warm_up_and_share_one_pool(platform: NpuPlatform) -> None:
+    npu = Watched(platform._sdk().npu)
+    graphs = NpuGraphs(lambda: SimpleNamespace(npu=npu))
+    x = torch.ones(4, device=platform.device(0))
+    capturing: list[bool] = []
+
+    def run() -> torch.Tensor:
+        capturing.append(npu.is_current_stream_capturing())
+        return x + 1
+
+    kept = [graphs.capture(rows, run) for rows in (1, 2)]
+    assert len(kept) == 2
+    assert capturing == [False, False, True] * 2
+    assert npu.pools == [(0, 1)] * 2

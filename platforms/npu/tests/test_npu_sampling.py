@@ -73,6 +73,7 @@ def sampled(platform: NpuPlatform, kind: Any, given: SamplingBatch) -> list[int]
         (0.9, 50, 0.9, 0.05),
         (1.0, 1, 1.0, 0.0),
         (1.0, VOCAB, 1e-6, 0.0),
+        (1.0, VOCAB, 1e-50, 0.0),  # above 0 for a request, 0 as float32: the best token stays all the same
     ],
 )
 def test_the_token_drawn_is_the_one_at_the_noise(

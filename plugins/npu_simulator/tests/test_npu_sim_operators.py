@@ -216,6 +216,14 @@ def test_quantize_multiplies_and_saturates(sdk: Any) -> None:
     assert found.cpu().tolist() == [[3, 5, -2, 127, -128]]
 
 
+def test_what_rounds_to_8_bits_takes_strides_and_gives_none(sdk: Any) -> None:
+    x = torch.randn(16, 4).half().to("npu:0").t()
+    one = torch.ones(1).half().to("npu:0")
+    for found in (sdk.npu_dynamic_quant(x)[0], sdk.npu_quantize(x, one, one, torch.qint8, -1, False)):
+        assert tuple(found.shape) == (4, 16)
+        assert found.is_contiguous()
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("shape", "columns"), [((5, 40), 24), ((2, 3, 2500), 7), ((1, 16), 32)])
 @pytest.mark.parametrize("transposed", [False, True])

@@ -41,6 +41,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS)
         self.soc = soc
         self.config = SimpleNamespace(allow_internal_format=False)
+        self._compiles = True
         self.Event = partial(Event, self.current_stream)
         self.NPUGraph = partial(NPUGraph, self.recorder, self.memory)
 
@@ -67,7 +68,12 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         return "simulated"
 
     def set_compile_mode(self, jit_compile: bool = False) -> None:
-        """Accepted without effect: nothing is compiled here."""
+        """Kept for `is_jit_compile_false`, without effect otherwise: nothing is compiled here."""
+        self._compiles = jit_compile
+
+    def is_jit_compile_false(self) -> bool:
+        """Whether the program has asked for ready-made kernels. Until it has, not: some cards begin so."""
+        return not self._compiles
 
     # Memory
 

@@ -48,6 +48,7 @@ def swiglu(self: Tensor, dim: int = -1) -> Tensor:
     """silu(first half) * second half, along `dim`."""
     rules = Rules("npu_swiglu")
     rules.dtype("self", self, FLOATS)
+    rules.contiguous("self", self)
     rules.that(-self.dim() <= dim < self.dim(), "dim", dim, f"must be a dimension of self, which has {self.dim()}")
     described = f"of shape {tuple(self.shape)}"
     rules.that(self.shape[dim] % 2 == 0, "self", described, f"must have an even size along dim {dim}")

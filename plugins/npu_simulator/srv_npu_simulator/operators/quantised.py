@@ -9,6 +9,7 @@ from srv_npu_simulator.operators.checks import FLOATS, HALVES, Rules
 
 # 128 * 128 * 1024 is 2 ** 24, the last integer up to which float32 has all of them.
 _EXACT = 1024
+_MOST = 65535  # size of the last dimension of a factor of npu_quant_matmul
 
 # Numbers of dtypes as PyTorch passes them for an int argument.
 _DTYPES = {
@@ -39,7 +40,10 @@ def dynamic_quant(
     quant_mode: str = "pertoken",
     dst_type_max: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """(int8 like input, float32 scale of each row): scale = largest magnitude / 127, round half to even."""
+    """(int8 like input, float32 scale of each row): scale = largest magnitude / 127, round half to even.
+
+    The results are contiguous, whatever the strides of input.
+    """
     rules = Rules("npu_dynamic_quant")
     rules.dtype("input", input, HALVES)
     rules.that(input.dim() >= 2, "input", f"of shape {tuple(input.shape)}", "must have at least 2 dimensions")
@@ -47,7 +51,7 @@ def dynamic_quant(
     _dtype(rules, "dst_type", dst_type, (torch.int8,))
     rules.that(quant_mode == "pertoken", "quant_mode", repr(quant_mode), "must be 'pertoken'")
     rules.that(dst_type_max == 0.0, "dst_type_max", dst_type_max, "must be 0.0 for int8")
-    wide = input.float()
+    wide = input.contiguous().float()
     if smooth_scales is not None:
         rules.same_dtype("smooth_scales", smooth_scales, "input", input.dtype)
         rules.shape("smooth_scales", smooth_scales, input.shape[-1:], "one a column")
@@ -60,20 +64,26 @@ def dynamic_quant(
 def quantize(
     self: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int = 1, div_mode: bool = True
 ) -> Tensor:
-    """round(self / scales + zero_points), or self * scales with div_mode False, as int8 along `axis`."""
+    """round(self / scales + zero_points), or self * scales with div_mode False, as int8 along `axis`.
+
+    The result is contiguous, whatever the strides of self.
+    """
     rules = Rules("npu_quantize")
     rules.dtype("self", self, FLOATS)
     _dtype(rules, "dtype", dtype, (torch.qint8, torch.int8))
     rules.that(not div_mode, "div_mode", div_mode, "but the simulator has no reference for it: pass 1 / scales")
     rules.that(axis in (-1, self.dim() - 1), "axis", axis, "must be the last one, -1")
-    rules.dtype("scales", scales, (torch.float32, torch.bfloat16, torch.float16))
+    rules.same_dtype("scales", scales, "self", self.dtype)
     for name, value in (("scales", scales), ("zero_points", zero_points)):
         if value is not None:
             fits = tuple(value.shape) in ((1,), tuple(self.shape[-1:]))
             rules.that(
                 fits, name, f"of shape {tuple(value.shape)}", f"must have shape (1,) or {tuple(self.shape[-1:])}"
             )
-    scaled = self.float() * scales.float()
+    if zero_points is not None:
+        rules.same_dtype("zero_points", zero_points, "scales", scales.dtype)
+        rules.shape("zero_points", zero_points, scales.shape, "the shape of scales")
+    scaled = self.contiguous().float() * scales.float()
     if zero_points is not None:
         scaled = scaled + zero_points.float()
     return scaled.round().clamp_(-128, 127).to(torch.int8)
@@ -134,6 +144,9 @@ def _check_factors(rules: Rules, x1: Tensor, x2: Tensor) -> None:
     rules.that(whole, "x2", described, "must be contiguous, or the transpose of a contiguous tensor")
     described = f"of shape {tuple(x2.shape)}"
     rules.that(x2.shape[0] == x1.shape[-1], "x2", described, f"must have the {x1.shape[-1]} rows that x1 has columns")
+    for name, factor in (("x1", x1), ("x2", x2)):
+        size = factor.shape[-1]
+        rules.that(size <= _MOST, name, f"of shape {tuple(factor.shape)}", f"its last dimension may be at most {_MOST}")
 
 
 def _check_scales(
@@ -157,7 +170,7 @@ def _check_scales(
         rules.shape("pertoken_scale", pertoken_scale, (rows,), "one for each row of x1")
     if bias is not None:
         exact_only = dtype is torch.float16 and pertoken_scale is None
-        rules.dtype("bias", bias, (torch.int32,) if exact_only else (torch.int32, torch.float32, *HALVES))
+        rules.dtype("bias", bias, (torch.int32,) if exact_only else (torch.int32, torch.float32, torch.bfloat16))
         rules.shape("bias", bias, (columns,))
 
 
