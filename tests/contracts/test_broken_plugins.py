@@ -40,7 +40,6 @@ EXEMPT = {
     "engine.penalised": CORE_ALONE,
     "engine.stop": CORE_ALONE,
     "engine.abort": CORE_ALONE,
-    "engine.retraction": CORE_ALONE,
     "arguments.refused": "core refuses what is declared unsupported before it asks the plugin anything else",
     "arguments.supported": "to show it takes all of L3, and then a server for each set of values: minutes",
     "arguments.undeclared": "it reports as undeclared what works, and never fails",
