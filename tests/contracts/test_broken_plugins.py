@@ -29,6 +29,22 @@ CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), namin
 CONTROLS = ("unbroken",)
 PATIENCE_S = 280.0
 
+# Checks that no plugin here makes fail, alone and at first, and why not.
+CORE_ALONE = "core does it on results that earlier checks hold right; what a plugin could break shows there"
+EXEMPT = {
+    "manifest.found": "it is about what is installed, not about a plugin; test_conformance_kit.py shows it to fail",
+    "op.others": "every op that has a contract has a check of its own; one without a contract fails op.coverage",
+    "attention.undeclared": "it reports as undeclared what works, and never fails",
+    "engine.float32": "where float32 is declared it is the dtype of all other checks, so this one is skipped",
+    "engine.sampling": "core draws the noise, and L1 holds what a sampler makes of it to the one right token",
+    "engine.penalised": CORE_ALONE,
+    "engine.stop": CORE_ALONE,
+    "engine.abort": CORE_ALONE,
+    "arguments.refused": "core refuses what is declared unsupported before it asks the plugin anything else",
+    "arguments.supported": "to show it takes all of L3, and then a server for each set of values: minutes",
+    "arguments.undeclared": "it reports as undeclared what works, and never fails",
+}
+
 RUN = """
 import sys
 from srv.testing.conformance import Level, run
@@ -144,7 +160,7 @@ def test_every_check_that_a_fault_names_is_one_of_the_kit() -> None:
     assert {fault.check: fault.level for fault in FAULTS.values()}.items() <= levels.items()
 
 
-def test_almost_every_static_check_catches_a_broken_plugin() -> None:
-    """All but the first, which says that there is a plugin."""
-    static = {check.name for check in CHECKS if check.level is Level.L0}
-    assert static - {fault.check for fault in STATIC} == {"manifest.found", HANGING.check}
+def test_every_check_has_a_broken_plugin_or_a_reason_why_not() -> None:
+    shown = {fault.check for fault in FAULTS.values()}
+    assert {check.name for check in CHECKS} - shown == set(EXEMPT)
+    assert all(EXEMPT.values())

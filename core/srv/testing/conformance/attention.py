@@ -13,6 +13,7 @@ from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
     DTYPES,
     HEAD_DIMS,
+    HEAD_SIZES,
     Setup,
     Shape,
     declared_dtypes,
@@ -46,7 +47,7 @@ def single_page(kit: Kit) -> str:
         short = [row for row in rows if row.length < setup.layout.page_size]
         bench.step([(row, 1) for row in short], "output within one page")
 
-    return _each(some_setups(kit), check)
+    return _each(some_setups(kit, head_sizes=HEAD_SIZES), check)
 
 
 def several_pages(kit: Kit) -> str:
@@ -59,7 +60,7 @@ def several_pages(kit: Kit) -> str:
         for _ in range(3):
             bench.step([(row, 1) for row in rows], "output over several pages")
 
-    return _each(some_setups(kit), check)
+    return _each(some_setups(kit, head_sizes=HEAD_SIZES), check)
 
 
 def page_borders(kit: Kit) -> str:
@@ -73,7 +74,7 @@ def page_borders(kit: Kit) -> str:
         for _ in range(2):
             bench.step([(row, 1) for row in rows], "output across a border of a page")
 
-    return _each(some_setups(kit), check)
+    return _each(some_setups(kit, head_sizes=HEAD_SIZES), check)
 
 
 def gqa(kit: Kit) -> str:
@@ -96,7 +97,7 @@ def mixed(kit: Kit) -> str:
         bench.step([(rows[0], 1), (rows[1], size + 2), (rows[2], 1), (rows[3], 1), (rows[4], 2)], "prompts and output")
         bench.step([(rows[4], 1), (rows[1], 1), (rows[0], 1)], "other rows in another order")
 
-    return _each(some_setups(kit), check)
+    return _each(some_setups(kit, head_sizes=HEAD_SIZES), check)
 
 
 def extend(kit: Kit) -> str:
@@ -109,7 +110,7 @@ def extend(kit: Kit) -> str:
             bench.step([(row, chunk)], "a chunk of a prompt")
         bench.step([(other, size + 1), (row, 5)], "a chunk beside a new prompt")
 
-    return _each(some_setups(kit), check)
+    return _each(some_setups(kit, head_sizes=HEAD_SIZES), check)
 
 
 def sharing(kit: Kit) -> str:
@@ -123,7 +124,7 @@ def sharing(kit: Kit) -> str:
         bench.step([(second, 3), (third, 1), (first, 1)], "rows over shared pages")
         bench.step([(first, 1), (second, 1), (third, 1)], "output over shared pages")
 
-    return _each(some_setups(kit), check)
+    return _each(some_setups(kit, head_sizes=HEAD_SIZES), check)
 
 
 def layers(kit: Kit) -> str:

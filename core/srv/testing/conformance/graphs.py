@@ -16,7 +16,7 @@ from srv.platform.interface import AttentionBatch, Graphs
 from srv.testing.conformance.bench import Bench, Row
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
-from srv.testing.conformance.setups import Setup, dtype_of, some_setups
+from srv.testing.conformance.setups import HEAD_SIZES, Setup, dtype_of, some_setups
 
 COUNTS = (4, 2)  # rows of the captured steps, the largest first, as the engine captures them
 COLUMNS = 12
@@ -155,7 +155,7 @@ def _in_turn(kit: Kit, setup: Setup) -> None:
 
 
 def _each(kit: Kit, check: Callable[[Kit, Setup], None]) -> str:
-    chosen = some_setups(kit, most=1)
+    chosen = some_setups(kit, most=1, head_sizes=HEAD_SIZES)
     for setup in chosen:
         check(kit, setup)
     return "; ".join(str(setup) for setup in chosen)

@@ -32,6 +32,7 @@ from srv.testing.conformance.values import says, user_input
 DTYPES = ("float32", "bfloat16", "float16")  # the order in which a check that needs one takes it
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn beside the plugin's own
 HEAD_DIMS = (64, 128, 32, 80)
+HEAD_SIZES = 2  # of each backend, where rows are laid out in many ways: kernels take other paths by the head size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,13 @@ def some_setups(
     *,
     dtypes: Sequence[str] = (),
     most: int = 2,
+    head_sizes: int = 1,
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Setup, ...]:
-    """For each attention backend, setups in the first dtype and head size that it takes.
+    """For each attention backend, setups in the first dtype and the first `head_sizes` head sizes that it takes.
 
-    `dtypes`: those to choose from, the declared ones if empty. `fields` of the model's configuration. NotApplicable
-    if no backend takes any.
+    `dtypes`: those to choose from, the declared ones if empty. `most`: page sizes of each head size. `fields` of the
+    model's configuration. NotApplicable if no backend takes any.
     """
     chosen: dict[str, list[Setup]] = {}
     refused: list[str] = []
@@ -128,7 +130,8 @@ def some_setups(
             refused += against
             for setup in found:
                 mine = chosen.setdefault(setup.spec.name, [])
-                if not mine or (mine[0].dtype, mine[0].shape) == (setup.dtype, setup.shape):
+                sizes = {each.shape.head_dim for each in (*mine, setup)}
+                if len(sizes) <= head_sizes and all(each.dtype == setup.dtype for each in mine):
                     mine.append(setup)
     flat = tuple(setup for each in chosen.values() for setup in each)
     if not flat:

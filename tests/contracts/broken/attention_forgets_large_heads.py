@@ -1,0 +1,42 @@
+"""Heads of 128 take another path, where a later chunk of a prompt sees nothing but itself.
+
+Caught by attention.extend at L2, naming "heads of 128".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("attention_forgets_large_heads", attention="attention_forgets_large_heads:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from dataclasses import replace
+
+    import torch
+
+    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+
+    class Forgetful(ToyPagedAttention):
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            made = super().plan(batch)
+            if isinstance(made, GraphMetadata) or context.kv is None or context.kv.layout.group.key_dim != 128:
+                return made
+            return replace(made, pieces=tuple(_own_chunk(piece) for piece in made.pieces))
+
+    class OwnChunk(Piece):
+        def visible(self, window: int | None) -> torch.Tensor:
+            key = torch.arange(self.slots.shape[1], device=self.slots.device)
+            return super().visible(window) & (key >= self.positions[:, :1, None])[:, None, None]  # the fault
+
+    def _own_chunk(piece: Piece) -> Piece:
+        if piece.queries == 1:
+            return piece
+        return OwnChunk(piece.rows, piece.queries, piece.tokens, piece.slots, piece.positions)
+
+    return Forgetful(context)

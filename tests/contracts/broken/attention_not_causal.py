@@ -1,0 +1,34 @@
+"""The tokens of a prompt see those that follow them.
+
+Caught by attention.single_page at L2, naming "prompts within one page".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("attention_not_causal", attention="attention_not_causal:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from dataclasses import replace
+
+    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+
+    class Looking(ToyPagedAttention):
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            made = super().plan(batch)
+            if isinstance(made, GraphMetadata):
+                return made
+            return replace(made, pieces=tuple(map(_ahead, made.pieces)))
+
+    def _ahead(piece: Piece) -> Piece:
+        last = piece.positions[:, -1:].expand_as(piece.positions)  # the fault
+        return replace(piece, positions=last)
+
+    return Looking(context)

@@ -1,0 +1,33 @@
+"""A prompt that ends with its page loses its last token: keys and values of it go to page 0.
+
+Caught by attention.page_borders at L2, naming "at a border of a page".
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("attention_prompt_fills_page", attention="attention_prompt_fills_page:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from srv_toy_device.attention import GraphMetadata, Metadata, ToyPagedAttention
+
+    class Losing(ToyPagedAttention):
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            made = super().plan(batch)
+            if isinstance(made, GraphMetadata):
+                return made
+            ends = itertools.accumulate(batch.query_lens)
+            for queries, length, end in zip(batch.query_lens, batch.kv_lens, ends, strict=True):
+                if queries > 1 and length % self._page_size == 0:
+                    made.new_slots[end - 1] = 0  # the fault
+            return made
+
+    return Losing(context)

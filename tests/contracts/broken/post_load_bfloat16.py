@@ -1,0 +1,21 @@
+"""After loading it rounds the weights of models in bfloat16, so that they are other ones.
+
+Caught by engine.bfloat16 at L3, naming "output in bfloat16".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toy_options import rounding
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    import torch
+
+
+def wrong(model: torch.nn.Module) -> bool:
+    return any(str(weight.dtype) == "torch.bfloat16" for weight in model.parameters())  # the fault
+
+
+MANIFEST = manifest("post_load_bfloat16", platform=rounding(wrong))
