@@ -58,9 +58,11 @@ bench: env
 matrix: $(READY)
 	$(BIN)/srv matrix generate
 
-# Of this machine's processor; commit the code first. support_matrix/evidence/README.md says more.
+# Of this machine's processor, and of simulated cards; commit the code first. support_matrix/evidence/README.md says more.
 evidence: env
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
+	for card in a2 a3; do SRV_NPU_SIMULATOR=$$card $(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence \
+	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py || exit 1; done
 
 docs: matrix
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site

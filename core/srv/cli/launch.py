@@ -25,7 +25,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejected
-from srv.platform.manifest import worker_environment
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,6 +128,7 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
     import asyncio
 
     from srv.engine.supervisor import EngineProcess, EngineStartError
+    from srv.platform.manifest import worker_environment
     from srv.server.tokenizer import load_text_processor
 
     config = situation.resolved.config
