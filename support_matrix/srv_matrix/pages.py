@@ -117,7 +117,9 @@ def _caution(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
             verified = [each for each in cells if each.verified]
             forced = sum(each.forced for each in verified)
             newer = f", {forced} on a newer one made to take its path" if forced else ""
-            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}."
+            short = sum(not each.verified and any(one.level is Level.E3 for one in each.evidence) for each in cells)
+            shown = f", {short} on a simulated one or compiled for it" if short else ""
+            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}{shown}."
 
 
 def _section(

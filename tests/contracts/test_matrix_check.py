@@ -167,6 +167,13 @@ def test_a_forced_path_is_green_with_a_note_and_was_not_run_on_the_device() -> N
     assert "- `mk1`: 1 cells were run on the device.\n" in platform_page(real, real.manifests[0])
 
 
+def test_what_ran_on_a_simulated_device_is_told_as_such() -> None:
+    """It is not run on the device, and no longer a mere declaration."""
+    shown = matrix(evidence=[evidence("port=30000", level=Level.E3)])
+    page = platform_page(shown, shown.manifests[0])
+    assert "- `mk1`: 0 cells were run on the device, 1 on a simulated one or compiled for it.\n" in page
+
+
 def test_check_sees_a_missing_and_an_unknown_argument(small: Matrix) -> None:
     records = [each for each in small.records.values() if each.key != ("port", "imagined", "mk2")]
     records.append(replace(records[0], feature="warp_factor"))
