@@ -10,7 +10,6 @@ devices or the KV pool.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -86,14 +85,11 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(CausalLM):
-    """A whole model, its weights still to be filled through `targets`. `linear` makes its products; None: `Linear`s."""
+    """A whole model, its weights still to be filled through `targets`. `linear` makes its products."""
 
-    def __init__(
-        self, config: DecoderConfig, place: Place, context_length: int, linear: MakeLinear | None = None
-    ) -> None:
+    def __init__(self, config: DecoderConfig, place: Place, context_length: int, linear: MakeLinear) -> None:
         super().__init__()
         self.config = config
-        linear = linear or partial(Linear, place)
         self.embedding = Embedding(place, config.vocab_size, config.hidden_size)
         self.stack = tuple(DecoderLayer(config, place, linear, index) for index in range(config.layers))
         self.layers = nn.ModuleList(self.stack)

@@ -65,8 +65,9 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
 def _packed(projection: Projection, kernel: MakeKernel | None) -> Kernel | None:
     """The product on a repacked weight, or None where the default one stays."""
     if isinstance(projection, Linear):
-        fits = kernel is not None and projection.weight.dtype in _DTYPES
-        return kernel(projection.weight, projection.bias) if kernel is not None and fits else None
+        if kernel is None or projection.weight.dtype not in _DTYPES:
+            return None
+        return kernel(projection.weight, projection.bias)
     if load().library is None or not isinstance(projection, (DynamicInt8Linear, StaticInt8Linear)):
         return None
     from srv_kernels.cpu.native_ops import TYPES, ByteLinear
