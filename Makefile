@@ -1,4 +1,5 @@
-# make serve | test | test-all | bench | matrix | evidence | docs | lint | clean     (make serve ONESHOT=1: one answer)
+# make serve | test | test-all | bench | bench-peers | matrix | evidence | docs | lint | clean
+# make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" hands arguments to the race.
 # Everything happens in .venv; versions come from constraints.txt. torch goes first, so that nothing pulls another.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env serve test test-all lint bench matrix evidence docs clean
+.PHONY: env serve test test-all lint bench bench-peers matrix evidence docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -54,6 +55,10 @@ bench: env
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
 	$(BIN)/python tests/bench/bad_input.py --json docs/benchmarks/bad_input.json
 	$(BIN)/python tests/bench/startup.py --json docs/benchmarks/startup.json
+
+# Against other servers, each in an environment of its own under build/peers; the first run compiles llama.cpp.
+bench-peers: env
+	$(BIN)/python tests/bench/peers/race.py $(RACE)
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate

@@ -15,65 +15,22 @@ import asyncio
 import json
 import os
 import platform
-import random
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
 import torch
+from bench_loads import POINTS, Point, Prompts
 from rich.console import Console
 from rich.table import Table
 
 START_TIMEOUT_S = 180
-
-
-@dataclass(frozen=True)
-class Point:
-    """One load: `requests` at once, each of `prompt` tokens of which the first `shared` are common."""
-
-    name: str
-    requests: int
-    prompt: int
-    output: int
-    shared: int = 0
-
-    @property
-    def counted(self) -> int:
-        """Tokens that the figure counts: generated ones, or the prompt's where only one is generated."""
-        return self.requests * (self.prompt if self.output == 1 else self.output)
-
-
-POINTS = (
-    Point("1 stream, 128 in, 128 out", 1, 128, 128),
-    Point("4 streams, 128 in, 128 out", 4, 128, 128),
-    Point("16 streams, 128 in, 128 out", 16, 128, 128),
-    Point("prefill of 512", 1, 512, 1),
-    Point("16 requests, shared prefix of 1,000, 32 own, 64 out", 16, 1032, 64, shared=1000),
-)
-
-
-class Prompts:
-    """Random token ids, new for every call; the shared prefix stays the same."""
-
-    def __init__(self, vocab: int, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._vocab = vocab
-        self._prefix = self._ids(4096)
-
-    def _ids(self, count: int) -> list[int]:
-        return [self._random.randrange(100, self._vocab - 100) for _ in range(count)]
-
-    def draw(self, point: Point) -> list[list[int]]:
-        return [self._prefix[: point.shared] + self._ids(point.prompt - point.shared) for _ in range(point.requests)]
-
-    def prefix(self, point: Point) -> list[int]:
-        return self._prefix[: point.shared]
 
 
 async def _one(client: httpx.AsyncClient, ids: list[int], output: int) -> tuple[float, int]:
@@ -212,7 +169,7 @@ def _compare(point: Point, rounds: int, base: str, prompts: Prompts, peer: Peer)
     mine, other = point.counted / statistics.median(ours), point.counted / statistics.median(theirs)
     return {
         **asdict(point),
-        "unit": "prompt tokens/s" if point.output == 1 else "output tokens/s",
+        "unit": point.unit,
         "srv": round(mine, 1),
         "transformers": round(other, 1),
         "ratio": round(mine / other, 2),

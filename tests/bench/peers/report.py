@@ -1,0 +1,306 @@
+"""The page of a race: tables in `docs/performance.md` and a plot beside its figures, made from `peers.json` alone.
+
+    python tests/bench/peers/report.py [--check]
+
+Owns what stands between the markers of the page, and the plot. Must not measure anything; `--check` fails where page or
+plot are not what the figures say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import floors
+from bench_loads import Point
+from machine import Ceilings
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "performance.md"
+FIGURES = ROOT / "docs" / "benchmarks" / "peers.json"
+PLOT = ROOT / "docs" / "benchmarks" / "peers.svg"
+BEGIN = "<!-- written by tests/bench/peers/race.py: begin -->"
+END = "<!-- written by tests/bench/peers/race.py: end -->"
+OURS = "srv"
+NO_FIGURES = "There are no figures yet: `make bench-peers` writes them."
+NOISE = 0.2  # differences under this share are ties
+AIMS = {"1 stream": 1.3, "16 streams": 2.0, "prefill": 1.3, "16 requests": 2.5}
+
+Report = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+def best(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The higher of two measurements of each ceiling."""
+    return {name: value if value is None else max(value, other[name] or 0.0) for name, value in one.items()}
+
+
+def render(report: Report) -> str:
+    """What stands between the markers."""
+    parts = (_about(report), _speed(report), _first(report), _facts(report), _floors(report), _missing(report))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
+
+
+def _points(report: Report) -> list[Point]:
+    return [Point(**point) for point in report["points"]]
+
+
+def _ran(report: Report) -> list[Row]:
+    return [peer for peer in report["peers"] if peer["points"]]
+
+
+def _ours(report: Report) -> Row | None:
+    return next((peer for peer in _ran(report) if peer["name"] == OURS), None)
+
+
+def _value(peer: Row | None, point: Point, key: str) -> float | None:
+    result = peer["points"].get(point.name) if peer else None
+    return None if result is None else float(result[key])
+
+
+def _about(report: Report) -> str:
+    machine, text = report["machine"], report["text"]
+    ceilings = report["ceilings"]
+    cores = f"{machine['cores']} cores ({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB"
+    terms = f"{report['threads']} threads each, room for {report['pool_tokens']:,} tokens of keys and values"
+    told = (
+        f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}; rounds: {report['rounds']}."
+    )
+    if ceilings:
+        sums = ", ".join(f"{ceilings[kind]:.0f} in {kind}" for kind in ("f32", "bf16", "int8") if ceilings[kind])
+        told += f" Ceilings measured in the same run: {ceilings['read']:.1f} GB/s read from memory; {sums} Gop/s."
+    if text["windows"]:
+        told += (
+            f" Perplexity: {text['windows']} windows of {text['window']} tokens of `tests/bench/peers/perplexity.txt`."
+        )
+    return told
+
+
+def _compared(
+    report: Report,
+    key: str,
+    digits: int,
+    ratio: Callable[[float, float], float],
+    choose: Callable[[list[float]], float],
+) -> tuple[list[list[str]], list[str]]:
+    """A row for each peer with this server's ratio to it in brackets, and this server's ratio to the best of them."""
+    points, ours = _points(report), _ours(report)
+    rows = []
+    for peer in _ran(report):
+        cells = [f"**{peer['name']}**" if peer is ours else peer["name"]]
+        for point in points:
+            value, mine = _value(peer, point, key), _value(ours, point, key)
+            if value is None:
+                cells.append("failed" if point.name in peer["failed"] else "–")
+            elif peer is ours or mine is None:
+                cells.append(f"{value:.{digits}f}")
+            else:
+                cells.append(f"{value:.{digits}f} ({ratio(mine, value):.2f})")
+        rows.append(cells)
+    last = []
+    for point in points:
+        mine = _value(ours, point, key)
+        others = [v for peer in _ran(report) if peer is not ours and (v := _value(peer, point, key)) is not None]
+        last.append(f"{ratio(mine, choose(others)):.2f}" if mine is not None and others else "–")
+    return rows, last
+
+
+def _speed(report: Report) -> str:
+    points = _points(report)
+    rows, last = _compared(report, "tokens_s", 1, lambda mine, other: mine / other, max)
+    aims = [next((f"{aim:g}" for start, aim in AIMS.items() if point.name.startswith(start)), "–") for point in points]
+    rows += [["this server ÷ best peer", *last], ["aim", *aims]]
+    head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
+    note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
+    return f"### Tokens a second\n\n{note}\n\n{_table(head, rows)}\n\n![Tokens a second](benchmarks/{PLOT.name})"
+
+
+def _first(report: Report) -> str:
+    rows, last = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
+    rows.append(["this server ÷ best peer", *last])
+    note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
+    return f"### Time to the first token\n\n{note}\n\n{_table(['server', *(p.name for p in _points(report))], rows)}"
+
+
+def _facts(report: Report) -> str:
+    rows = []
+    for peer in _ran(report):
+        quality = "not measured" if peer["perplexity"] is None else f"{peer['perplexity']:.3f}"
+        if peer["perplexity"] is None and peer["perplexity_missing"]:
+            quality += f" ({peer['perplexity_missing']})"
+        weights = "–" if peer["weight_bytes"] is None else f"{peer['weight_bytes'] / 1e6:.0f}"
+        memory = _memory(report, peer)
+        start = "–" if peer["start_s"] is None else f"{peer['start_s']:.1f}"
+        rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, start])
+    weighed = ["memory (PSS), MB", "of that keys and values", "the rest"]
+    head = ["server", "version", "precision", "perplexity", "weights, MB a step", *weighed, "healthy after, s"]
+    return f"### Precision and memory\n\n{_table(head, rows)}"
+
+
+def _memory(report: Report, peer: Row) -> list[str]:
+    """All of a server's memory, its pool of keys and values, and the rest, in MB."""
+    if peer["pss_mb"] is None:
+        return ["–"] * 3
+    shape = replace(floors.Shape(**report["shape"]), kv_item_bytes=peer["kv_item_bytes"])
+    pool = shape.kv_token_bytes * report["pool_tokens"] / 1e6
+    return [f"{peer['pss_mb']:.0f}", f"{pool:.0f}", f"{peer['pss_mb'] - pool:.0f}"]
+
+
+def _shape(report: Report, peer: Row) -> floors.Shape:
+    shape = floors.Shape(**report["shape"])
+    kept = peer["kv_item_bytes"] or shape.kv_item_bytes
+    return replace(shape, weight_bytes=peer["weight_bytes"] or 0, kv_item_bytes=kept)
+
+
+def share(report: Report, peer: Row, point: Point) -> float | None:
+    """The floor's time divided by the time that was measured: 1 is the most that this machine allows."""
+    tokens = _value(peer, point, "tokens_s")
+    if tokens is None or not peer["weight_bytes"] or not report["ceilings"]:
+        return None
+    floor = floors.seconds(_shape(report, peer), point, Ceilings(**report["ceilings"]), peer["arithmetic"])
+    return None if floor is None else floor * tokens / point.counted
+
+
+def _floors(report: Report) -> str:
+    ours = _ours(report)
+    if not report["ceilings"]:
+        return "### Floors\n\nNot measured: there is no C compiler."
+    parts = ["### Floors"]
+    if ours is not None and ours["weight_bytes"]:
+        parts.append(_own_floor(report, ours))
+    rows = []
+    for peer in _ran(report):
+        shares = (share(report, peer, point) for point in _points(report))
+        rows.append([peer["name"], peer["arithmetic"], *("–" if one is None else f"{one:.0%}" for one in shares)])
+    parts.append("Share of the floor that each reaches, at its own precision:")
+    parts.append(_table(["server", "products in", *(point.name for point in _points(report))], rows))
+    return "\n\n".join(parts)
+
+
+def _own_floor(report: Report, ours: Row) -> str:
+    shape, ceilings, arithmetic = _shape(report, ours), Ceilings(**report["ceilings"]), ours["arithmetic"]
+    rows = []
+    for point in _points(report):
+        one = floors.prefill(shape, point) if point.output == 1 else floors.step(shape, point)
+        tokens = point.prompt if point.output == 1 else point.requests
+        least = floors.seconds(shape, point, ceilings, arithmetic)
+        reached, measured = share(report, ours, point), _value(ours, point, "tokens_s")
+        rows.append(
+            [
+                point.name,
+                f"{one.read / tokens / 1e6:.1f}",
+                f"{one.operations / tokens / 1e6:.0f}",
+                one.bound(ceilings, arithmetic),
+                "–" if least is None else f"{point.counted / least:.0f}",
+                "–" if measured is None else f"{measured:.1f}",
+                "–" if reached is None else f"{reached:.0%}",
+            ]
+        )
+    head = ["load", "MB a token", "Mop a token", "a step is bound by", "floor, tokens/s", "measured", "share"]
+    return f"This server ({ours['precision']}):\n\n{_table(head, rows)}"
+
+
+def _missing(report: Report) -> str:
+    rows = [[peer["name"], "all", peer["missing"]] for peer in report["peers"] if peer["missing"]]
+    rows += [[peer["name"], point, reason] for peer in report["peers"] for point, reason in peer["failed"].items()]
+    return f"### What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
+
+
+# ---- the plot
+
+WIDTH, LABELS, PANEL, GAP, BAR = 1040, 190, 150, 12, 22
+INK, OWN, OTHER = "#1b1f24", "#0b6e4f", "#9aa5b1"
+
+
+def plot(report: Report) -> str:
+    """Bars, one panel a load: tokens a second, each panel on a scale of its own. SVG."""
+    peers, points = _ran(report), _points(report)
+    height = 60 + BAR * len(peers) + 10
+    drawn = [_text(LABELS - 8, 66 + BAR * n, peer["name"], "end", peer["name"] == OURS) for n, peer in enumerate(peers)]
+    for column, point in enumerate(points):
+        drawn += _panel(LABELS + column * (PANEL + GAP), point, peers)
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    frame = f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
+    return "\n".join(
+        [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">', frame, *drawn, "</svg>"]
+    )
+
+
+def _panel(left: int, point: Point, peers: Sequence[Row]) -> list[str]:
+    values = [_value(peer, point, "tokens_s") for peer in peers]
+    most = max((value for value in values if value is not None), default=1.0)
+    name, _, more = point.name.partition(", ")
+    drawn = [_text(left, 20, name, "start", True), _text(left, 36, more or " ", "start", False, 10)]
+    drawn.append(_text(left, 50, point.unit, "start", False, 10))
+    for number, (peer, value) in enumerate(zip(peers, values, strict=True)):
+        top = 54 + BAR * number
+        if value is None:
+            drawn.append(_text(left, top + 12, "–", "start", False))
+            continue
+        width = max(1.0, (PANEL - 50) * value / most)
+        colour = OWN if peer["name"] == OURS else OTHER
+        drawn.append(f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{BAR - 6}" fill="{colour}"/>')
+        drawn.append(_text(left + width + 4, top + 12, f"{value:.0f}", "start", peer["name"] == OURS))
+    return drawn
+
+
+def _text(x: float, y: float, words: str, anchor: str, bold: bool, size: int = 12) -> str:
+    weight = ' font-weight="bold"' if bold else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{INK}"'
+    return f"<text {place}{weight}>{escape(words)}</text>"
+
+
+# ---- files
+
+
+def between(page: str, block: str) -> str:
+    """The page with `block` between its markers. Raises ValueError where it has none."""
+    if BEGIN not in page or END not in page:
+        raise ValueError(f"the page has no place for the figures: it needs the lines {BEGIN!r} and {END!r}")
+    head, rest = page.split(BEGIN, 1)
+    return f"{head}{BEGIN}\n\n{block}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+def write(report: Report, page: Path = PAGE) -> None:
+    """Page and plot; the plot goes to `benchmarks` beside the page."""
+    page.write_text(between(page.read_text(), render(report)))
+    drawing = page.parent / "benchmarks" / PLOT.name
+    drawing.parent.mkdir(exist_ok=True)
+    drawing.write_text(plot(report) + "\n")
+
+
+def stale(page: Path = PAGE) -> bool:
+    """Whether the page or its plot says something else than the figures beside it."""
+    folder, told = page.parent / "benchmarks", page.read_text()
+    figures = folder / FIGURES.name
+    if not figures.exists():
+        return between(told, NO_FIGURES) != told
+    report = json.loads(figures.read_text())
+    return between(told, render(report)) != told or (folder / PLOT.name).read_text() != plot(report) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    if options.check:
+        return int(stale())
+    write(json.loads(FIGURES.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""One server process of the race: started on a free loopback port, weighed, ended with all its children.
+
+Owns the processes and their log. Must not know what is asked of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+from catalogue import THREADS, Peer
+
+START_S = 400.0  # vLLM compiles at its first start
+STOP_S = 30.0
+
+
+class ServerFailed(Exception):
+    """A server that did not start, or ended; the message carries the end of its log."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Serving:
+    """A context in which `peer` serves on `port`. Its processes get as many cores as each may use threads."""
+
+    def __init__(self, peer: Peer, log: Path) -> None:
+        self.peer = peer
+        self.port = free_port()
+        self.start_s = 0.0
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Serving:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        started = time.perf_counter()
+        with self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    self.peer.command(self.port),
+                    env=self._environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ServerFailed(f"it cannot be started: {error}") from error
+        os.sched_setaffinity(self._process.pid, sorted(os.sched_getaffinity(0))[:THREADS])
+        try:
+            self._wait_healthy()
+        except BaseException:
+            self._stop()
+            raise
+        self.start_s = time.perf_counter() - started
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def pss_bytes(self) -> int:
+        """Memory of the process and all its children, shared pages divided among those who share them."""
+        assert self._process is not None
+        total = 0
+        root = psutil.Process(self._process.pid)
+        for process in (root, *root.children(recursive=True)):
+            try:
+                total += process.memory_full_info().pss
+            except psutil.NoSuchProcess:
+                continue  # ended since it was listed
+        return total
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "OMP_", "VLLM_"))}
+        return {**kept, **self.peer.environment}
+
+    def _wait_healthy(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if (status := self._process.poll()) is not None:
+                raise ServerFailed(f"it ended with status {status} when it started: {self.log_end()}")
+            try:
+                with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (URLError, OSError):
+                time.sleep(0.1)
+        raise ServerFailed(f"it was not healthy within {START_S:g} s: {self.log_end()}")
+
+    def log_end(self) -> str:
+        """The last lines of what the server said, without those that only underline."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        told = [line.strip() for line in lines if line.strip(" ^~")]
+        return " / ".join(told[-3:])[-400:]
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        children: list[psutil.Process] = []
+        if self._process.poll() is None:
+            children = psutil.Process(self._process.pid).children(recursive=True)
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_S)
+        _, left = psutil.wait_procs(children, timeout=5)
+        for child in left:
+            child.kill()

@@ -1,0 +1,382 @@
+"""The race's own logic, with engines that answer at once: client, thin server, turns, perplexity, floors, page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import catalogue
+import floors
+import install
+import perplexity
+import race
+import report
+import stream_client
+import thin_server
+from bench_loads import POINTS, Point, Prompts
+from machine import Ceilings
+from stream_client import Load
+from thin_server import Request, Send, Update
+
+HERE = Path(__file__).resolve().parent
+FAKE = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from thin_server import ENGINES, Update, main
+
+class Fake:
+    def __init__(self, model, threads, pool):
+        pass
+
+    def run(self, requests, send):
+        while True:
+            request = requests.get()
+            if request.score:
+                send({{request.number: Update(finished=True, logprobs=[-1.0] * len(request.ids))}})
+            for made in range(1, request.output + 1):
+                send({{request.number: Update([7], made == request.output)}})
+
+ENGINES["transformers"] = Fake
+main()
+"""
+
+
+class Scripted:
+    """An engine of the thin server that answers each request with the same updates."""
+
+    def __init__(self, answer: Callable[[Request], list[Update]]) -> None:
+        self._answer = answer
+
+    def run(self, requests: Any, send: Send) -> None:
+        while True:
+            request = requests.get()
+            for update in self._answer(request):
+                send({request.number: update})
+
+
+def with_server(engine: Any, use: Callable[[int], Coroutine[Any, Any, Any]]) -> Any:
+    async def both() -> Any:
+        server = await asyncio.start_server(thin_server.Service(engine).connect, "127.0.0.1", 0)
+        async with server:
+            return await use(server.sockets[0].getsockname()[1])
+
+    return asyncio.run(both())
+
+
+def tokens(request: Request) -> list[Update]:
+    return [Update([1], made == request.output) for made in range(1, request.output + 1)]
+
+
+# ---- client and thin server
+
+
+def test_an_answer_has_both_times_and_the_servers_own_count() -> None:
+    answer = with_server(Scripted(tokens), lambda port: stream_client.ask(port, [5, 6], 9))
+    assert answer.tokens == 9
+    assert 0 < answer.first_s <= answer.last_s
+
+
+def test_an_answer_of_another_length_is_an_error() -> None:
+    short = Scripted(lambda request: [Update([1], finished=True)])
+    with pytest.raises(RuntimeError, match="4 tokens were asked for, 1 came"):
+        with_server(short, lambda port: stream_client.ask(port, [5], 4))
+
+
+def test_what_an_engine_raises_reaches_the_client() -> None:
+    def fail(request: Request) -> list[Update]:
+        raise ValueError("no room")
+
+    with pytest.raises(RuntimeError, match="ValueError: no room"):
+        with_server(Scripted(fail), lambda port: stream_client.ask(port, [5], 4))
+
+
+def test_a_status_that_is_no_stream_is_an_error() -> None:
+    async def refuse(port: int) -> None:
+        request = stream_client.http_request(port, "/v2/else", {})
+        _, exchange = await asyncio.get_running_loop().create_connection(
+            lambda: stream_client._Exchange(request), "127.0.0.1", port
+        )
+        await exchange.answer
+
+    with pytest.raises(RuntimeError, match="no such path: /v2/else"):
+        with_server(Scripted(tokens), refuse)
+
+
+def test_a_shared_prefix_is_sent_before_the_load() -> None:
+    seen: list[Request] = []
+
+    def record(request: Request) -> list[Update]:
+        seen.append(request)
+        return tokens(request)
+
+    point = Point("two over a prefix", 2, 30, 3, shared=20)
+    load = with_server(Scripted(record), lambda port: stream_client._load(port, point, Prompts(1000, 1), None))
+    first, *others = seen
+    assert len(first.ids) == 20
+    assert first.output == 1
+    assert [request.ids[:20] for request in others] == [first.ids] * 2
+    assert others[0].ids[20:] != others[1].ids[20:]
+    assert len(load.firsts) == 2
+
+
+def test_a_batch_streams_each_row_until_its_own_end() -> None:
+    import torch
+
+    sent: list[dict[int, Update]] = []
+    batch = [Request(1, [5], 1, score=False), Request(2, [6], 2, score=False)]
+    streamer = thin_server._Streamer(batch, lambda updates: sent.append(dict(updates)))
+    for value in (torch.tensor([[5], [6]]), torch.tensor([10, 20]), torch.tensor([11, 21])):
+        streamer.put(value)
+    assert [{number: (u.tokens, u.finished) for number, u in updates.items()} for updates in sent] == [
+        {1: ([10], True), 2: ([20], False)},
+        {2: ([21], True)},
+    ]
+
+
+# ---- perplexity
+
+
+def test_only_the_second_half_of_a_window_is_scored() -> None:
+    logprobs = [None, *range(1, perplexity.WINDOW)]
+    found = perplexity.scored(logprobs)
+    assert found == list(range(257, 512))
+
+
+def test_perplexity_of_an_even_choice_is_the_number_of_choices() -> None:
+    even = Scripted(lambda request: [Update(finished=True, logprobs=[math.log(1 / 50)] * len(request.ids))])
+    ids = list(range(2 * perplexity.WINDOW + 5))
+    found = with_server(even, lambda port: asyncio.to_thread(perplexity.over_http, port, ids, None))
+    assert found == pytest.approx(50)
+
+
+def test_the_committed_text_is_long_enough() -> None:
+    ids = race.text_tokens()
+    assert len(perplexity.windows(ids)) * perplexity.WINDOW >= 16_000
+
+
+# ---- turns
+
+
+def fake_peer(name: str, script: Path) -> catalogue.Peer:
+    serve = (sys.executable, str(script), "--engine", "transformers", "--model", "none", "--port", "{port}")
+    return catalogue.Peer(name, name, "none", "bf16", False, "Q4_1", serve)
+
+
+def test_a_peer_that_does_not_start_is_told_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "LOGS", tmp_path)
+    (tmp_path / "works.py").write_text(FAKE)
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such instruction')")
+    scores = [race.Score(fake_peer(name, tmp_path / f"{name}.py"), "1") for name in ("broken", "works")]
+    points = [Point("tiny", 2, 8, 3)]
+    race.race(scores, race.Plan(2, points, list(range(perplexity.WINDOW))), Prompts(1000, 1))
+    broken, works = scores
+    assert broken.missing is not None
+    assert "no such instruction" in broken.missing
+    assert works.missing is None
+    assert works.perplexity == pytest.approx(math.e)
+    assert [len(loads) for loads in works.loads["tiny"]] == [race.REPEATS] * 2
+    assert (works.pss_mb or 0) > 1
+
+
+def test_rounds_take_turns_forwards_and_backwards() -> None:
+    assert [race.order(3, number) for number in range(3)] == [[0, 1, 2], [2, 1, 0], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "enough"), [([], False), ([0.1, 0.1], False), ([0.1] * race.REPEATS, True), ([race.REPEAT_S], True)]
+)
+def test_a_short_load_is_repeated_and_a_long_one_is_not(seconds: list[float], enough: bool) -> None:
+    assert race.repeated(seconds) is enough
+
+
+def test_a_figure_is_the_median_of_rounds_and_a_rounds_figure_the_median_of_its_loads() -> None:
+    score = race.Score(catalogue.PEERS[0], "1")
+    score.loads["p"] = [[Load(1.0, [0.1]), Load(3.0, [0.3]), Load(2.0, [0.2])], [Load(4.0, [0.5])], [Load(9.0, [0.9])]]
+    found = race.results(score, [Point("p", 2, 8, 10)])["p"]
+    assert isinstance(found, dict)
+    assert found["tokens_s"] == 5.0
+    assert found["first_token_ms"] == 500.0
+    assert found["rounds_s"] == [2.0, 4.0, 9.0]
+
+
+def test_a_point_that_failed_once_has_no_figure() -> None:
+    score = race.Score(catalogue.PEERS[0], "1", loads={"p": [[Load(1.0, [0.1])]]}, failed={"p": "it hung"})
+    assert race.results(score, [Point("p", 1, 8, 8)]) == {}
+
+
+# ---- who races, and what is installed
+
+
+def test_every_peer_has_a_name_of_its_own_and_serves_on_the_port_it_is_given() -> None:
+    names = [peer.name for peer in catalogue.PEERS]
+    assert len(set(names)) == len(names)
+    assert all("4321" in peer.command(4321) for peer in catalogue.PEERS)
+    assert catalogue.PEERS[0].name == report.OURS
+
+
+def test_the_longest_request_of_every_load_fits_the_room() -> None:
+    assert max(point.prompt + point.output for point in POINTS) <= catalogue.ROOM
+    assert max(point.requests for point in POINTS) <= catalogue.SEQUENCES
+
+
+def test_what_cannot_be_installed_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail() -> str:
+        install.run([sys.executable, "-c", "raise SystemExit('no wheel for this machine')"])
+        return "1"
+
+    monkeypatch.setattr(install, "HOME", tmp_path)
+    monkeypatch.setitem(install.INSTALLERS, "vllm", fail)
+    monkeypatch.setitem(install.INSTALLERS, "openvino", lambda: "2")
+    found = install.install(["vllm", "openvino"])
+    assert "no wheel for this machine" in (found["vllm"].missing or "")
+    assert found["openvino"] == install.Installed("2")
+
+
+def test_constraints_of_this_project_do_not_reach_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONSTRAINT", "constraints.txt")
+    assert install.run([sys.executable, "-c", "import os; print('PIP_CONSTRAINT' in os.environ)"]).strip() == "False"
+
+
+# ---- floors
+
+SHAPE = floors.Shape(2, 8, 16, 4, 2, 2, 100, weight_bytes=1000)
+CEILINGS = Ceilings(read=1.0, f32=1.0, bf16=2.0, int8=None)
+
+
+def test_a_shape_counts_what_is_multiplied_and_what_is_kept() -> None:
+    assert SHAPE.layer_elements == 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16)
+    assert SHAPE.elements == SHAPE.layer_elements + 800
+    assert SHAPE.kv_token_bytes == 2 * 2 * 2 * 2 * 2
+
+
+def test_a_shared_prefix_is_read_once_and_computed_never() -> None:
+    alone, shared = Point("a", 4, 100, 10), Point("s", 4, 100, 10, shared=80)
+    saved = floors.step(SHAPE, alone).read - floors.step(SHAPE, shared).read
+    assert saved == 3 * 80 * SHAPE.kv_token_bytes
+    assert floors.step(SHAPE, alone).operations == floors.step(SHAPE, shared).operations
+    assert floors.prefill(SHAPE, shared).operations < floors.prefill(SHAPE, alone).operations / 2
+
+
+def test_a_step_takes_the_longer_of_reading_and_computing() -> None:
+    assert floors.Work(4e9, 1e9).seconds(CEILINGS, "bf16") == pytest.approx(4)
+    assert floors.Work(4e9, 1e10).seconds(CEILINGS, "bf16") == pytest.approx(5)
+    assert floors.Work(4e9, 1e10).bound(CEILINGS, "bf16") == "arithmetic"
+
+
+def test_a_product_without_an_instruction_of_its_own_is_reckoned_in_float32() -> None:
+    assert floors.Work(0, 3e9).seconds(CEILINGS, "int8") == pytest.approx(3)
+    assert floors.Work(0, 3e9).seconds(replace(CEILINGS, f32=None), "int8") is None
+
+
+# ---- the page
+
+
+def figures() -> dict[str, Any]:
+    point = Point("1 stream, few", 1, 8, 10)
+
+    def peer(name: str, tokens_s: float | None, **more: Any) -> dict[str, Any]:
+        found = {} if tokens_s is None else {point.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
+        told = {"name": name, "version": "1", "precision": "bfloat16", "arithmetic": "bf16", "weight_bytes": 1000}
+        rest: dict[str, Any] = {
+            "missing": None,
+            "failed": {},
+            "perplexity": 20.0,
+            "perplexity_missing": None,
+            "start_s": 1.0,
+        }
+        return {**told, **rest, "pss_mb": 100.0, "kv_item_bytes": 2.0, "points": found, **more}
+
+    machine = {"processor": "P", "cores": 2, "instructions": ["avx2"], "memory_gib": 4, "system": "L", "python": "3"}
+    return {
+        "model": "M",
+        "machine": machine,
+        "threads": 2,
+        "pool_tokens": 1000,
+        "rounds": 3,
+        "ceilings": {"read": 1.0, "f32": 1.0, "bf16": 2.0, "int8": None},
+        "text": {"tokens": 600, "windows": 1, "window": 512},
+        "shape": vars(SHAPE),
+        "points": [vars(point)],
+        "peers": [
+            peer("srv", 60.0),
+            peer("slow", 20.0),
+            peer("quick", 50.0, perplexity=None, perplexity_missing="it tells none"),
+            peer("absent", None, missing="no wheel"),
+        ],
+    }
+
+
+def test_the_page_compares_with_each_peer_and_with_the_best() -> None:
+    block = report.render(figures())
+    assert "| **srv** | 60.0 |" in block
+    assert "| slow | 20.0 (3.00) |" in block
+    assert "| quick | 50.0 (1.20) |" in block
+    assert "| this server ÷ best peer | 1.20 |\n| aim | 1.3 |" in block
+
+
+def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
+    block = report.render(figures()).split("### Time to the first token")[1]
+    assert "| this server ÷ best peer | 0.83 |" in block.split("###")[0]
+
+
+def test_the_page_says_what_is_missing_and_why() -> None:
+    block = report.render(figures())
+    assert "| absent | all | no wheel |" in block
+    assert "not measured (it tells none)" in block
+
+
+def test_memory_is_told_with_and_without_the_pool() -> None:
+    told = figures()
+    assert report._memory({**told, "pool_tokens": 1_000_000}, told["peers"][0]) == ["100", "32", "68"]
+    assert report._memory(told, {**told["peers"][0], "pss_mb": None}) == ["–"] * 3
+
+
+def test_the_share_of_the_floor_is_its_time_over_the_measured() -> None:
+    told = figures()
+    shape, point = floors.Shape(**told["shape"]), Point(**told["points"][0])
+    least = floors.seconds(shape, point, CEILINGS, "bf16")
+    assert least is not None
+    assert report.share(told, told["peers"][0], point) == pytest.approx(least / (10 / 60))
+
+
+def test_the_plot_has_a_bar_for_each_figure() -> None:
+    drawn = ElementTree.fromstring(report.plot(figures()))
+    bars = [each for each in drawn.iter() if each.tag.endswith("rect")]
+    assert len(bars) == 1 + 3  # the ground, and those that ran
+
+
+def test_a_page_is_written_between_its_markers_and_then_no_longer_stale(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / report.FIGURES.name).write_text(json.dumps(figures()))
+    report.write(figures(), page)
+    assert not report.stale(page)
+    written = page.read_text()
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
+    assert "old" not in written
+    page.write_text(written.replace("60.0", "61.0"))
+    assert report.stale(page)
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place for the figures"):
+        report.between("nothing here", "figures")
+
+
+def test_the_committed_page_is_what_the_committed_figures_say() -> None:
+    assert not report.stale()
