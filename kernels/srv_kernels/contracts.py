@@ -1,14 +1,13 @@
-"""What every implementation of an op promises, and the inputs on which it is held to that.
+"""What every implementation of an op promises.
 
 One `OpContract` an op: its signature, the sizes it is bound with, its dtypes, tolerances by dtype, the
-float64 oracle, and a generator of ordinary and adversarial cases. Knows no device; `violations` runs an
-implementation on whichever device it is told.
+float64 oracle, and a generator of ordinary and adversarial cases (`srv_kernels.cases`). Knows no device;
+`violations` runs an implementation on whichever device it is told.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,17 @@ import torch
 from torch import Tensor
 
 from srv_kernels import oracles
+from srv_kernels.cases import (
+    Case,
+    add_rms_norm_cases,
+    linear_gguf_cases,
+    linear_w8a8_cases,
+    linear_w8a8_static_cases,
+    rms_norm_cases,
+    rotary_cases,
+    rows_gguf_cases,
+    silu_and_mul_cases,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,14 +36,6 @@ class Tolerance:
 
     relative: float
     scaled: float
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One call: a label for messages, and positional arguments on the host."""
-
-    label: str
-    args: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -62,120 +64,14 @@ _ROUNDED = {
     torch.bfloat16: Tolerance(2.0**-7, 2.0**-9),
     torch.float16: Tolerance(2.0**-10, 2.0**-12),
 }
-# Magnitudes whose results stay within every dtype, half precision included.
-_MAGNITUDES = (1.0, 1e-3, 1e3)
-
-
-def _random(generator: torch.Generator, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=generator) * scale).to(dtype)
-
-
-def _spaced(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """Rows that are a slice of a wider matrix, as the split of a fused projection gives them."""
-    return _random(generator, rows, dim + 24, dtype=dtype)[:, 8 : 8 + dim]
-
-
-def _matrices(dtype: torch.dtype, seed: int, dims: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    for rows in (0, 1, 3, 17):
-        for dim in dims:
-            yield f"{rows}x{dim}", _random(generator, rows, dim, dtype=dtype)
-            yield f"{rows}x{dim} of a wider matrix", _spaced(generator, rows, dim, dtype)
-    for scale in _MAGNITUDES:
-        yield f"magnitude {scale:g}", _random(generator, 5, dims[-1], dtype=dtype, scale=scale)
-    yield "zeros", torch.zeros(2, dims[-1], dtype=dtype)
-    outlier = torch.full((1, dims[-1]), 1e-3, dtype=dtype)
-    outlier[0, -1] = 1e3
-    yield "one outlier among small entries", outlier
-    yield "many rows", _random(generator, 300, dims[-1], dtype=dtype)
-
-
-_NORM_DIMS = (64, 97, 576)
-
-
-def _rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(seed + 1)
-    for label, x in _matrices(dtype, seed, _NORM_DIMS):
-        weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
-        yield Case(label, (x, weight, 1e-5))
-
-
-def _add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(seed + 2)
-    for label, x in _matrices(dtype, seed, _NORM_DIMS):
-        weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
-        residual = _random(generator, *x.shape, dtype=dtype, scale=3.0)
-        yield Case(label, (x, residual, weight, 1e-6))
-
-
-def _silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    for label, x in _matrices(dtype, seed, (2, 62, 3072)):
-        # 100² fits half precision; silu's own hard inputs are large negative gates, where it must give 0.
-        yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,))
-    gates = torch.tensor([[-1e3, -90.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 90.0]], dtype=dtype)
-    yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
-
-
-def _rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(seed + 3)
-    shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))
-    for tokens, heads, kv_heads, dim, turned in shapes:
-        for scale in _MAGNITUDES:
-            fused = _random(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
-            q, k, _ = fused.split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
-            cos_sin, positions = _table(generator, tokens, turned)
-            args = (q.view(tokens, heads, dim), k.view(tokens, kv_heads, dim), cos_sin, positions)
-            yield Case(f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {turned} turned, x {scale:g}", args)
-    q, k = (_random(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
-    yield Case("the same position twice", (q, k, *(_table(generator, 1, 64)[0], torch.tensor([7, 7]))))
-
-
-def _table(generator: torch.Generator, tokens: int, turned: int) -> tuple[Tensor, Tensor]:
-    places = 4096
-    angles = torch.arange(places)[:, None] * 10000.0 ** -(torch.arange(turned // 2) / (turned // 2))
-    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
-    return cos_sin, torch.randint(places, (tokens,), generator=generator)
-
-
-def _int8(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
-
-
-def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
-    """(label, x [T, K], N, generator): few and many rows, K beyond what float32 sums exactly, hard rows."""
-    generator = torch.Generator().manual_seed(seed + 4)
-    for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
-        yield f"{rows}x{inputs} to {outputs}", _random(generator, rows, inputs, dtype=dtype), outputs, generator
-    yield "rows of a wider matrix", _spaced(generator, 5, 64, dtype), 32, generator
-    for scale in _MAGNITUDES:
-        yield f"magnitude {scale:g}", _random(generator, 4, 64, dtype=dtype, scale=scale), 32, generator
-    mixed = _random(generator, 3, 64, dtype=dtype)
-    mixed[0] = 0
-    mixed[1, 7] = 1e3
-    yield "a row of zeros, and one with an outlier", mixed, 32, generator
-
-
-def _linear_w8a8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    for index, (label, x, outputs, generator) in enumerate(_linear_inputs(dtype, seed)):
-        weight = _int8(generator, outputs, x.shape[1])
-        scale = torch.rand(outputs, generator=generator) * 1e-3 + 1e-5
-        bias = _random(generator, outputs, dtype=dtype) if index % 2 else None
-        yield Case(f"{label}{', with a bias' if index % 2 else ''}", (x, weight, scale, bias))
-
-
-def _linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    for label, x, outputs, generator in _linear_inputs(dtype, seed):
-        weight = _int8(generator, outputs, x.shape[1])
-        largest = float(x.float().abs().max()) or 1.0
-        # A power of two divides exactly, so that no implementation stands at another side of a half.
-        scale = torch.tensor([2.0 ** math.ceil(math.log2(largest / 100))])
-        offset = torch.randint(-20, 21, (1,), generator=generator).float()
-        bias = (
-            -(offset.int() * weight.int().sum(1)).int() + torch.randint(-99, 100, (outputs,), generator=generator).int()
-        )
-        deq_scale = scale * (torch.rand(outputs, generator=generator) * 1e-3 + 1e-5)
-        yield Case(label, (x, weight, scale, offset, bias, deq_scale))
-
+# Inputs may be rounded to 127 steps of the largest among 32 or more: half a step of each, which add up at random.
+_ROUNDED_INPUTS = {dtype: Tolerance(2.0**-6, 2.0**-6) for dtype in DTYPES}
+# Scales of scales may be kept in half precision.
+_HALF_SCALES = {
+    torch.float32: Tolerance(2.0**-10, 2.0**-11),
+    torch.bfloat16: Tolerance(2.0**-7, 2.0**-8),
+    torch.float16: Tolerance(2.0**-9, 2.0**-10),
+}
 
 # The largest entry of a row is 127 steps, and a step more or less in one of K entries is allowed: implementations
 # divide by the scale or multiply by its inverse.
@@ -189,7 +85,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [..., D], weight [D], eps: float) -> [..., D]; all of the model's dtype",
             sizes=("dim",),
             oracle=oracles.rms_norm,
-            cases=_rms_norm_cases,
+            cases=rms_norm_cases,
             tolerances=_ROUNDED,
             reference="srv_kernels.reference:rms_norm",
         ),
@@ -198,7 +94,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [..., D], residual [..., D], weight [D], eps: float) -> (norm of residual + x, residual + x)",
             sizes=("dim",),
             oracle=oracles.add_rms_norm,
-            cases=_add_rms_norm_cases,
+            cases=add_rms_norm_cases,
             tolerances=_ROUNDED,
             reference="srv_kernels.reference:add_rms_norm",
         ),
@@ -208,7 +104,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "cosines are the first R/2 columns, sines the last; pairs are (i, i + R/2); entries from R on stay",
             sizes=("head_dim", "rotary_dim"),
             oracle=oracles.rotary,
-            cases=_rotary_cases,
+            cases=rotary_cases,
             tolerances=_ROUNDED,
             reference="srv_kernels.reference:rotary",
         ),
@@ -217,7 +113,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [..., 2 I]) -> [..., I]: silu of the first half times the second",
             sizes=("dim",),
             oracle=oracles.silu_and_mul,
-            cases=_silu_and_mul_cases,
+            cases=silu_and_mul_cases,
             tolerances=_ROUNDED,
             reference="srv_kernels.reference:silu_and_mul",
         ),
@@ -227,7 +123,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "each row of x is rounded to 127 steps of its largest magnitude",
             sizes=("inputs", "outputs"),
             oracle=oracles.linear_w8a8,
-            cases=_linear_w8a8_cases,
+            cases=linear_w8a8_cases,
             tolerances=_STEPPED,
             reference="srv_kernels.reference:linear_w8a8",
         ),
@@ -237,9 +133,29 @@ CONTRACTS: Mapping[str, OpContract] = {
             "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
             sizes=("inputs", "outputs"),
             oracle=oracles.linear_w8a8_static,
-            cases=_linear_w8a8_static_cases,
+            cases=linear_w8a8_static_cases,
             tolerances=_STEPPED,
             reference="srv_kernels.reference:linear_w8a8_static",
+        ),
+        OpContract(
+            name="linear_gguf",
+            signature="(x [T, K], rows uint8 [N, bytes of a row], stored: str) -> [T, N]; rows are those of a GGUF "
+            "file in blocks of type `stored`; x may be rounded to 8 bits",
+            sizes=("inputs", "outputs"),
+            oracle=oracles.linear_gguf,
+            cases=linear_gguf_cases,
+            tolerances=_ROUNDED_INPUTS,
+            reference="srv_kernels.reference:linear_gguf",
+        ),
+        OpContract(
+            name="rows_gguf",
+            signature="(rows uint8 [N, bytes of a row], stored: str, indices int64 [T], dtype) -> [T, K] of dtype; "
+            "rows are those of a GGUF file in blocks of type `stored`",
+            sizes=("inputs",),
+            oracle=oracles.rows_gguf,
+            cases=rows_gguf_cases,
+            tolerances=_HALF_SCALES,
+            reference="srv_kernels.reference:rows_gguf",
         ),
     )
 }

@@ -74,6 +74,24 @@ def linear_w8a8_static(
     return total * _wide(deq_scale)
 
 
+def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
+    """x Wᵀ, with W in a GGUF file's blocks of type `stored`, made plain by the `gguf` library."""
+    return _wide(x) @ plain_weight(rows, stored).T
+
+
+def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Some rows of the matrix. `dtype` is that of the result elsewhere; here it is float64."""
+    return plain_weight(rows, stored)[indices.to("cpu")]
+
+
+def plain_weight(rows: Tensor, stored: str) -> Tensor:
+    """float64 [N, K] of uint8 [N, bytes of a row]."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(rows.detach().to("cpu").numpy(), GGMLQuantizationType[stored])).double()
+
+
 def paged_attention(
     q: Tensor,
     keys: Tensor,

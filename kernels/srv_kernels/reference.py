@@ -81,3 +81,19 @@ def _integer_product(steps: Tensor, weight: Tensor) -> Tensor:
         part = slice(start, start + _EXACT)
         whole += (steps[:, part] @ weight[:, part].T.float()).int()
     return whole.float()
+
+
+def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
+    """x [T, K], rows uint8 [N, bytes of a row], their type in a GGUF file -> [T, N]. Made plain at every call: slow."""
+    return F.linear(x, _plain(rows, stored, x.dtype))
+
+
+def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """rows uint8 [N, bytes of a row], their type in a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
+    return _plain(rows.index_select(0, indices), stored, dtype)
+
+
+def _plain(rows: Tensor, stored: str, dtype: torch.dtype) -> Tensor:
+    from srv_kernels.oracles import plain_weight
+
+    return plain_weight(rows, stored).to(dtype).to(rows.device)

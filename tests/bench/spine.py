@@ -111,6 +111,7 @@ class Server:
             "launch",
             "--port",
             str(port),
+            "--dequantize-weights",  # as the peer has them
             "--dtype",
             dtype,
             "--log-level",

@@ -74,6 +74,7 @@ def factors() -> dict[str, tuple[Any, ...]]:
         "api_key": (KEY, UNSET, UNSET),
         "host": ("127.0.0.2", "127.0.0.3", "127.0.0.4"),
         **_numbers(),
+        "dequantize_weights": (False, True),
     }
 
 

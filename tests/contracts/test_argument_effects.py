@@ -33,6 +33,7 @@ EFFECTS: Mapping[str, str] = {
     "load_format": ENGINE + "test_load_format",
     "model_impl": ENGINE + "test_model_impl",
     "quantization": ENGINE + "test_quantization",
+    "dequantize_weights": ENGINE + "test_dequantize_weights",
     "chat_template": SERVER + "test_chat_template",
     "random_seed": ENGINE + "test_random_seed_decides_dummy_weights",
     # platform

@@ -15,6 +15,7 @@ import pytest
 from srv.args.config import ARGUMENTS
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
+from srv_kernels.contracts import CONTRACTS
 from srv_matrix.evidence import collect_marks, faults, from_line, marked_files, to_line
 from srv_matrix.inventory import read as read_inventory
 from srv_matrix.matrix import Matrix, make_matrix
@@ -140,8 +141,7 @@ def test_what_an_older_variant_shows_on_a_newer_machine_is_marked(marks: Marks, 
     assert {mark["note"] for mark in forced.values()} == {"forced path"}
     assert {mark["variant"] for mark in forced.values()} == {"avx2"}
     cells = {cell for mark in forced.values() for cell in mark["covers"]}
-    ops = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
-    assert cells == {f"op:{op}/{dtype}" for op in ops for dtype in ("float32", "bfloat16")}
+    assert cells == {f"op:{op}/{dtype}" for op in CONTRACTS for dtype in ("float32", "bfloat16")}
     assert [cell for cell in cells if not _verified(shown, cell, "avx2")] == []
 
 

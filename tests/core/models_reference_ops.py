@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from torch import Tensor
 
 from srv.platform.interface import OpImpl
@@ -50,8 +52,16 @@ def linear_w8a8_static(
     return ((steps.double() @ weight.double().T + quant_bias) * deq_scale).to(x.dtype)
 
 
+def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
+    return F.linear(x, rows_gguf(rows, stored, torch.arange(rows.shape[0]), x.dtype))
+
+
+def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(dequantize(rows[indices].numpy(), GGMLQuantizationType[stored])).to(dtype)
+
+
 def reference_impls() -> list[OpImpl]:
-    ops = (rms_norm, add_rms_norm, rotary, silu_and_mul, linear_w8a8, linear_w8a8_static)
+    ops = (rms_norm, add_rms_norm, rotary, silu_and_mul, linear_w8a8, linear_w8a8_static, linear_gguf, rows_gguf)
     return [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,18 @@ def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.nd
 
 
 def write_gguf(
-    path: Path, model: Any, arch: str, kind: Kind = Kind.F32, original_context: int | None = None, **metadata: Any
+    path: Path,
+    model: Any,
+    arch: str,
+    kind: Kind = Kind.F32,
+    original_context: int | None = None,
+    kinds: Callable[[str], Kind] | None = None,
+    **metadata: Any,
 ) -> None:
-    """Write `model` as a GGUF file, matrices in type `kind`, and put what a reader gets back into `model`."""
+    """Write `model` as a GGUF file, and put what a reader gets back into `model`.
+
+    Matrices are stored in type `kind`, or in what `kinds` says of their name.
+    """
     config, random = model.config, np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
@@ -171,12 +181,13 @@ def write_gguf(
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         permuted = arch == "llama" and heads is not None
         stored = interleaved(weight, heads) if permuted else weight
-        if weight.ndim == 1 or kind == Kind.F32:
+        own = kind if kinds is None else kinds(name)
+        if weight.ndim == 1 or own == Kind.F32:
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored))
             continue
-        data = blocks(np.ascontiguousarray(stored), kind, random)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
-        decoded = gguf.quants.dequantize(data, kind).reshape(weight.shape)
+        data = blocks(np.ascontiguousarray(stored), own, random)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=own)
+        decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
         parameter.data = torch.from_numpy((by_halves(decoded, heads) if permuted else decoded).copy())
     factors = model.config.__dict__.get("test_divisors")
     if factors is not None:

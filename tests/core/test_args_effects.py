@@ -188,6 +188,17 @@ def test_quantization(small: Small, tmp_path: Path) -> None:
     assert refusal(small, model_path=file, quantization="modelslim") == "other_method"
 
 
+@covers("dequantize_weights=true", "dequantize_weights=false", platform="cpu")
+def test_dequantize_weights(small: Small, tmp_path: Path) -> None:
+    """Blocks that are multiplied as they are round their inputs: nearly the same numbers, and not quite."""
+    file = tmp_path / "model.gguf"
+    write_gguf(file, small_model("llama", **IN_BLOCKS), "llama", GGMLQuantizationType.Q8_0)
+    plain = _logprobs(small, model_path=file, dequantize_weights=True)
+    blocks = _logprobs(small, model_path=file)
+    distances = [abs(one - two) for one, two in zip(plain, blocks, strict=True)]
+    assert 0 < max(distances) < 0.5
+
+
 @covers("random_seed=7", "random_seed=8", platform="cpu")
 def test_random_seed_decides_dummy_weights(other: Small) -> None:
     first = tokens(other, load_format="dummy", random_seed=7)

@@ -143,7 +143,7 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 def engine(setup: Setup) -> Iterator[LocalEngine]:
     """The demo model in float32."""
     arguments = [
-        *("--device", "cpu", "--model-path", str(demo_model()), "--dtype", "float32"),
+        *("--device", "cpu", "--model-path", str(demo_model()), "--dtype", "float32", "--dequantize-weights"),
         *("--max-running-requests", str(BATCH), "--max-total-tokens", "8192"),
         *("--chunked-prefill-size", str(setup.chunk), "--page-size", "1" if setup.chunk == 16 else "16"),
     ]

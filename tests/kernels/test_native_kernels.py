@@ -23,7 +23,10 @@ if LOADED.library is not None:
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
-OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
+OPS = (
+    *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
+    *("linear_w8a8", "linear_w8a8_static", "linear_gguf", "rows_gguf"),
+)
 DTYPES = (torch.float32, torch.bfloat16)
 OF_AVX2 = [
     pytest.param(
@@ -163,6 +166,42 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
     got = product(x)
     assert not bool(got[1].isfinite().any())
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype) -> None:
+    """Inputs that are whole numbers, with a largest of 127 among every 32, are not rounded."""
+    (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
+    _, rows, _ = case.args
+    weight = native_ops.BlockWeight(rows, stored, 512)
+    x = torch.randint(-126, 127, (13, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[:, ::32] = 127
+    bias = _matrix(2, 1, 70, dtype)[0]
+    plain = weight.rows(torch.arange(70), torch.float32).double()
+    exact = x.double() @ plain.T
+    most = x.double().abs() @ plain.abs().T + bias.double().abs()
+    got = native_ops.BlockProduct([weight], bias)(x)
+    allowed = 1e-6 * most + ERROR[dtype] * (exact + bias.double()).abs()
+    assert bool(((got.double() - exact - bias.double()).abs() <= allowed).all())
+    assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, bad: float) -> None:
+    rows = torch.randint(0, 60, (40, 34 * 3), dtype=torch.uint8)
+    weight = native_ops.BlockWeight(rows, "Q8_0", 96)
+    x = _matrix(13, 3, 96, torch.float32)
+    clean = weight.linear(x)
+    x[1, 65] = bad
+    got = weight.linear(x)
+    assert not bool(got[1].isfinite().any())
+    assert torch.equal(got[[0, 2]], clean[[0, 2]])
+
+
+def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="96 weights of type Q8_0 do not lie in 100 bytes"):
+        native_ops.BlockWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
 
 
 def test_threads_of_several_callers_take_turns() -> None:

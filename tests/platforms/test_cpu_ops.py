@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from srv.models.blocks import BlockEmbedding, BlockWeights
 from srv.models.layers import Place
 from srv.models.loaders.dummy import load_dummy
 from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
@@ -44,6 +45,33 @@ def test_the_op_that_is_bound_here_keeps_its_contract(op: str, dtype: torch.dtyp
     bound = Ops("cpu", platform.ops).bind(op, OpArgs(dtype, {name: SIZES[name] for name in contract.sizes}))
     with torch.inference_mode():
         assert violations(contract, bound, dtype) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_give_the_same_after_repacking_and_an_embedding_is_packed_once(
+    dtype: torch.dtype, platform: Platform
+) -> None:
+    place = Place(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
+    weights = BlockWeights(place, {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"})
+    product = weights.linear({"a": 40, "b": 17}, 64, True)
+    table = weights.embedding("table", 70, 64)
+    tied = weights.tied("head", table)
+    generator = torch.Generator().manual_seed(2)
+    for target in (product.targets() | table.targets()).values():
+        if target.dtype == torch.uint8:
+            target.copy_(torch.randint(0, 60, target.shape, generator=generator, dtype=torch.uint8))
+        else:
+            target.normal_(generator=generator)
+    x, tokens = torch.randn(5, 64, generator=generator).to(dtype), torch.tensor([0, 69, 32, 32])
+    with torch.inference_mode():
+        before = product(x), table(tokens), tied(x)
+        platform.post_load(torch.nn.ModuleList([product, table, tied]))
+        after = product(x), table(tokens), tied(x)
+    if load().library is not None:
+        assert isinstance(table, BlockEmbedding)
+        assert table.matrix.rows.numel() == 0
+    for old, new in zip(before, after, strict=True):
+        assert float((new - old).abs().max()) <= 0.02 * float(old.abs().max())
 
 
 @pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])

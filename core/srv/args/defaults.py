@@ -130,6 +130,11 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         "the platform's attention cannot share pages",
     ),
     Default(
+        "dequantize_weights",
+        lambda seen: None if "gguf_blocks" in seen.capabilities else True,
+        "the platform multiplies plain numbers alone",
+    ),
+    Default(
         "disable_overlap_schedule",
         lambda seen: None if "overlap" in seen.capabilities else True,
         "the platform computes nothing while the host plans",
@@ -237,6 +242,13 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "prefix_cache",
         True,
         "the platform's attention cannot share pages (capability prefix_cache)",
+        "Leave it out, or set it to true.",
+    ),
+    _needs(
+        "dequantize_weights",
+        "gguf_blocks",
+        True,
+        "the platform multiplies plain numbers alone (capability gguf_blocks)",
         "Leave it out, or set it to true.",
     ),
     _needs(

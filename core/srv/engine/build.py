@@ -91,6 +91,7 @@ def _model(spec: EngineSpec, config: Config, platform: Platform, ops: Ops, devic
             dtype=torch_dtype(config.model.dtype),
             model_impl=config.model.model_impl,
             load_format=config.model.load_format,
+            dequantize=config.weights.dequantize_weights,
             seed=config.model.random_seed or 0,
             progress=progress,
         )

@@ -7,8 +7,6 @@ given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,15 +15,16 @@ import torch
 from srv.errors import ModelError
 from srv.models import modelslim
 from srv.models.base import CausalLM, Progress, inference_ready
+from srv.models.blocks import BlockWeights
 from srv.models.decoder import Decoder
 from srv.models.decoder_config import NATIVE, DecoderConfig, decoder_config
 from srv.models.facts import ModelFacts
-from srv.models.layers import Linear, Place, Projection
+from srv.models.layers import Place, Weights
 from srv.models.loaders.dummy import load_dummy
-from srv.models.loaders.gguf import load_gguf
+from srv.models.loaders.gguf import load_gguf, stored_types
 from srv.models.loaders.safetensors import load_safetensors
 from srv.models.modelslim import Description
-from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
+from srv.models.quantized import ModelslimWeights
 from srv.models.rope_config import UnsupportedConfig
 from srv.platform.ops import Ops
 
@@ -43,13 +42,15 @@ def build(
     dtype: torch.dtype,
     model_impl: ModelImpl,
     load_format: LoadFormat,
+    dequantize: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CausalLM:
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
     `model_impl`: "srv" takes the native layers, "transformers" its class, "auto" the native layers where they
-    do all that the configuration asks for. `load_format`: "auto" is the checkpoint's own; "dummy" random
+    do all that the configuration asks for. `dequantize`: matrices in a GGUF file's blocks become plain numbers as
+    they are loaded. `load_format`: "auto" is the checkpoint's own; "dummy" random
     numbers from `seed`. `progress(total, done, name)` counts stored bytes.
     Raises ModelError (its code says why) and PluginError where the platform lacks an op.
     """
@@ -65,7 +66,12 @@ def build(
 
         return inference_ready(build_hf(facts, chosen, device, dtype, seed, progress))
     place = Place(device, dtype, ops)
-    model = Decoder(config, place, facts.context_length, partial(_linear, place, description))
+    weights = Weights(place)
+    if description is not None:
+        weights = ModelslimWeights(place, description)
+    elif chosen == "gguf" and not dequantize:
+        weights = BlockWeights(place, stored_types(Path(facts.path)))
+    model = Decoder(config, weights, facts.context_length)
     with torch.no_grad():
         _load(facts, chosen, model.targets(), seed, progress, description)
         against = model.settle()
@@ -84,16 +90,6 @@ def _description(facts: ModelFacts) -> Description | None:
     reason = f"its weights are quantized with {method}, which srv does not load yet"
     remedy = f"Use the checkpoint in full precision, a GGUF, or one of {modelslim.NAME}"
     raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-
-
-def _linear(
-    place: Place, description: Description | None, parts: Mapping[str, int], inputs: int, bias: bool
-) -> Projection:
-    """The layer for weights that are stored as the description says."""
-    kind = modelslim.FLOAT if description is None else description.kind(parts)
-    if kind == modelslim.STATIC:
-        return StaticInt8Linear(place, parts, inputs)  # a bias is part of what it stores
-    return (DynamicInt8Linear if kind == modelslim.DYNAMIC else Linear)(place, parts, inputs, bias)
 
 
 def _load(

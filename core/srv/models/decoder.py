@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from srv.models.base import Attend, CausalLM
 from srv.models.decoder_config import DecoderConfig
-from srv.models.layers import Embedding, GatedMLP, Linear, MakeLinear, Place, Projection, RMSNorm
+from srv.models.layers import GatedMLP, Projection, RMSNorm, Weights
 from srv.models.rope import cos_sin_table
 from srv.platform.interface import AttentionLayer, OpArgs
 
@@ -23,14 +23,15 @@ from srv.platform.interface import AttentionLayer, OpArgs
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; queries, keys and values come from one matrix."""
 
-    def __init__(self, config: DecoderConfig, place: Place, linear: MakeLinear, prefix: str, index: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, prefix: str, index: int) -> None:
         super().__init__()
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, config.windows[index])
         self.sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
         names = (f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
-        self.qkv = linear(dict(zip(names, self.sizes, strict=True)), config.hidden_size, config.qkv_bias)
-        self.output = linear({f"{prefix}.o_proj": config.hidden_size}, heads * dim, config.output_bias)
+        place = weights.place
+        self.qkv = weights.linear(dict(zip(names, self.sizes, strict=True)), config.hidden_size, config.qkv_bias)
+        self.output = weights.linear({f"{prefix}.o_proj": config.hidden_size}, heads * dim, config.output_bias)
         self.query_norm = self.key_norm = None
         if config.head_norms:
             self.query_norm = RMSNorm(place, dim, config.norm_eps, with_residual=False)
@@ -57,14 +58,14 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each after a norm, each added to the residual (which the next norm adds)."""
 
-    def __init__(self, config: DecoderConfig, place: Place, linear: MakeLinear, index: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, index: int) -> None:
         super().__init__()
         self.prefix = f"model.layers.{index}"
-        self.attention_norm = RMSNorm(place, config.hidden_size, config.norm_eps)
-        self.attention = Attention(config, place, linear, f"{self.prefix}.self_attn", index)
-        self.mlp_norm = RMSNorm(place, config.hidden_size, config.norm_eps)
+        self.attention_norm = RMSNorm(weights.place, config.hidden_size, config.norm_eps)
+        self.attention = Attention(config, weights, f"{self.prefix}.self_attn", index)
+        self.mlp_norm = RMSNorm(weights.place, config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(
-            place, linear, f"{self.prefix}.mlp", config.hidden_size, config.intermediate_size, config.mlp_bias
+            weights, f"{self.prefix}.mlp", config.hidden_size, config.intermediate_size, config.mlp_bias
         )
 
     def targets(self) -> dict[str, Tensor]:
@@ -85,21 +86,19 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(CausalLM):
-    """A whole model, its weights still to be filled through `targets`. `linear` makes its products."""
+    """A whole model, its weights still to be filled through `targets`. `weights` makes what holds them."""
 
-    def __init__(self, config: DecoderConfig, place: Place, context_length: int, linear: MakeLinear) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, context_length: int) -> None:
         super().__init__()
-        self.config = config
-        self.embedding = Embedding(place, config.vocab_size, config.hidden_size)
-        self.stack = tuple(DecoderLayer(config, place, linear, index) for index in range(config.layers))
+        self.config, place = config, weights.place
+        self.embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.stack = tuple(DecoderLayer(config, weights, index) for index in range(config.layers))
         self.layers = nn.ModuleList(self.stack)
         self.norm = RMSNorm(place, config.hidden_size, config.norm_eps)
-        head = {"lm_head": config.vocab_size}
-        self.head: Projection
         if config.tied:
-            self.head = Linear(place, head, config.hidden_size, bias=False, weight=self.embedding.weight)
+            self.head = weights.tied("lm_head", self.embedding)
         else:
-            self.head = linear(head, config.hidden_size, False)
+            self.head = weights.linear({"lm_head": config.vocab_size}, config.hidden_size, False)
         self.cos_sin: Tensor
         self.register_buffer("cos_sin", cos_sin_table(config.rope, context_length).to(place.device), persistent=False)
         self.attention_layers = tuple(layer.attention.layer for layer in self.stack)
@@ -125,11 +124,7 @@ class Decoder(CausalLM):
 
     def targets(self) -> dict[str, Tensor]:
         """Views of all weights by the names that Hugging Face checkpoints give them; fused ones are slices."""
-        targets: dict[str, Tensor] = {
-            "model.embed_tokens.weight": self.embedding.weight,
-            "model.norm.weight": self.norm.weight,
-        }
-        targets |= self.head.targets()
+        targets = self.embedding.targets() | {"model.norm.weight": self.norm.weight} | self.head.targets()
         for layer in self.stack:
             targets |= layer.targets()
         return targets

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -41,11 +40,10 @@ class Projection(nn.Module, ABC):
 
     `parts`: the checkpoint's names of the matrices that lie in this one, one below the other, with their rows.
     `kernel` is what `forward` calls; a platform's `post_load` may set it to one that works on a repacked weight,
-    and may then replace `weight` by an empty tensor.
+    and may then put an empty tensor in the place of what was loaded.
     """
 
     kernel: Callable[[Tensor], Tensor]
-    weight: nn.Parameter
 
     def __init__(self, parts: Mapping[str, int]) -> None:
         super().__init__()
@@ -94,19 +92,54 @@ class Linear(Projection):
         return targets if self.bias is None else targets | self.sliced("bias", self.bias)
 
 
-# How the layers of a model get their products: (parts, inputs, with a bias) -> the layer, its weights to be filled.
-MakeLinear: TypeAlias = Callable[[Mapping[str, int], int, bool], Projection]
+class TokenEmbedding(nn.Module, ABC):
+    """A row for each token: int64 [T] -> [T, hidden] of the model's dtype. `name`: the checkpoint's, of its weight."""
 
-
-class Embedding(nn.Module):
-    """A row of `weight` [vocab, hidden] for each token."""
-
-    def __init__(self, place: Place, vocab: int, hidden: int) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self.name = name
+
+    @abstractmethod
+    def targets(self) -> dict[str, Tensor]:
+        """What a loader fills, by the checkpoint's names."""
+
+
+class Embedding(TokenEmbedding):
+    """Rows of `weight` [vocab, hidden], in the model's dtype."""
+
+    def __init__(self, place: Place, name: str, vocab: int, hidden: int) -> None:
+        super().__init__(name)
         self.weight = place.empty(vocab, hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
+
+    def targets(self) -> dict[str, Tensor]:
+        return {f"{self.name}.weight": self.weight}
+
+
+class Weights:
+    """Makes the layers that hold matrices, their weights to be filled: plain numbers of the model's dtype.
+
+    Subclasses make other layers where a checkpoint stores its matrices in another way.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def linear(self, parts: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        """One product for the parts of a checkpoint that share an input; `parts`: their names and rows."""
+        return Linear(self.place, parts, inputs, bias)
+
+    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
+        return Embedding(self.place, name, vocab, hidden)
+
+    def tied(self, name: str, embedding: TokenEmbedding) -> Projection:
+        """The product with the embedding's own weight, as the output layer of many models is."""
+        if not isinstance(embedding, Embedding):
+            raise TypeError(f"{type(embedding).__name__} is not an embedding of plain numbers")
+        vocab, hidden = embedding.weight.shape
+        return Linear(self.place, {name: vocab}, hidden, bias=False, weight=embedding.weight)
 
 
 class RMSNorm(nn.Module):
@@ -134,14 +167,12 @@ class RMSNorm(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) · up(x)) (SwiGLU, Shazeer 2020, arXiv:2002.05202); gate and up are one matrix."""
 
-    def __init__(
-        self, place: Place, linear: MakeLinear, prefix: str, hidden: int, intermediate: int, bias: bool
-    ) -> None:
+    def __init__(self, weights: Weights, prefix: str, hidden: int, intermediate: int, bias: bool) -> None:
         super().__init__()
         halves = {f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}
-        self.gate_up = linear(halves, hidden, bias)
-        self.down = linear({f"{prefix}.down_proj": hidden}, intermediate, bias)
-        self._activate = place.bind("silu_and_mul", dim=intermediate)
+        self.gate_up = weights.linear(halves, hidden, bias)
+        self.down = weights.linear({f"{prefix}.down_proj": hidden}, intermediate, bias)
+        self._activate = weights.place.bind("silu_and_mul", dim=intermediate)
 
     def forward(self, x: Tensor) -> Tensor:
         activated: Tensor = self.down(self._activate(self.gate_up(x)))

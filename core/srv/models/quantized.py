@@ -1,8 +1,8 @@
 """Linear layers whose weights are 8-bit integers, their inputs rounded to 8 bits on the way in (W8A8).
 
 Owns the tensors of each scheme, and what must hold of them once they are loaded. The arithmetic is that of two ops,
-`linear_w8a8` and `linear_w8a8_static`, which a platform with the capability "w8a8" brings. Must not know files: which
-layer is stored in which way is for `srv.models.modelslim`.
+`linear_w8a8` and `linear_w8a8_static`, which a platform with the capability "w8a8" brings. Which layer is stored in
+which way is for `srv.models.modelslim`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from srv.models.layers import Place, Projection
+from srv.models import modelslim
+from srv.models.layers import Linear, Place, Projection, Weights
+from srv.models.modelslim import Description
 
 
 class DynamicInt8Linear(Projection):
@@ -108,3 +110,17 @@ def plain_scale(name: str, stored: Tensor) -> Tensor:
     if name.endswith(".deq_scale") and stored.dtype is torch.int64:
         return (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
     return stored.float() if name.endswith(".input_offset") else stored
+
+
+class ModelslimWeights(Weights):
+    """Each layer in the kind that the checkpoint's description names; embeddings are plain."""
+
+    def __init__(self, place: Place, description: Description) -> None:
+        super().__init__(place)
+        self._description = description
+
+    def linear(self, parts: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        kind = self._description.kind(parts)
+        if kind == modelslim.STATIC:
+            return StaticInt8Linear(self.place, parts, inputs)  # a bias is part of what it stores
+        return (DynamicInt8Linear if kind == modelslim.DYNAMIC else Linear)(self.place, parts, inputs, bias)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 2
+INTERFACE = 3
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -32,6 +32,9 @@ _SIGNATURES = {
     "srv_attention": (_INT, _POINTER),
     "srv_byte_linear": (_INT, _POINTER),
     "srv_pack_bytes": (_POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_block_linear": (_INT, _POINTER),
+    "srv_block_rows": (_INT, _POINTER),
+    "srv_pack_blocks": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_set_threads": (_INT,),
 }
 
@@ -56,6 +59,27 @@ class ByteLinearArgs(ctypes.Structure):
         *((name, _POINTER) for name in ("x", "weight", "scales", "correction", "bias", "out", "steps", "row_scales")),
         *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride")),
         *((name, _FLOAT) for name in ("per_input", "offset")),
+    )
+
+
+class BlockLinearArgs(ctypes.Structure):
+    """`BlockLinearArgs` of native/kernels.h, member by member."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "weight", "bias", "out", "steps", "x_scales", "x_sums")),
+        *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride", "out_stride")),
+        ("stored", _INT),
+        ("constant", _INT),
+    )
+
+
+class BlockRowsArgs(ctypes.Structure):
+    """`BlockRowsArgs` of native/kernels.h, member by member."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("weight", "indices", "out")),
+        *((name, _LONG) for name in ("rows", "inputs")),
+        ("stored", _INT),
     )
 
 
@@ -95,6 +119,8 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     library.srv_isa.restype = ctypes.c_char_p
+    library.srv_packed_blocks.argtypes, library.srv_packed_blocks.restype = (_INT, _LONG, _LONG), _LONG
+    library.srv_stored_row_bytes.argtypes, library.srv_stored_row_bytes.restype = (_INT, _LONG), _LONG
     for size in (library.srv_packed_elements, library.srv_packed_bytes):
         size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):

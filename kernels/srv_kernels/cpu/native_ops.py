@@ -5,13 +5,13 @@ Import raises ImportError where the library cannot be used; ask `library.load()`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
-from srv_kernels.cpu.library import ByteLinearArgs, load
+from srv_kernels.cpu.library import BlockLinearArgs, BlockRowsArgs, ByteLinearArgs, load
 
 _loaded = load()
 if _loaded.library is None:
@@ -183,6 +183,102 @@ class ByteLinear:
         return out
 
 
+# The types of GGUF files whose blocks are multiplied as they are, by their numbers there.
+STORED = {
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+}
+_STRETCH = 32  # inputs whose activations share a scale
+
+
+class BlockWeight:
+    """A weight [outputs, inputs] in the blocks of a GGUF file, repacked once.
+
+    rows: uint8 [outputs, bytes of a row], as the file has them. `stored`: the type's name, one of `STORED`.
+    """
+
+    def __init__(self, rows: Tensor, stored: str, inputs: int) -> None:
+        self.outputs, self.inputs = rows.shape[0], inputs
+        self._stored = STORED[stored]
+        if inputs % _STRETCH or rows.shape[1] != _library.srv_stored_row_bytes(self._stored, inputs):
+            raise ValueError(f"{inputs} weights of type {stored} do not lie in {rows.shape[1]} bytes")
+        rows = _rows(rows)
+        self._packed = torch.empty(_library.srv_packed_blocks(self._stored, self.outputs, inputs), dtype=torch.uint8)
+        _library.srv_pack_blocks(
+            self._stored, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
+        )
+
+    @property
+    def bytes(self) -> int:
+        """What a product reads of it."""
+        return self._packed.nbytes
+
+    def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """x [T, inputs] -> [T, outputs] of x's dtype.
+
+        Every 32 inputs of a row are rounded to 127 steps of their largest. bias: [outputs] of x's dtype. `out`: where
+        the result goes, its rows' elements beside one another.
+        """
+        rows = _rows(x)
+        count, stretches = rows.shape[0], self.inputs // _STRETCH
+        out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
+        steps = torch.empty(count * self.inputs, dtype=torch.int8)
+        x_scales = torch.empty(count * stretches)
+        x_sums = torch.empty(count * stretches * 2, dtype=torch.int32)
+        args = BlockLinearArgs(
+            rows.data_ptr(),
+            self._packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            steps.data_ptr(),
+            x_scales.data_ptr(),
+            x_sums.data_ptr(),
+            count,
+            self.inputs,
+            self.outputs,
+            rows.stride(0),
+            out.stride(0),
+            self._stored,
+        )
+        _library.srv_block_linear(TYPES[x.dtype], byref(args))
+        return out
+
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """indices int64 [T] -> [T, inputs]: rows as plain numbers."""
+        where = indices.contiguous()
+        out = torch.empty(where.shape[0], self.inputs, dtype=dtype)
+        args = BlockRowsArgs(
+            self._packed.data_ptr(), where.data_ptr(), out.data_ptr(), where.shape[0], self.inputs, self._stored
+        )
+        _library.srv_block_rows(TYPES[dtype], byref(args))
+        return out
+
+
+class BlockProduct:
+    """The product with several matrices below one another: x [T, inputs] -> [T, all their outputs] of x's dtype."""
+
+    def __init__(self, weights: Sequence[BlockWeight], bias: Tensor | None = None) -> None:
+        self._weights, self._outputs = tuple(weights), sum(each.outputs for each in weights)
+        parts = [None] * len(weights) if bias is None else torch.split(bias, [each.outputs for each in weights])
+        self._biases = tuple(parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
+        at = 0
+        for weight, bias in zip(self._weights, self._biases, strict=True):
+            weight.linear(x, bias, out[:, at : at + weight.outputs])
+            at += weight.outputs
+        return out
+
+
 def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
     """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
     return ByteLinear(weight, weight_scale, bias)(x)
@@ -194,3 +290,18 @@ def linear_w8a8_static(
     """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
     static = (1.0 / float(input_scale), float(input_offset))
     return ByteLinear(weight, deq_scale, counted=quant_bias, static=static)(x)
+
+
+def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `BlockWeight`."""
+    return _packed(rows, stored).linear(x)
+
+
+def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `BlockWeight`."""
+    return _packed(rows, stored).rows(indices, dtype)
+
+
+def _packed(rows: Tensor, stored: str) -> BlockWeight:
+    stretch = _library.srv_stored_row_bytes(STORED[stored], 256)
+    return BlockWeight(rows, stored, rows.shape[1] * 256 // stretch)

@@ -30,7 +30,8 @@ def has_bfloat16_units(device: DeviceFacts) -> bool:
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
-    return _CAPABILITIES
+    """Blocks are multiplied by the native kernels; without them plain numbers are faster."""
+    return _CAPABILITIES | {"gguf_blocks"} if NATIVE_KERNELS in device.features else _CAPABILITIES
 
 
 def _dtype(seen: Seen) -> str | None:
@@ -51,6 +52,12 @@ DEFAULTS = (
         "dtype",
         _dtype,
         "that is the type this processor multiplies fastest: bfloat16 where it has the units for it, else float32",
+    ),
+    Default(
+        "dequantize_weights",
+        lambda seen: True if seen["dtype"] == "float16" else None,
+        "the native kernels multiply blocks by float32 and bfloat16 alone",
+        reads=("dtype",),
     ),
     Default(
         "mem_fraction_static",

@@ -10,14 +10,19 @@ product stays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
+from srv.models.blocks import BlockEmbedding, BlockLinear
 from srv.models.layers import Linear, Projection
 from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
 from srv_kernels.cpu.library import load
+
+if TYPE_CHECKING:
+    from srv_kernels.cpu.native_ops import BlockWeight
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 MakeKernel: TypeAlias = Callable[[Tensor, Tensor | None], Kernel]
@@ -51,8 +56,12 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
     """
     kernel, name = _kernel()
     packed = 0
+    blocks: dict[int, BlockWeight] = {}  # by the matrix that they were packed from
     with torch.no_grad():
         for module in model.modules():
+            if isinstance(module, (BlockEmbedding, BlockLinear)):
+                packed += _pack_blocks(module, blocks)
+                continue
             if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel)) is None:
                 continue
             module.kernel = packed_kernel
@@ -60,6 +69,25 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
                 module.weight = torch.nn.Parameter(module.weight.new_empty(0), requires_grad=False)
             packed += 1
     return packed, name
+
+
+def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWeight]) -> bool:
+    """Repack a GGUF file's blocks, once where an embedding is the output layer too. False: the default kernel stays."""
+    from srv_kernels.cpu.native_ops import TYPES, BlockProduct, BlockWeight
+
+    if module.dtype not in TYPES:
+        return False
+    matrices = [module.matrix] if isinstance(module, BlockEmbedding) else module.matrices
+    for matrix in matrices:
+        if id(matrix) not in known:
+            known[id(matrix)] = BlockWeight(matrix.rows, matrix.stored, matrix.inputs)
+            matrix.release()
+    weights = [known[id(matrix)] for matrix in matrices]
+    if isinstance(module, BlockEmbedding):
+        module.kernel = partial(weights[0].rows, dtype=module.dtype)
+    else:
+        module.kernel = BlockProduct(weights, module.bias)
+    return True
 
 
 def _packed(projection: Projection, kernel: MakeKernel | None) -> Kernel | None:

@@ -11,6 +11,7 @@ from srv_kernels.cpu.library import load
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 NATIVE_FLOATS = (torch.float32, torch.bfloat16)
+BLOCK_OPS = ("linear_gguf", "rows_gguf")
 
 
 def _any_float(args: OpArgs) -> str | None:
@@ -30,7 +31,15 @@ def _impl(op: str, module: str, name: str, fits: Callable[[OpArgs], str | None] 
 OPS = (
     *(
         _impl(op, "cpu.native_ops", "native", _native_float)
-        for op in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
+        for op in (
+            "rms_norm",
+            "add_rms_norm",
+            "rotary",
+            "silu_and_mul",
+            "linear_w8a8",
+            "linear_w8a8_static",
+            *BLOCK_OPS,
+        )
     ),
     _impl("rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
     _impl("add_rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
@@ -38,4 +47,5 @@ OPS = (
     _impl("silu_and_mul", "reference", "torch (reference)"),
     _impl("linear_w8a8", "reference", "torch (reference)"),
     _impl("linear_w8a8_static", "reference", "torch (reference)"),
+    *(_impl(op, "reference", "torch (reference)") for op in BLOCK_OPS),
 )

@@ -1,4 +1,4 @@
-"""The toy platform with other ops: one replaced, one left out, or all of them for fewer dtypes."""
+"""The toy platform with other ops: one replaced, one left out, all of them for fewer dtypes, or those of blocks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from toy_variant import manifest
+
+from srv_toy_device.facts import FACTS
+
 if TYPE_CHECKING:
+    from srv.platform.facts import DeviceFacts
     from srv.platform.interface import OpArgs, OpImpl
+    from srv.platform.manifest import Manifest
     from srv_toy_device.platform import ToyPlatform
 
 Change = Callable[["OpImpl"], "OpImpl | None"]
@@ -50,3 +56,28 @@ def _with_ops(change: Change) -> Alter:
         return Altered
 
     return platform
+
+
+def with_blocks(name: str, op: str, function: Callable[..., Any]) -> Manifest:
+    """Platform `name` also has the ops of blocks of GGUF files, as srv_kernels.reference has them, but `op`."""
+
+    def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+        from srv.platform.interface import OpImpl
+
+        class Altered(toy):  # type: ignore[valid-type, misc]
+            @property
+            def ops(self) -> tuple[OpImpl, ...]:
+                right = {each: f"srv_kernels.reference:{each}" for each in ("linear_gguf", "rows_gguf")}
+                targets: dict[str, Any] = {**right, op: function}
+                return (*super().ops, *(OpImpl(each, "reference", _any, target) for each, target in targets.items()))
+
+        return Altered
+
+    def capabilities(device: DeviceFacts) -> frozenset[str]:
+        return FACTS.capabilities(device) | {"gguf_blocks"}
+
+    return manifest(name, platform=platform, facts={"capabilities": capabilities})
+
+
+def _any(args: OpArgs) -> str | None:
+    return None

@@ -52,6 +52,10 @@ class WeightsArgs(NamedTuple):
             planned_values=tuple((method, _QUANTIZATION) for method in _LATER),
         ),
     ] = None
+    dequantize_weights: Annotated[
+        bool,
+        Arg("Turn the blocks of a GGUF file into plain numbers while they load; else they are multiplied as they are."),
+    ] = False
     quantization_param_path: Annotated[
         Path | None,
         Arg(

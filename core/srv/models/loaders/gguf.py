@@ -1,5 +1,7 @@
 """Weights from a GGUF file, mapped into memory and decoded a few rows at a time into the model's dtype.
 
+A target of bytes is given the file's own rows of blocks, for layers that multiply those.
+
 Owns the correspondence of tensor names and the order of the rows. Block formats are decoded by the `gguf`
 library. Must not know devices: a target is filled by `copy_`, wherever it lies.
 
@@ -26,7 +28,7 @@ from srv.errors import ModelError
 from srv.models.base import Progress
 from srv.models.facts import ModelFacts
 from srv.models.gguf_config import DIVISORS
-from srv.models.gguf_header import GGUFTensor, read_header
+from srv.models.gguf_header import GGUFHeader, GGUFTensor, read_header
 from srv.models.loaders.filling import Meter, check_names
 
 CHUNK = 1 << 22  # numbers decoded at a time: 16 MiB of float32
@@ -60,8 +62,9 @@ def load_gguf(facts: ModelFacts, targets: Mapping[str, Tensor], progress: Progre
     what `read_header` raises.
     """
     header = read_header(Path(facts.path))
-    stored = {hugging_face_name(name): tensor for name, tensor in header.tensors.items() if name != DIVISORS}
-    check_names(facts.path, targets, {name: tensor.shape for name, tensor in stored.items()})
+    stored = _by_name(header)
+    shapes = {name: _shape(tensor, targets.get(name)) for name, tensor in stored.items()}
+    check_names(facts.path, targets, shapes)
     _check_types(facts.path, list(stored.values()))
     data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="r")
     meter = Meter(sum(tensor.size for tensor in stored.values()), progress)
@@ -69,6 +72,22 @@ def load_gguf(facts: ModelFacts, targets: Mapping[str, Tensor], progress: Progre
         if name in targets:
             _fill(_view(facts, name, targets[name]), tensor, data)
             meter.add(tensor.size, name)
+
+
+def stored_types(path: Path) -> dict[str, str]:
+    """The type of every tensor of a file, by the names of Hugging Face. Raises what `read_header` raises."""
+    return {name: tensor.type.name for name, tensor in _by_name(read_header(path)).items()}
+
+
+def _by_name(header: GGUFHeader) -> dict[str, GGUFTensor]:
+    return {hugging_face_name(name): tensor for name, tensor in header.tensors.items() if name != DIVISORS}
+
+
+def _shape(tensor: GGUFTensor, target: Tensor | None) -> tuple[int, ...]:
+    """The shape that its target must have: of numbers, or of rows of bytes."""
+    if target is None or target.dtype != torch.uint8:
+        return tensor.shape
+    return tensor.shape[0], tensor.size // tensor.shape[0]
 
 
 def hugging_face_name(name: str) -> str:
@@ -103,7 +122,9 @@ def _fill(view: Tensor, tensor: GGUFTensor, data: numpy.memmap[tuple[int], numpy
     for start, end in _chunks(view):
         size = tensor.size // view.shape[0]
         part = view[start:end]
-        part.copy_(_decode(stored[start * size : end * size], tensor).reshape(part.shape))
+        rows = stored[start * size : end * size]
+        numbers = torch.from_numpy(rows.copy()) if view.dtype == torch.uint8 else _decode(rows, tensor)
+        part.copy_(numbers.reshape(part.shape))
 
 
 def _chunks(view: Tensor) -> Iterator[tuple[int, int]]:

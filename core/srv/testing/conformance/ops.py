@@ -21,7 +21,10 @@ from srv.testing.conformance.setups import declared_dtypes, dtype_of
 CONTRACTS = "srv_kernels.contracts:CONTRACTS"
 VIOLATIONS = "srv_kernels.contracts:violations"
 MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # those that every model's layers bind
-OPS_OF = {"w8a8": ("linear_w8a8", "linear_w8a8_static")}  # those that layers bind where a capability is declared
+OPS_OF = {
+    "w8a8": ("linear_w8a8", "linear_w8a8_static"),
+    "gguf_blocks": ("linear_gguf", "rows_gguf"),
+}  # those that layers bind where a capability is declared
 _SIZE = 64  # of every dimension that an implementation is asked about
 
 
@@ -83,6 +86,16 @@ def linear_w8a8(kit: Kit) -> str:
 def linear_w8a8_static(kit: Kit) -> str:
     """A product of 8-bit weights with inputs that are rounded by a scale of the checkpoint's."""
     return _check(kit, "linear_w8a8_static")
+
+
+def linear_gguf(kit: Kit) -> str:
+    """A product with the blocks of a GGUF file, of every type."""
+    return _check(kit, "linear_gguf")
+
+
+def rows_gguf(kit: Kit) -> str:
+    """Rows of a matrix in the blocks of a GGUF file."""
+    return _check(kit, "rows_gguf")
 
 
 def others(kit: Kit) -> str:

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "blocks.h"
+
 namespace srv {
 
 enum class Type : int32_t { float32 = 0, bfloat16 = 1 };
@@ -77,6 +79,36 @@ struct PackBytesArgs {
 constexpr int64_t FOUR = 4;
 inline int64_t padded_fours(int64_t inputs) { return (inputs + FOUR - 1) / FOUR * FOUR; }
 
+// y = x W^T + b with a weight in a GGUF file's blocks: see blocks.cpp. inputs: a multiple of STRETCH.
+struct BlockLinearArgs {
+    const void* x;
+    const uint8_t* weight;  // packed: blocks(outputs) * inputs / STRETCH * stretch_bytes(form) bytes
+    const void* bias;       // null, or [outputs]
+    void* out;
+    int8_t* steps;          // scratch: [rows, inputs]
+    float* x_scales;        // scratch: [rows, inputs / STRETCH]
+    int32_t* x_sums;        // scratch: [rows, inputs / STRETCH, 2]
+    int64_t rows, inputs, outputs, x_stride, out_stride;
+    Stored stored;
+    int32_t constant;       // of the form; filled in by the kernel
+};
+
+// Rows of a packed weight, as an embedding needs them.
+struct BlockRowsArgs {
+    const uint8_t* weight;
+    const int64_t* indices;
+    void* out;  // [rows, inputs], contiguous
+    int64_t rows, inputs;
+    Stored stored;
+};
+
+struct PackBlocksArgs {
+    const uint8_t* rows;  // as the file has them, `stride` bytes apart
+    uint8_t* packed;
+    int64_t outputs, inputs, stride;
+    Stored stored;
+};
+
 // Causal attention over a paged pool, after writing this step's keys and values to it.
 //
 // Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
@@ -108,6 +140,9 @@ struct Kernels {
     void (*attention)(Type, const AttentionArgs&);
     void (*byte_linear)(Type, const ByteLinearArgs&);
     void (*pack_bytes)(const PackBytesArgs&);
+    void (*block_linear)(Type, const BlockLinearArgs&);
+    void (*block_rows)(Type, const BlockRowsArgs&);
+    void (*pack_blocks)(const PackBlocksArgs&);
 };
 
 }  // namespace srv

@@ -80,7 +80,7 @@ const Kernels* chosen = best();
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 2; }
+int32_t srv_interface() { return 3; }
 
 const char* srv_isa() { return srv::chosen->name; }
 
@@ -142,6 +142,27 @@ int64_t srv_packed_bytes(int64_t outputs, int64_t inputs) {
 void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
     srv::chosen->pack_bytes({static_cast<const int8_t*>(weight), static_cast<int8_t*>(packed), outputs, inputs,
                              stride});
+}
+
+void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) {
+    srv::chosen->block_linear(srv::Type{type}, *args);
+}
+
+void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args) { srv::chosen->block_rows(srv::Type{type}, *args); }
+
+// 0 for a type that is not known.
+int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs) {
+    const srv::Form form = srv::form_of(srv::Stored{stored});
+    return form.bits == 0 ? 0 : srv::blocks(outputs) * (inputs / srv::STRETCH) * srv::stretch_bytes(form);
+}
+
+int64_t srv_stored_row_bytes(int32_t stored, int64_t inputs) {
+    return srv::stored_row_bytes(srv::Stored{stored}, inputs);
+}
+
+void srv_pack_blocks(int32_t stored, void* packed, const void* rows, int64_t outputs, int64_t inputs, int64_t stride) {
+    srv::chosen->pack_blocks({static_cast<const uint8_t*>(rows), static_cast<uint8_t*>(packed), outputs, inputs, stride,
+                              srv::Stored{stored}});
 }
 
 }  // extern "C"

@@ -11,11 +11,15 @@ void pack(Type, const PackArgs&);
 void attention(Type, const AttentionArgs&);
 void byte_linear(Type, const ByteLinearArgs&);
 void pack_bytes(const PackBytesArgs&);
+void block_linear(Type, const BlockLinearArgs&);
+void block_rows(Type, const BlockRowsArgs&);
+void pack_blocks(const PackBlocksArgs&);
 
 #define SRV_TEXT_OF(name) #name
 #define SRV_TEXT(name) SRV_TEXT_OF(name)
 
 extern const Kernels kernels;
-const Kernels kernels = {SRV_TEXT(SRV_ISA), norm, gate, rotary, linear, pack, attention, byte_linear, pack_bytes};
+const Kernels kernels = {SRV_TEXT(SRV_ISA), norm,       gate,         rotary,     linear,     pack,
+                         attention,         byte_linear, pack_bytes, block_linear, block_rows, pack_blocks};
 
 }  // namespace srv::SRV_ISA

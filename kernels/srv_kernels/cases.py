@@ -1,0 +1,189 @@
+"""Calls on which implementations of ops are held to their contracts: ordinary ones, and those that break many.
+
+Owns the inputs alone; what must come out is for `contracts` and `oracles`. All tensors are on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call: a label for messages, and positional arguments on the host."""
+
+    label: str
+    args: tuple[Any, ...]
+
+
+# Magnitudes whose results stay within every dtype, half precision included.
+_MAGNITUDES = (1.0, 1e-3, 1e3)
+
+
+def _random(generator: torch.Generator, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+
+def _spaced(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """Rows that are a slice of a wider matrix, as the split of a fused projection gives them."""
+    return _random(generator, rows, dim + 24, dtype=dtype)[:, 8 : 8 + dim]
+
+
+def _matrices(dtype: torch.dtype, seed: int, dims: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    for rows in (0, 1, 3, 17):
+        for dim in dims:
+            yield f"{rows}x{dim}", _random(generator, rows, dim, dtype=dtype)
+            yield f"{rows}x{dim} of a wider matrix", _spaced(generator, rows, dim, dtype)
+    for scale in _MAGNITUDES:
+        yield f"magnitude {scale:g}", _random(generator, 5, dims[-1], dtype=dtype, scale=scale)
+    yield "zeros", torch.zeros(2, dims[-1], dtype=dtype)
+    outlier = torch.full((1, dims[-1]), 1e-3, dtype=dtype)
+    outlier[0, -1] = 1e3
+    yield "one outlier among small entries", outlier
+    yield "many rows", _random(generator, 300, dims[-1], dtype=dtype)
+
+
+_NORM_DIMS = (64, 97, 576)
+
+
+def rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 1)
+    for label, x in _matrices(dtype, seed, _NORM_DIMS):
+        weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
+        yield Case(label, (x, weight, 1e-5))
+
+
+def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 2)
+    for label, x in _matrices(dtype, seed, _NORM_DIMS):
+        weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
+        residual = _random(generator, *x.shape, dtype=dtype, scale=3.0)
+        yield Case(label, (x, residual, weight, 1e-6))
+
+
+def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for label, x in _matrices(dtype, seed, (2, 62, 3072)):
+        # 100² fits half precision; silu's own hard inputs are large negative gates, where it must give 0.
+        yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,))
+    gates = torch.tensor([[-1e3, -90.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 90.0]], dtype=dtype)
+    yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
+
+
+def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 3)
+    shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))
+    for tokens, heads, kv_heads, dim, turned in shapes:
+        for scale in _MAGNITUDES:
+            fused = _random(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
+            q, k, _ = fused.split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
+            cos_sin, positions = _table(generator, tokens, turned)
+            args = (q.view(tokens, heads, dim), k.view(tokens, kv_heads, dim), cos_sin, positions)
+            yield Case(f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {turned} turned, x {scale:g}", args)
+    q, k = (_random(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
+    yield Case("the same position twice", (q, k, *(_table(generator, 1, 64)[0], torch.tensor([7, 7]))))
+
+
+def _table(generator: torch.Generator, tokens: int, turned: int) -> tuple[Tensor, Tensor]:
+    places = 4096
+    angles = torch.arange(places)[:, None] * 10000.0 ** -(torch.arange(turned // 2) / (turned // 2))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
+    return cos_sin, torch.randint(places, (tokens,), generator=generator)
+
+
+def _int8(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+
+
+def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
+    """(label, x [T, K], N, generator): few and many rows, K beyond what float32 sums exactly, hard rows."""
+    generator = torch.Generator().manual_seed(seed + 4)
+    for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
+        yield f"{rows}x{inputs} to {outputs}", _random(generator, rows, inputs, dtype=dtype), outputs, generator
+    yield "rows of a wider matrix", _spaced(generator, 5, 64, dtype), 32, generator
+    for scale in _MAGNITUDES:
+        yield f"magnitude {scale:g}", _random(generator, 4, 64, dtype=dtype, scale=scale), 32, generator
+    mixed = _random(generator, 3, 64, dtype=dtype)
+    mixed[0] = 0
+    mixed[1, 7] = 1e3
+    yield "a row of zeros, and one with an outlier", mixed, 32, generator
+
+
+def linear_w8a8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for index, (label, x, outputs, generator) in enumerate(_linear_inputs(dtype, seed)):
+        weight = _int8(generator, outputs, x.shape[1])
+        scale = torch.rand(outputs, generator=generator) * 1e-3 + 1e-5
+        bias = _random(generator, outputs, dtype=dtype) if index % 2 else None
+        yield Case(f"{label}{', with a bias' if index % 2 else ''}", (x, weight, scale, bias))
+
+
+def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for label, x, outputs, generator in _linear_inputs(dtype, seed):
+        weight = _int8(generator, outputs, x.shape[1])
+        largest = float(x.float().abs().max()) or 1.0
+        # A power of two divides exactly, so that no implementation stands at another side of a half.
+        scale = torch.tensor([2.0 ** math.ceil(math.log2(largest / 100))])
+        offset = torch.randint(-20, 21, (1,), generator=generator).float()
+        bias = (
+            -(offset.int() * weight.int().sum(1)).int() + torch.randint(-99, 100, (outputs,), generator=generator).int()
+        )
+        deq_scale = scale * (torch.rand(outputs, generator=generator) * 1e-3 + 1e-5)
+        yield Case(label, (x, weight, scale, offset, bias, deq_scale))
+
+
+# Weights of a block, bytes of it, and where in it half-precision scales lie.
+_BLOCKS = {
+    "Q4_0": (32, 18, (0,)),
+    "Q4_1": (32, 20, (0, 2)),
+    "Q5_0": (32, 22, (0,)),
+    "Q5_1": (32, 24, (0, 2)),
+    "Q8_0": (32, 34, (0,)),
+    "Q2_K": (256, 84, (80, 82)),
+    "Q3_K": (256, 110, (108,)),
+    "Q4_K": (256, 144, (0, 2)),
+    "Q5_K": (256, 176, (0, 2)),
+    "Q6_K": (256, 210, (208,)),
+}
+
+
+def _blocks(generator: torch.Generator, outputs: int, inputs: int, stored: str) -> Tensor:
+    """uint8 [outputs, bytes of a row]: every bit random but those of the scales, which are of ordinary size."""
+    weights, size, scales = _BLOCKS[stored]
+    count = inputs // weights
+    rows = torch.randint(0, 256, (outputs, count, size), generator=generator, dtype=torch.uint8)
+    for at in scales:
+        scale = torch.rand(outputs, count, 1, generator=generator) * 0.004 + 0.0005
+        rows[:, :, at : at + 2] = scale.half().view(torch.uint8)
+    return rows.view(outputs, -1)
+
+
+def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 5)
+    for stored in _BLOCKS:
+        for rows, inputs, outputs in ((1, 256, 40), (5, 512, 70)):
+            x = _random(generator, rows, inputs, dtype=dtype)
+            yield Case(
+                f"{stored}, {rows}x{inputs} to {outputs}", (x, _blocks(generator, outputs, inputs, stored), stored)
+            )
+    for stored in ("Q4_1", "Q8_0"):
+        weight = _blocks(generator, 33, 96, stored)
+        yield Case(f"{stored}, rows of a wider matrix", (_spaced(generator, 3, 96, dtype), weight, stored))
+        yield Case(f"{stored}, many rows", (_random(generator, 130, 96, dtype=dtype), weight, stored))
+        yield Case(f"{stored}, zeros", (torch.zeros(2, 96, dtype=dtype), weight, stored))
+        for scale in _MAGNITUDES:
+            x = _random(generator, 4, 96, dtype=dtype, scale=scale)
+            yield Case(f"{stored}, magnitude {scale:g}", (x, weight, stored))
+
+
+def rows_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 6)
+    for stored in _BLOCKS:
+        indices = torch.tensor([0, 69, 33, 33, 31, 32])
+        yield Case(stored, (_blocks(generator, 70, 512, stored), stored, indices, dtype))
+    yield Case("no row", (_blocks(generator, 3, 256, "Q8_0"), "Q8_0", torch.zeros(0, dtype=torch.int64), dtype))

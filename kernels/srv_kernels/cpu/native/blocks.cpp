@@ -1,0 +1,269 @@
+// y = x W^T + b with a weight in a GGUF file's blocks, and x rounded to 8 bits a stretch of 32 inputs at a time.
+//
+// A packed weight is [outputs / 32][inputs / 32] stretches, read from its first byte to its last. A stretch holds the
+// scales of 32 outputs, their least values if the type has them, and [8 fours][32 outputs][4 inputs] numbers; of 4 bits
+// each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
+// product multiplies and adds fours (VPDPBUSD): numbers, which are not negative, times the signed steps of x.
+//
+//     for each group      sum over its inputs of number * step      whole, exact
+//                         - constant * sum of steps                 as the sum's beginning
+//                         * scale of the weights * scale of x       + least value * sum of steps * scale of x
+//
+// Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
+#include "blocks.h"
+
+#include "kernels.h"
+#include "pool.h"
+#include "vector.h"
+
+namespace srv::SRV_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int ROWS = 4;  // 8 sums, 16 vectors of numbers, scales and a few to spare of 32 registers
+#else
+constexpr int ROWS = 2;
+#endif
+constexpr int VECTORS = 2;
+constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
+constexpr float MOST_FINITE = 3.4028234663852886e38f;
+using Bytes = int8_t __attribute__((vector_size(16)));
+
+// Sixteen sums, each plus four numbers times the same four signed steps.
+inline Ints dot(Ints sum, Ints numbers, int32_t steps) {
+#if defined(__AVX512VNNI__)
+    return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
+                                                      reinterpret_cast<__m512i>(numbers), _mm512_set1_epi32(steps)));
+#else
+    for (int i = 0; i < 4; ++i) sum += ((numbers >> (8 * i)) & 255) * (steps << (24 - 8 * i) >> 24);
+    return sum;
+#endif
+}
+
+inline Floats load_halves(const uint8_t* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof(halves));
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));
+#else
+    const Words words = __builtin_convertvector(halves, Words);
+    const Floats magnitude = reinterpret_cast<Floats>((words & 0x7fffu) << 13) * 0x1p112f;
+    return reinterpret_cast<Floats>(reinterpret_cast<Words>(magnitude) | (words & 0x8000u) << 16);
+#endif
+}
+
+inline Ints load_numbers(const uint8_t* from) {
+    Ints numbers;
+    std::memcpy(&numbers, from, sizeof(numbers));
+    return numbers;
+}
+
+// A row of x as steps of each stretch's largest magnitude / 127, and the sums of steps of each half stretch. A stretch
+// that is not finite has an infinite scale, so that none of the row's products is finite.
+template <class T>
+void quantize_row(const BlockLinearArgs& a, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const int64_t stretches = a.inputs / STRETCH;
+    int8_t* steps = a.steps + row * a.inputs;
+    for (int64_t s = 0; s < stretches; ++s) {
+        const Floats values[2] = {load(x + s * STRETCH), load(x + s * STRETCH + LANES)};
+        Floats most = {};
+        for (const Floats& value : values) {
+            const Floats magnitude = value < 0 ? -value : value;
+            most = magnitude <= most ? most : magnitude;
+            most = magnitude != magnitude ? all(__builtin_inff()) : most;
+        }
+        const float scale = largest(most) / 127.0f;
+        const float inverse = scale == 0 || scale > MOST_FINITE ? 0.0f : 1.0f / scale;
+        a.x_scales[row * stretches + s] = scale;
+        for (int half = 0; half < 2; ++half) {
+            const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+            Floats step = (values[half] * inverse + magic) - magic;
+            step = step == step ? step : Floats{};
+            const Ints whole = __builtin_convertvector(step, Ints);
+            const Bytes bytes = __builtin_convertvector(whole, Bytes);
+            std::memcpy(steps + s * STRETCH + half * LANES, &bytes, sizeof(bytes));
+            a.x_sums[(row * stretches + s) * 2 + half] = static_cast<int32_t>(sum(step));
+        }
+    }
+}
+
+template <int BITS, int GROUP>
+inline void numbers_of(const uint8_t* from, Ints (&numbers)[GROUP / 4][VECTORS]) {
+    for (int four = 0; four < GROUP / 4; ++four) {
+        for (int v = 0; v < VECTORS; ++v) {
+            if constexpr (BITS == 8) {
+                numbers[four][v] = load_numbers(from + (four * VECTORS + v) * 64);
+            } else {
+                const Ints both = load_numbers(from + (four / 2 * VECTORS + v) * 64);
+                numbers[four][v] = (four % 2 ? both >> 4 : both) & 0x0f0f0f0f;
+            }
+        }
+    }
+}
+
+template <class T, int BITS, int GROUP, bool LEAST, int COUNT>
+inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t row) {
+    constexpr Form form = {BITS, GROUP, LEAST, 0};
+    constexpr int GROUPS = STRETCH / GROUP;
+    const int64_t stretches = a.inputs / STRETCH;
+    Floats totals[COUNT][VECTORS] = {};
+    for (int64_t s = 0; s < stretches; ++s, packed += stretch_bytes(form)) {
+        const uint8_t* numbers_at = packed + scale_bytes(form) * (LEAST ? 2 : 1);
+        for (int g = 0; g < GROUPS; ++g) {
+            Ints numbers[GROUP / 4][VECTORS];
+            numbers_of<BITS, GROUP>(numbers_at + g * GROUP * 32 * BITS / 8, numbers);
+            Floats scales[VECTORS], leasts[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) {
+                scales[v] = load_halves(packed + (g * 32 + v * LANES) * 2);
+                if constexpr (LEAST) leasts[v] = load_halves(packed + scale_bytes(form) + (g * 32 + v * LANES) * 2);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < COUNT; ++r) {
+                const int64_t at = (row + r) * stretches + s;
+                const int32_t* sums = a.x_sums + at * 2;
+                const int32_t steps_sum = GROUPS == 1 ? sums[0] + sums[1] : sums[g];
+                const int8_t* steps = a.steps + (row + r) * a.inputs + s * STRETCH + g * GROUP;
+                const int32_t begin = LEAST ? 0 : -a.constant * steps_sum;
+                Ints whole[VECTORS] = {Ints{} + begin, Ints{} + begin};
+#pragma GCC unroll 8
+                for (int four = 0; four < GROUP / 4; ++four) {
+                    int32_t step;
+                    std::memcpy(&step, steps + four * 4, sizeof(step));
+                    for (int v = 0; v < VECTORS; ++v) whole[v] = dot(whole[v], numbers[four][v], step);
+                }
+                const float x_scale = a.x_scales[at];
+                for (int v = 0; v < VECTORS; ++v) {
+                    totals[r][v] += __builtin_convertvector(whole[v], Floats) * (scales[v] * x_scale);
+                    if constexpr (LEAST) totals[r][v] += leasts[v] * (x_scale * static_cast<float>(steps_sum));
+                }
+            }
+        }
+    }
+    for (int v = 0; v < VECTORS; ++v) {
+        const int64_t column = block * BLOCK_OUTPUTS + v * LANES;
+        const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
+        if (lanes <= 0) break;
+        const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
+        for (int r = 0; r < COUNT; ++r) {
+            T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
+            const Floats value = totals[r][v] + bias;
+            lanes == LANES ? store(out, value) : store_some(out, value, lanes);
+        }
+    }
+}
+
+template <class T, int BITS, int GROUP, bool LEAST, int COUNT>
+inline void tile_of(int count, const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t row) {
+    if (count == COUNT) {
+        tile<T, BITS, GROUP, LEAST, COUNT>(a, packed, block, row);
+    } else if constexpr (COUNT > 1) {
+        tile_of<T, BITS, GROUP, LEAST, COUNT - 1>(count, a, packed, block, row);
+    }
+}
+
+template <class T, int BITS, int GROUP, bool LEAST>
+void multiply(const BlockLinearArgs& a) {
+    parallel(a.rows * a.inputs < ALONE, [&](int thread, int threads) {
+        const Range mine = part(a.rows, thread, threads);
+        for (int64_t row = mine.begin; row < mine.end; ++row) quantize_row<T>(a, row);
+    });
+    const int64_t tiles = (a.rows + ROWS - 1) / ROWS;
+    const int64_t block_size = a.inputs / STRETCH * stretch_bytes({BITS, GROUP, LEAST, 0});
+    parallel(a.rows * a.outputs * a.inputs < ALONE, [&](int thread, int threads) {
+        const Range mine = part(blocks(a.outputs) * tiles, thread, threads);
+        for (int64_t item = mine.begin; item < mine.end; ++item) {
+            const int64_t block = item / tiles;
+            const Range rows = part(a.rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
+            tile_of<T, BITS, GROUP, LEAST, ROWS>(static_cast<int>(rows.end - rows.begin), a,
+                                                 a.weight + block * block_size, block, rows.begin);
+        }
+    });
+}
+
+template <class T>
+void multiply_of(const BlockLinearArgs& a) {
+    const Form form = form_of(a.stored);
+    if (form.bits == 4 && form.group == 32) return form.least ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
+    if (form.bits == 8 && form.group == 32) return form.least ? multiply<T, 8, 32, true>(a) : multiply<T, 8, 32, false>(a);
+    if (form.bits == 4) return form.least ? multiply<T, 4, 16, true>(a) : multiply<T, 4, 16, false>(a);
+    return multiply<T, 8, 16, false>(a);
+}
+
+// One row of a packed weight as numbers of type T.
+template <class T>
+void unpack_row(const BlockRowsArgs& a, int64_t row, T* to) {
+    const Form form = form_of(a.stored);
+    const int64_t output = row % BLOCK_OUTPUTS, stretches = a.inputs / STRETCH;
+    const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * stretches * stretch_bytes(form);
+    for (int64_t s = 0; s < stretches; ++s, packed += stretch_bytes(form)) {
+        const uint8_t* numbers = packed + scale_bytes(form) * (form.least ? 2 : 1);
+        for (int64_t i = 0; i < STRETCH; ++i) {
+            uint16_t halves[2] = {};
+            const int64_t at = (i / form.group * BLOCK_OUTPUTS + output) * 2;
+            std::memcpy(halves, packed + at, 2);
+            if (form.least) std::memcpy(halves + 1, packed + scale_bytes(form) + at, 2);
+            const int64_t four = i / 4, lies = form.bits == 8 ? four : four / 2;
+            const uint8_t byte = numbers[(lies * BLOCK_OUTPUTS + output) * 4 + i % 4];
+            const int number = form.bits == 8 ? byte : (four % 2 ? byte >> 4 : byte & 15);
+            put(to + s * STRETCH + i,
+                from_half(halves[0]) * static_cast<float>(number - form.constant) + from_half(halves[1]));
+        }
+    }
+}
+
+template <class T>
+void rows_of(const BlockRowsArgs& a) {
+    parallel(a.rows * a.inputs < ALONE, [&](int thread, int threads) {
+        const Range mine = part(a.rows, thread, threads);
+        for (int64_t i = mine.begin; i < mine.end; ++i) unpack_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
+    });
+}
+
+}  // namespace
+
+void block_linear(Type type, const BlockLinearArgs& given) {
+    BlockLinearArgs args = given;
+    args.constant = form_of(args.stored).constant;
+    type == Type::float32 ? multiply_of<float>(args) : multiply_of<BFloat16>(args);
+}
+
+void block_rows(Type type, const BlockRowsArgs& args) {
+    type == Type::float32 ? rows_of<float>(args) : rows_of<BFloat16>(args);
+}
+
+void pack_blocks(const PackBlocksArgs& a) {
+    const Form form = form_of(a.stored);
+    const int64_t stretches = a.inputs / STRETCH, size = stretch_bytes(form), groups = STRETCH / form.group;
+    parallel(false, [&](int thread, int threads) {
+        const Range mine = part(blocks(a.outputs), thread, threads);
+        for (int64_t block = mine.begin; block < mine.end; ++block) {
+            uint8_t* to = a.packed + block * stretches * size;
+            std::memset(to, 0, stretches * size);
+            for (int64_t output = 0; output < BLOCK_OUTPUTS && block * BLOCK_OUTPUTS + output < a.outputs; ++output) {
+                const uint8_t* row = a.rows + (block * BLOCK_OUTPUTS + output) * a.stride;
+                for (int64_t s = 0; s < stretches; ++s) {
+                    Numbers numbers = {};
+                    read_stretch(a.stored, row, s, numbers);
+                    uint8_t* at = to + s * size;
+                    for (int64_t g = 0; g < groups; ++g) {
+                        const uint16_t scale = to_half(numbers.scale[g]), least = to_half(numbers.least[g]);
+                        std::memcpy(at + (g * BLOCK_OUTPUTS + output) * 2, &scale, 2);
+                        if (form.least) {
+                            std::memcpy(at + scale_bytes(form) + (g * BLOCK_OUTPUTS + output) * 2, &least, 2);
+                        }
+                    }
+                    at += scale_bytes(form) * (form.least ? 2 : 1);
+                    for (int64_t i = 0; i < STRETCH; ++i) {
+                        const int64_t four = i / 4, lies = form.bits == 8 ? four : four / 2;
+                        const int shift = form.bits == 4 && four % 2 ? 4 : 0;
+                        at[(lies * BLOCK_OUTPUTS + output) * 4 + i % 4] |=
+                            static_cast<uint8_t>(numbers.value[i] << shift);
+                    }
+                }
+            }
+        }
+    });
+}
+
+}  // namespace srv::SRV_ISA

@@ -1,0 +1,95 @@
+// Weights as GGUF files store them: small whole numbers, in groups that share a scale and perhaps a least value.
+//
+// All types are kept in one form: whole numbers from 0 on of 4 or 8 bits, a scale for each group of 16 or 32 inputs, and
+// either a constant that is taken off the numbers or a least value of each group that is added:
+//
+//     weight = scale * (number - constant)        or        weight = scale * number + least
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace srv {
+
+constexpr int64_t STRETCH = 32;  // inputs whose activations share a scale
+
+// How a type's numbers lie once they are packed.
+struct Form {
+    int bits, group;
+    bool least;
+    int constant;
+};
+
+// Numbers of the types in GGUF files.
+enum class Stored : int32_t {
+    q4_0 = 2,
+    q4_1 = 3,
+    q5_0 = 6,
+    q5_1 = 7,
+    q8_0 = 8,
+    q2_k = 10,
+    q3_k = 11,
+    q4_k = 12,
+    q5_k = 13,
+    q6_k = 14,
+};
+
+constexpr Form form_of(Stored type) {
+    switch (type) {
+        case Stored::q4_0: return {4, 32, false, 8};
+        case Stored::q4_1: return {4, 32, true, 0};
+        case Stored::q5_0: return {8, 32, false, 16};
+        case Stored::q5_1: return {8, 32, true, 0};
+        case Stored::q8_0: return {8, 32, false, 128};
+        case Stored::q2_k: return {4, 16, true, 0};
+        case Stored::q3_k: return {4, 16, false, 4};
+        case Stored::q4_k: return {4, 32, true, 0};
+        case Stored::q5_k: return {8, 32, true, 0};
+        case Stored::q6_k: return {8, 16, false, 32};
+    }
+    return {};
+}
+
+// Bytes that 32 outputs take for one stretch of inputs: scales, least values (both half precision), numbers.
+constexpr int64_t scale_bytes(Form form) { return STRETCH / form.group * 32 * 2; }
+constexpr int64_t stretch_bytes(Form form) {
+    return scale_bytes(form) * (form.least ? 2 : 1) + STRETCH * 32 * form.bits / 8;
+}
+
+inline float from_half(uint16_t half) {
+    const uint32_t shifted = static_cast<uint32_t>(half & 0x7fffu) << 13;
+    float value;
+    std::memcpy(&value, &shifted, sizeof(value));
+    value *= 0x1p112f;  // the difference of the exponents' zeros; subnormal halves come out right as well
+    return half & 0x8000u ? -value : value;
+}
+
+// To nearest, ties to even; what is too large becomes infinity.
+inline uint16_t to_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
+    float magnitude = value < 0 ? -value : value;
+    if (magnitude >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00u);
+    if (magnitude < 0x1p-14f) {  // subnormal: whole numbers of 2^-24
+        const float steps = magnitude * 0x1p24f;
+        return static_cast<uint16_t>(sign | static_cast<uint16_t>((steps + 8388608.0f) - 8388608.0f));
+    }
+    std::memcpy(&bits, &magnitude, sizeof(bits));
+    bits += 0xfffu + (bits >> 13 & 1u);
+    return static_cast<uint16_t>(sign | ((bits - (112u << 23)) >> 13));
+}
+
+// One output's numbers of one stretch, with what belongs to them; of groups of 32 there is one.
+struct Numbers {
+    uint8_t value[STRETCH];
+    float scale[2], least[2];
+};
+
+// Reads stretch `index` of a row as the file has it.
+void read_stretch(Stored type, const uint8_t* row, int64_t index, Numbers& to);
+
+// Bytes of a row of `inputs` weights in the file.
+int64_t stored_row_bytes(Stored type, int64_t inputs);
+
+}  // namespace srv
