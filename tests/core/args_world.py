@@ -13,7 +13,17 @@ from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeRe
 
 GIB = 2**30
 CAPABLE = frozenset(
-    {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16", "bfloat16"},
+    {
+        "paged_kv",
+        "prefix_cache",
+        "chunked_prefill",
+        "overlap",
+        "graphs",
+        "gguf_blocks",
+        "float32",
+        "float16",
+        "bfloat16",
+    },
 )
 SOURCES = {
     Origin.COMMAND_LINE: "command line",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +45,12 @@ class Small:
         return expected_logits(self.model, torch.tensor(tokens)).log_softmax(-1)
 
 
-def make_small(kind: str, folder: Path) -> Small:
-    """Prompts each begin with another token, so that none hits what another one left in the prefix cache."""
-    model = _model(kind)
+def make_small(kind: str, folder: Path, **fields: Any) -> Small:
+    """Prompts each begin with another token, so that none hits what another one left in the prefix cache.
+
+    `fields`: of the model's configuration, other than usual.
+    """
+    model = _model(kind, fields)
     model.save_pretrained(folder)
     generator = torch.Generator().manual_seed(5)
     prompts = [
@@ -57,11 +60,11 @@ def make_small(kind: str, folder: Path) -> Small:
     return Small(folder, model, prompts, [greedy(model, prompt, OUTPUT) for prompt in prompts])
 
 
-def _model(kind: str) -> Any:
+def _model(kind: str, fields: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     if kind != "gemma2":
-        return small_model(kind, **FIELDS[kind])
-    config = AutoConfig.for_model(kind, **{**SIZES, **FIELDS[kind]})
+        return small_model(kind, **{**FIELDS[kind], **fields})
+    config = AutoConfig.for_model(kind, **{**SIZES, **FIELDS[kind], **fields})
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 

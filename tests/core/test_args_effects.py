@@ -32,7 +32,9 @@ PAGE = 4
 BACKEND = """
 from srv.platform.facts import BackendSpec, Requires
 
-SPEC = BackendSpec("{name}", 1, lambda seen: Requires(), "test_args_effects:{target}", kv_order="page_token_head")
+SPEC = BackendSpec(
+    "{name}", 1, lambda seen: Requires({needs}), "test_args_effects:{target}", kv_order="page_token_head"
+)
 """
 
 
@@ -65,7 +67,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.fixture
 def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention backend "deaf" is installed for the CPU platform."""
-    source = BACKEND.format(name="deaf", target="Deaf")
+    source = BACKEND.format(name="deaf", target="Deaf", needs="{'disable_graphs': (True,)}")
     write_plugin(tmp_path, "deaf", source, group="srv.backends.attention", entry="cpu.deaf", attribute="SPEC")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -263,7 +265,7 @@ def test_decode_attention_backend(small: Small) -> None:
 
 @covers("sampling_backend=pytorch", platform="cpu")
 def test_sampling_backend(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = BACKEND.format(name="contrary", target="Contrary")
+    source = BACKEND.format(name="contrary", target="Contrary", needs="")
     entry = {"group": "srv.backends.sampling", "entry": "cpu.contrary", "attribute": "SPEC"}
     write_plugin(tmp_path, "contrary", source, **entry)
     monkeypatch.syspath_prepend(tmp_path)
@@ -431,18 +433,58 @@ def test_disable_overlap_schedule(small: Small) -> None:
     assert (steps(True), steps(False)) == (5, 4)
 
 
-@covers("disable_graphs=true", platform="cpu")
-def test_disable_graphs(small: Small) -> None:
-    """A processor replays nothing, says so, and refuses who asks for it (what it does elsewhere: the toy device)."""
-    for flags in ({}, {"disable_graphs": True}):
-        with engine(small, **flags) as served:
-            assert [result.tokens for result in served.generate(messages(small.prompts))] == small.tokens
-            stats = served.stats()
-            assert (stats.replayed_steps, stats.eager_steps) == (0, stats.steps)
-            assert served.ready.graph_rows == []
-    assert refusal(small, graph_batch_sizes=4) == "capability_missing"
-    assert refusal(small, graph_max_batch_size=4) == "capability_missing"
-    assert refusal(small, disable_graph_padding=True) == "capability_missing"
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A model with heads of the sizes that native attention takes."""
+    return make_small("llama", tmp_path_factory.mktemp("captured"), head_dim=16)
+
+
+def counts(small: Small, **flags: object) -> tuple[list[int], int]:
+    """Captured row counts, and steps replayed for three requests of equal length, which always run together."""
+    with engine(small, page_size=16, max_running_requests=6, **flags) as served:
+        three = [message(str(number), [9 + number, 5, 6], 9, ignore_eos=True) for number in range(3)]
+        served.generate(three)
+        return served.ready.graph_rows, served.stats().replayed_steps
+
+
+@covers("disable_graphs=false", "disable_graphs=true", platform="cpu")
+def test_disable_graphs(captured: Small) -> None:
+    for flag, off in (("no_disable_graphs", False), ("disable_graphs", True)):
+        with engine(captured, page_size=16, **{flag: True}) as served:
+            assert [result.tokens for result in served.generate(messages(captured.prompts))] == captured.tokens
+            assert (served.stats().replayed_steps == 0) is off
+            assert (served.ready.graph_rows == []) is off
+    assert counts(captured) == ([1, 2, 3, 4, 5, 6], 8)
+
+
+def test_attention_whose_lengths_cannot_be_replayed_runs_eager(captured: Small) -> None:
+    assert counts(captured, attention_backend="torch_native") == ([], 0)
+    assert refusal(captured, attention_backend="torch_native", no_disable_graphs=True) == "backend_unfit"
+
+
+@covers("graph_max_batch_size=2", "graph_max_batch_size=4", platform="cpu")
+def test_graph_max_batch_size(captured: Small) -> None:
+    assert counts(captured, graph_max_batch_size=4) == ([1, 2, 3, 4], 8)
+    assert counts(captured, graph_max_batch_size=2) == ([1, 2], 0)
+
+
+@covers("graph_batch_sizes=1,2", "graph_batch_sizes=3", platform="cpu")
+def test_graph_batch_sizes(captured: Small) -> None:
+    assert counts(captured, graph_batch_sizes="1,2") == ([1, 2], 0)
+    assert counts(captured, graph_batch_sizes="3") == ([3], 8)
+
+
+def test_what_would_change_captured_steps_is_refused_where_there_are_none(captured: Small) -> None:
+    for said in ({"graph_batch_sizes": 4}, {"graph_max_batch_size": 4}, {"disable_graph_padding": True}):
+        assert refusal(captured, page_size=16, disable_graphs=True, **said) == "excluded"
+        assert refusal(captured, attention_backend="torch_native", **said) == "excluded"
+
+
+@covers("disable_graph_padding=false", "disable_graph_padding=true", platform="cpu")
+def test_disable_graph_padding(captured: Small) -> None:
+    """Without padding, as is the default here, three rows find no step of four."""
+    assert counts(captured, graph_batch_sizes="2,4", no_disable_graph_padding=True) == ([2, 4], 8)
+    assert counts(captured, graph_batch_sizes="2,4") == ([2, 4], 0)
 
 
 # ---- the file that holds arguments

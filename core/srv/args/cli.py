@@ -95,10 +95,9 @@ def _add_names(
     target: dict[str, Any] = {"dest": PREFIX + name, "default": argparse.SUPPRESS, "help": help_text}
     if argument.kind.base is bool and not argument.kind.many:
         section.add_argument(*flags, action="append_const", const="true", **target)
-        if not argument.name.startswith("disable_"):
-            negations = ["--no-" + flag.removeprefix("--") for flag in flags]
-            target["help"] = argparse.SUPPRESS
-            section.add_argument(*negations, action="append_const", const="false", **target)
+        negations = ["--no-" + flag.removeprefix("--") for flag in flags]
+        target["help"] = argparse.SUPPRESS
+        section.add_argument(*negations, action="append_const", const="false", **target)
     elif argument.kind.many:
         section.add_argument(*flags, action="append", nargs="+", metavar=metavar(argument), **target)
     elif argument.arg.bare is not None:

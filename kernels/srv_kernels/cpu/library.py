@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 3
+INTERFACE = 4
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -36,6 +36,8 @@ _SIGNATURES = {
     "srv_block_rows": (_INT, _POINTER),
     "srv_pack_blocks": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_set_threads": (_INT,),
+    "srv_tape_run": (_POINTER,),
+    "srv_tape_free": (_POINTER,),
 }
 
 
@@ -121,6 +123,8 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     library.srv_isa.restype = ctypes.c_char_p
     library.srv_packed_blocks.argtypes, library.srv_packed_blocks.restype = (_INT, _LONG, _LONG), _LONG
     library.srv_stored_row_bytes.argtypes, library.srv_stored_row_bytes.restype = (_INT, _LONG), _LONG
+    library.srv_tape_begin.argtypes, library.srv_tape_begin.restype = (), _POINTER
+    library.srv_tape_end.argtypes, library.srv_tape_end.restype = (), _LONG
     for size in (library.srv_packed_elements, library.srv_packed_bytes):
         size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):

@@ -7,6 +7,7 @@ from srv_cpu.packed import COLUMNS, ORDER, PAGE_SIZES
 from srv_kernels.cpu.library import MOST_DIM
 
 _GIB = 1 << 30
+_CAPTURED_ROWS = 16
 NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
 _BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
@@ -30,8 +31,8 @@ def has_bfloat16_units(device: DeviceFacts) -> bool:
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
-    """Blocks are multiplied by the native kernels; without them plain numbers are faster."""
-    return _CAPABILITIES | {"gguf_blocks"} if NATIVE_KERNELS in device.features else _CAPABILITIES
+    """Steps are recorded as native calls, and blocks multiplied by them; without them plain numbers are faster."""
+    return _CAPABILITIES | {"gguf_blocks", "graphs"} if NATIVE_KERNELS in device.features else _CAPABILITIES
 
 
 def _dtype(seen: Seen) -> str | None:
@@ -47,6 +48,11 @@ def _fits(seen: Seen) -> Requires:
     return Requires()
 
 
+def _fits_uncaptured(seen: Seen) -> Requires:
+    """Lengths are numbers in what torch computes, and would stay those of the captured step."""
+    return Requires({"disable_graphs": (True,)})
+
+
 DEFAULTS = (
     Default(
         "dtype",
@@ -58,6 +64,18 @@ DEFAULTS = (
         lambda seen: True if seen["dtype"] == "float16" else None,
         "the native kernels multiply blocks by float32 and bfloat16 alone",
         reads=("dtype",),
+    ),
+    Default(
+        "graph_max_batch_size",
+        lambda seen: None if seen["disable_graphs"] or seen["graph_batch_sizes"] else _CAPTURED_ROWS,
+        "with more rows the kernels take longer than calling them",
+        reads=("disable_graphs", "graph_batch_sizes"),
+    ),
+    Default(
+        "disable_graph_padding",
+        lambda seen: None if seen["disable_graphs"] else True,
+        "a padded row costs as much arithmetic as any other, and to capture each row count takes a moment",
+        reads=("disable_graphs",),
     ),
     Default(
         "mem_fraction_static",
@@ -109,7 +127,7 @@ BACKENDS = {
         BackendSpec(
             name="torch_native",
             priority=10,
-            check=_fits,
+            check=_fits_uncaptured,
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
             summary="torch operations only: any page size, any head size",

@@ -20,11 +20,16 @@ from srv_kernels.cpu.native_ops import TYPES
 
 @dataclass(slots=True)
 class Step:
-    """One step's arguments: those that all layers share are filled in, and kept alive by `held`."""
+    """One step's arguments: those that all layers share are filled in, and point into `lens`, `starts` and `table`.
+
+    lens: int32 [2, rows], query and kv lengths.
+    """
 
     args: AttentionArgs
     at: int
-    held: tuple[object, ...]
+    lens: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+    starts: np.ndarray[tuple[int], np.dtype[np.int32]]
+    table: Tensor
 
 
 class NativeAttention:
@@ -42,9 +47,21 @@ class NativeAttention:
         self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
         self._dtype = context.kv.keys[0].dtype
+        self._captured: dict[int, Step] = {}
 
     def plan(self, batch: AttentionBatch) -> Step:
-        """See `srv.platform.interface.AttentionBackend`."""
+        """See `srv.platform.interface.AttentionBackend`. Of a captured step: at the addresses that are recorded."""
+        if batch.graph is None:
+            return self._step(batch)
+        if batch.graph not in self._captured:
+            self._captured[batch.graph] = self._step(batch)
+        step = self._captured[batch.graph]
+        if step.table.data_ptr() != batch.page_table.data_ptr():
+            raise InternalError(f"the captured step of {batch.graph} rows got another page table than it has recorded")
+        step.lens[1] = batch.kv_lens
+        return step
+
+    def _step(self, batch: AttentionBatch) -> Step:
         lens = np.array([batch.query_lens, batch.kv_lens], dtype=np.int32)
         starts = np.zeros(lens.shape[1], dtype=np.int32)
         np.cumsum(lens[0, :-1], out=starts[1:])
@@ -58,7 +75,7 @@ class NativeAttention:
             columns=table.shape[1],
             page_size=self._page_size,
         )
-        return Step(args, ctypes.addressof(args), (lens, starts, table))
+        return Step(args, ctypes.addressof(args), lens, starts, table)
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Step) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""

@@ -12,7 +12,7 @@ import torch
 
 from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
-from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
+from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
 from srv_cpu.host import threads
 from srv_cpu.linear import pack
@@ -92,6 +92,15 @@ class CpuPlatform:
     @property
     def ops(self) -> Sequence[OpImpl]:
         return OPS
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """Tapes of native calls; None without the native kernels."""
+        if load().library is None:
+            return None
+        from srv_cpu.graphs import CpuGraphs
+
+        return CpuGraphs()
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Repack weights into the layout that this machine reads fastest."""

@@ -67,6 +67,15 @@ def _sizes_are_met(seen: Seen) -> str | None:
     return f"no step has so many rows (max_running_requests is {running})"
 
 
+def _unused(name: str) -> Constraint:
+    """What says how steps are captured would be ignored where none is."""
+
+    def check(seen: Seen) -> str | None:
+        return "no step is captured (disable_graphs is true)" if seen[name] and seen["disable_graphs"] else None
+
+    return Constraint(name, "excluded", check, "Leave it out, or leave disable_graphs out.", reads=("disable_graphs",))
+
+
 DEVICE_DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_graphs",
@@ -88,6 +97,7 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
+    *(_unused(name) for name in ("graph_max_batch_size", "graph_batch_sizes", "disable_graph_padding")),
     Constraint(
         "graph_batch_sizes",
         "out_of_order",

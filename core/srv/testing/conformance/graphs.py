@@ -155,7 +155,7 @@ def _in_turn(kit: Kit, setup: Setup) -> None:
 
 
 def _each(kit: Kit, check: Callable[[Kit, Setup], None]) -> str:
-    chosen = some_setups(kit, most=1, head_sizes=HEAD_SIZES)
+    chosen = some_setups(kit, most=1, head_sizes=HEAD_SIZES, captured=True)
     for setup in chosen:
         check(kit, setup)
     return "; ".join(str(setup) for setup in chosen)

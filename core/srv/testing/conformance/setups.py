@@ -77,8 +77,14 @@ def resolved(kit: Kit, model: ModelFacts, *said: UserStatement) -> Resolved:
     return resolve(user_input(*said), manifest=kit.manifest, device=kit.device_facts, model=model, backends=extra)
 
 
-def setups(kit: Kit, shape: Shape, dtype: str, most: int = 2) -> tuple[list[Setup], list[str]]:
-    """For each attention backend: its setups for a shape and dtype (smallest pages first, `most`), and refusals."""
+def setups(
+    kit: Kit, shape: Shape, dtype: str, most: int = 2, *, captured: bool = False
+) -> tuple[list[Setup], list[str]]:
+    """For each attention backend: its setups for a shape and dtype (smallest pages first, `most`), and refusals.
+
+    `captured`: in steps that are captured, if the plugin declares them.
+    """
+    said = [says("disable_graphs", False)] if captured and "graphs" in kit.capabilities else []
     found: list[Setup] = []
     refused: list[str] = []
     for spec in specs(kit, "attention"):
@@ -87,7 +93,7 @@ def setups(kit: Kit, shape: Shape, dtype: str, most: int = 2) -> tuple[list[Setu
             if len(fitting) == most:
                 break
             try:
-                setup = _setup(kit, spec, shape, dtype, page_size)
+                setup = _setup(kit, spec, shape, dtype, page_size, said)
             except Refusal as refusal:
                 if page_size is None and not fitting:
                     refused.append(f"{spec.name}: {'; '.join(each.reason for each in refusal.rejections)}")
@@ -97,9 +103,11 @@ def setups(kit: Kit, shape: Shape, dtype: str, most: int = 2) -> tuple[list[Setu
     return found, refused
 
 
-def _setup(kit: Kit, spec: BackendSpec, shape: Shape, dtype: str, page_size: int | None) -> Setup:
+def _setup(
+    kit: Kit, spec: BackendSpec, shape: Shape, dtype: str, page_size: int | None, more: Sequence[UserStatement]
+) -> Setup:
     model = small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, fields=dict(shape.fields))
-    said = [says("attention_backend", spec.name), says("dtype", dtype)]
+    said = [says("attention_backend", spec.name), says("dtype", dtype), *more]
     if page_size is not None:
         said.append(says("page_size", page_size))
     config = resolved(kit, model, *said).config
@@ -116,17 +124,19 @@ def some_setups(
     most: int = 2,
     head_sizes: int = 1,
     fields: Mapping[str, Any] = MappingProxyType({}),
+    captured: bool = False,
 ) -> tuple[Setup, ...]:
     """For each attention backend, setups in the first dtype and the first `head_sizes` head sizes that it takes.
 
     `dtypes`: those to choose from, the declared ones if empty. `most`: page sizes of each head size. `fields` of the
-    model's configuration. NotApplicable if no backend takes any.
+    model's configuration. `captured`: as in `setups`. NotApplicable if no backend takes any.
     """
     chosen: dict[str, list[Setup]] = {}
     refused: list[str] = []
     for dtype in dtypes or declared_dtypes(kit):
         for head_dim in HEAD_DIMS:
-            found, against = setups(kit, Shape(heads, kv_heads, head_dim, tuple(fields.items())), dtype, most)
+            shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
+            found, against = setups(kit, shape, dtype, most, captured=captured)
             refused += against
             for setup in found:
                 mine = chosen.setdefault(setup.spec.name, [])

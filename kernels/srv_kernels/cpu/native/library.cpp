@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "tape.h"
 
 namespace srv {
 
@@ -72,15 +73,26 @@ const Kernels* best() {
 
 const Kernels* chosen = best();
 
+thread_local Tape* recording = nullptr;
+
+// Every kernel of a step goes through here: it runs, and a tape that records on this thread keeps it.
+template <class Args>
+void call(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
+    kernel(Type{type}, args);
+    if (recording != nullptr) recording->add([kernel, type, args] { kernel(Type{type}, args); });
+}
+
 }  // namespace
 }  // namespace srv
+
+using srv::call;
 
 #pragma GCC visibility push(default)
 
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 3; }
+int32_t srv_interface() { return 4; }
 
 const char* srv_isa() { return srv::chosen->name; }
 
@@ -101,39 +113,40 @@ int64_t srv_packed_elements(int64_t outputs, int64_t inputs) { return srv::packe
 
 void srv_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
               float eps) {
-    srv::chosen->norm(srv::Type{type}, {x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
+    call(srv::chosen->norm, type, srv::NormArgs{x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
 }
 
 void srv_add_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
                   int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps) {
-    srv::chosen->norm(srv::Type{type}, {x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
+    call(srv::chosen->norm, type,
+         srv::NormArgs{x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
 }
 
 void srv_gate(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride) {
-    srv::chosen->gate(srv::Type{type}, {x, out, rows, dim, x_stride});
+    call(srv::chosen->gate, type, srv::GateArgs{x, out, rows, dim, x_stride});
 }
 
 void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
                 const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t turned,
                 int64_t q_stride, int64_t k_stride) {
-    srv::chosen->rotary(srv::Type{type}, {q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, turned,
-                                          q_stride, k_stride});
+    call(srv::chosen->rotary, type,
+         srv::RotaryArgs{q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, turned, q_stride,
+                         k_stride});
 }
 
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
                 int64_t inputs, int64_t outputs, int64_t x_stride) {
-    srv::chosen->linear(srv::Type{type}, {x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
+    call(srv::chosen->linear, type,
+         srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
 }
 
 void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
     srv::chosen->pack(srv::Type{type}, {weight, packed, outputs, inputs, stride});
 }
 
-void srv_attention(int32_t type, const srv::AttentionArgs* args) { srv::chosen->attention(srv::Type{type}, *args); }
+void srv_attention(int32_t type, const srv::AttentionArgs* args) { call(srv::chosen->attention, type, *args); }
 
-void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) {
-    srv::chosen->byte_linear(srv::Type{type}, *args);
-}
+void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) { call(srv::chosen->byte_linear, type, *args); }
 
 int64_t srv_packed_bytes(int64_t outputs, int64_t inputs) {
     return srv::blocks(outputs) * srv::BLOCK_OUTPUTS * srv::padded_fours(inputs);
@@ -144,11 +157,9 @@ void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t i
                              stride});
 }
 
-void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) {
-    srv::chosen->block_linear(srv::Type{type}, *args);
-}
+void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) { call(srv::chosen->block_linear, type, *args); }
 
-void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args) { srv::chosen->block_rows(srv::Type{type}, *args); }
+void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args) { call(srv::chosen->block_rows, type, *args); }
 
 // 0 for a type that is not known.
 int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs) {
@@ -164,6 +175,21 @@ void srv_pack_blocks(int32_t stored, void* packed, const void* rows, int64_t out
     srv::chosen->pack_blocks({static_cast<const uint8_t*>(rows), static_cast<uint8_t*>(packed), outputs, inputs, stride,
                               srv::Stored{stored}});
 }
+
+// Record the kernels that this thread calls from now on, to run them again; one tape at a time.
+srv::Tape* srv_tape_begin() { return srv::recording = new srv::Tape; }
+
+// Stop recording; how many calls there are on the tape.
+int64_t srv_tape_end() {
+    const int64_t calls = srv::recording->size();
+    srv::recording = nullptr;
+    return calls;
+}
+
+// The calls of a tape, one after the other, with the pointers and sizes that they were recorded with.
+void srv_tape_run(const srv::Tape* tape) { tape->run(); }
+
+void srv_tape_free(srv::Tape* tape) { delete tape; }
 
 }  // extern "C"
 

@@ -1,0 +1,147 @@
+"""A step's work, recorded once and run again: native kernels from C++, without Python or torch between them.
+
+    with Tape(arena) as tape:  ... native_ops, views, tensors, now and then an operator of torch ...
+    tape.run()                 the same work on the same storages, whatever they hold by then
+
+Native calls are kept by the library, by their addresses; so tensors that the recorded code makes come from an arena,
+which stays. Operators of torch that compute are kept as they are, between the native calls. What reads a number of
+a tensor back into Python cannot be recorded, since its answer would stay that of the first time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from srv_kernels.cpu.library import load
+
+_ALIGNMENT = 64  # a cache line
+_ALLOCATE = (
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+)
+
+
+class Arena:
+    """Memory for tensors of recorded work. A block that no tensor uses any more serves the next that it is enough for.
+
+    Tapes that are never run at the same time may share one, as none keeps anything for the next.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, int, npt.NDArray[np.uint8]]] = []  # (size, a number that orders equals, block)
+        self._numbers = count()
+        self.bytes = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """An uninitialised tensor of the same shape, strides and dtype."""
+        extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        block = self._take(max(extent, 1) * tensor.itemsize)
+        used = block[:]  # dies with the tensor's storage
+        weakref.finalize(used, self._give_back, block)
+        flat = torch.from_numpy(used).view(tensor.dtype)
+        return torch.as_strided(flat, tensor.shape, tensor.stride())
+
+    def _take(self, size: int) -> npt.NDArray[np.uint8]:
+        for index, (found, _, block) in enumerate(self._free):
+            if found >= size:
+                del self._free[index]
+                return block
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.bytes += size
+        memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+        begin = -memory.ctypes.data % _ALIGNMENT
+        return memory[begin : begin + size]
+
+    def _give_back(self, block: npt.NDArray[np.uint8]) -> None:
+        insort(self._free, (block.nbytes, next(self._numbers), block))
+
+
+class Tape(TorchDispatchMode):
+    """Records while it is entered, on this thread. Whoever keeps a tape keeps what it reads and writes."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        library = load().library
+        if library is None:
+            raise RuntimeError(f"there is nothing to record: {load().reason}")
+        self._library, self._arena = library, arena
+        self._parts: list[Callable[[], object]] = []
+        self._native: int | None = None
+        self.native_calls = 0
+
+    @property
+    def torch_calls(self) -> int:
+        """Operators of torch among what was recorded."""
+        return sum(not (isinstance(part, partial) and part.func is self._library.srv_tape_run) for part in self._parts)
+
+    def run(self) -> None:
+        """All of it once more, in order."""
+        for part in self._parts:
+            part()
+
+    def __enter__(self) -> Tape:
+        super().__enter__()
+        self._begin()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._end()
+        super().__exit__(*raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        result = func(*args, **given)
+        if func in _ALLOCATE:
+            return self._arena.like(result)
+        made = tree_leaves(result)
+        if not all(isinstance(each, Tensor) for each in made):
+            raise RuntimeError(f"{func} reads from a tensor while a step is recorded; its answer would never change")
+        if func._schema.is_mutable:
+            self._add(partial(func, *args, **given))
+        elif not _storages(made) <= _storages(tree_leaves((args, given))):
+            self._add(partial(_again, func, args, given, made))
+        return result
+
+    def _add(self, call: Callable[[], object]) -> None:
+        self._end()
+        self._parts.append(call)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._native = self._library.srv_tape_begin()
+
+    def _end(self) -> None:
+        native, self._native = self._native, None
+        calls = self._library.srv_tape_end()
+        self.native_calls += calls
+        if calls:
+            self._parts.append(partial(self._library.srv_tape_run, native))
+            weakref.finalize(self, self._library.srv_tape_free, native)
+        else:
+            self._library.srv_tape_free(native)
+
+
+def _again(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]) -> None:
+    for was, now in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
+        was.copy_(now)
+
+
+def _storages(leaves: Sequence[Any]) -> set[int]:
+    return {each.untyped_storage().data_ptr() for each in leaves if isinstance(each, Tensor)}
