@@ -40,11 +40,13 @@ Ints = npt.NDArray[np.int64]
 class Decode:
     """Rows of one query each. `tokens`: int64, their places in the token axis; None: everywhere, in order.
 
-    table: int32 [rows, columns]. `workspaces`: by the sizes of a layer, the operator's scratch memory, asked for
-    once and used by every layer of those sizes.
+    ends: where each row ends in the token axis; None where the layout has none (BSH). table: int32 [rows, columns].
+    `workspaces`: by the sizes of a layer, the operator's scratch memory, asked for once and used by every layer of
+    those sizes.
     """
 
     tokens: Tensor | None
+    ends: list[int] | None
     kv_lens: list[int]
     table: Tensor
     workspaces: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class AscendAttention:
         if batch.graph is not None:
             return self._captured_step(batch.graph, slots, kv_lens, table)
         if int(queries.max()) == 1:
-            return Step(slots, kv_lens, decode=Decode(None, kv_lens, table))
+            return Step(slots, kv_lens, decode=Decode(None, self._row_ends(len(queries)), kv_lens, table))
         ends = np.cumsum(queries)
         if self._packs:
             return Step(slots, kv_lens, packed=Packed(ends.tolist(), kv_lens, table))
@@ -130,7 +132,11 @@ class AscendAttention:
             self._captured[rows] = (torch.empty_like(slots), {})
         kept, workspaces = self._captured[rows]
         kept.copy_(slots)
-        return Step(kept, kv_lens, decode=Decode(None, kv_lens, table, workspaces))
+        return Step(kept, kv_lens, decode=Decode(None, self._row_ends(rows), kv_lens, table, workspaces))
+
+    def _row_ends(self, rows: int) -> list[int] | None:
+        """Where rows of one query end, for the layout that asks (TND)."""
+        return list(range(1, rows + 1)) if self._two_lengths else None
 
     def _slots(self, queries: Ints, kv_lens: Ints, table: Tensor) -> Tensor:
         """int32 [tokens, 1]. Worked out on the host but for the page, which the device alone may know."""
@@ -148,7 +154,7 @@ class AscendAttention:
         if len(rows) == 0:
             return None
         tokens, index = (torch.from_numpy(each).to(self._device) for each in (ends[rows] - 1, rows))
-        return Decode(tokens, [kv_lens[row] for row in rows], table.index_select(0, index))
+        return Decode(tokens, None, [kv_lens[row] for row in rows], table.index_select(0, index))
 
     # Attending, once a layer
 
@@ -180,14 +186,14 @@ class AscendAttention:
     def _attend_decode(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Decode) -> Tensor:
         """q [rows, heads, key_dim] -> [rows, heads, value_dim]."""
         count = q.shape[0]
-        if self._two_lengths:
-            query = q
-            out = q.new_empty(count, layer.heads, self._value_dim)
-            options = self._packed_options(layer, rows.table, list(range(1, count + 1)), rows.kv_lens)
-        else:
+        if rows.ends is None:
             query = q.view(count, 1, -1)
             out = torch.empty_like(query)
             options = {**_sizes(layer, rows.table, "BSH"), "actual_seq_lengths_kv": rows.kv_lens}
+        else:
+            query = q
+            out = q.new_empty(count, layer.heads, self._value_dim)
+            options = self._packed_options(layer, rows.table, rows.ends, rows.kv_lens)
         sizes = (layer.heads, layer.kv_heads, layer.head_dim)
         if sizes not in rows.workspaces:
             ask = self._sdk._npu_fused_infer_attention_score_get_max_workspace

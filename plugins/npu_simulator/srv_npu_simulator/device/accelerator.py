@@ -43,7 +43,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         self.config = SimpleNamespace(allow_internal_format=False)
         self._compiles = True
         self.Event = partial(Event, self.current_stream)
-        self.NPUGraph = partial(NPUGraph, self.recorder, self.memory)
+        self.NPUGraph = partial(NPUGraph, self.recorder, self.memory, self.current_stream)
 
     # Device
 
