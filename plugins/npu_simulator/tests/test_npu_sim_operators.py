@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -98,22 +97,6 @@ def test_rotary_mul(sdk: Any, dtype: torch.dtype, mode: str, shape: tuple[int, .
     close(found, turned(x, cos, sin, mode))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("layout", "lead"), [("BSND", (2, 5)), ("TND", (7,))])
-@pytest.mark.parametrize("dim", [64, 128])
-def test_apply_rotary_pos_emb_works_in_place(
-    sdk: Any, dtype: torch.dtype, layout: str, lead: tuple[int, ...], dim: int
-) -> None:
-    q, k, angle = torch.randn(*lead, 6, dim).to(dtype), torch.randn(*lead, 2, dim).to(dtype), torch.rand(*lead, 1, dim)
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    query, key = q.to("npu:0"), k.to("npu:0")
-    out, out_key = sdk.npu_apply_rotary_pos_emb(query, key, cos.to("npu:0"), sin.to("npu:0"), layout)
-    assert out is query
-    assert out_key is key
-    close(query, turned(q, cos, sin, "half"))
-    close(key, turned(k, cos, sin, "half"))
-
-
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64, torch.bool])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_scatter_nd_update(sdk: Any, dtype: torch.dtype, index_dtype: torch.dtype) -> None:
@@ -136,21 +119,6 @@ def test_scatter_nd_update_with_deeper_indices(sdk: Any) -> None:
     for (a, b), row in zip(places.tolist(), rows, strict=True):
         expected[a, b] = row
     assert torch.equal(target.cpu(), expected)
-
-
-@pytest.mark.parametrize("dtype", [*HALVES, torch.int8])
-def test_reshape_and_cache(sdk: Any, dtype: torch.dtype) -> None:
-    chance = random.Random(3)
-    slots = chance.sample(range(5 * 16), 9)
-    key, value = (torch.rand(9, 2, 8) * 100).to(dtype), (torch.rand(9, 2, 6) * 100).to(dtype)
-    keys, values = torch.zeros(5, 16, 2, 8, dtype=dtype), torch.zeros(5, 16, 2, 6, dtype=dtype)
-    key_cache, value_cache = keys.to("npu:0"), values.to("npu:0")
-    given = torch.tensor(slots, dtype=torch.int32).to("npu:0")
-    assert sdk._npu_reshape_and_cache(key.to("npu:0"), value.to("npu:0"), key_cache, value_cache, given) is None
-    for token, slot in enumerate(slots):
-        keys[slot // 16, slot % 16], values[slot // 16, slot % 16] = key[token], value[token]
-    assert torch.equal(key_cache.cpu(), keys)
-    assert torch.equal(value_cache.cpu(), values)
 
 
 def kept(row: list[float], p: float | None, k: int | None) -> set[int]:
