@@ -87,7 +87,7 @@ class Diagnosis:
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from srv.args.cli import PREFIX
+    from srv.args.cli import PREFIX, Take
 
     parser = subparsers.add_parser(
         "doctor",
@@ -100,7 +100,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--device",
         dest=f"{PREFIX}device",
-        action="append",
+        action=Take,
         default=argparse.SUPPRESS,
         metavar="NAME",
         help="examine this platform alone",
@@ -108,7 +108,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--model-path",
         dest=f"{PREFIX}model_path",
-        action="append",
+        action=Take,
         default=argparse.SUPPRESS,
         metavar="PATH",
         help="choose backends for this model (default: demo)",
