@@ -16,6 +16,7 @@ lengths as host integers, which makes them part of a captured graph: `Step.kv_le
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE
 from srv_npu.platform import NpuPlatform
 from srv_npu.sdk import Sdk
 
+_STEPS_KEPT = 8  # more than are ever on their way at once
 _CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it one less
 
 Ints = npt.NDArray[np.int64]
@@ -107,6 +109,8 @@ class AscendAttention:
             )
         # Ones where a key is hidden; the operator shifts this one square over rows of any length.
         self._mask = torch.ones(MASK, MASK, dtype=torch.bool).triu_(1).to(self._device)
+        # torch_npu reads the host memory of a copy late, when its queue gets there, and keeps nothing alive for it.
+        self._sources: deque[Tensor] = deque(maxlen=_STEPS_KEPT)
         self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
 
     # Planning, once a step
@@ -144,7 +148,9 @@ class AscendAttention:
         positions = np.arange(int(ends[-1])) + np.repeat(kv_lens - ends, queries)
         rows = np.repeat(np.arange(len(queries)), queries)
         entries = np.stack((rows * table.shape[1] + positions // PAGE, positions % PAGE))
-        moved = torch.from_numpy(entries).to(self._device, non_blocking=True)
+        source = torch.from_numpy(entries)
+        self._sources.append(source)
+        moved = source.to(self._device, non_blocking=True)
         pages = table.flatten().index_select(0, moved[0])
         return (pages * PAGE + moved[1].to(torch.int32)).unsqueeze(1)
 

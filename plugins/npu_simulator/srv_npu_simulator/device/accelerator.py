@@ -36,6 +36,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     """`torch.npu`, also known as `torch_npu.npu`: one simulated card, with the names that torch_npu has."""
 
     stream_class = Stream
+    reads_host_late = True  # torch_npu queues the copy with the bare address
 
     def __init__(self, soc: Soc, capacity: int) -> None:
         super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS)
