@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
 # Rounded once from float32, so half a unit in the last place, and a little.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
+
+
+def shapes(seed: int, count: int = 4, multiple: int = 1) -> list[tuple[int, ...]]:
+    """Random ones, the same in every run, of two to four dimensions; the last is a multiple of `multiple`."""
+    chance = random.Random(seed)
+    leading = [tuple(chance.randint(1, 7) for _ in range(chance.randint(1, 3))) for _ in range(count)]
+    return [(*lead, multiple * chance.randint(1, 200)) for lead in leading]
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -28,7 +36,7 @@ def normed(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 30), (1, 576)])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 30), (1, 576), *shapes(1)])
 def test_rms_norm(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, gamma = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
     y, rstd = sdk.npu_rms_norm(x.to("npu:0"), gamma.to("npu:0"), 1e-5)
@@ -48,17 +56,21 @@ def test_rms_norm_takes_a_float32_gamma_and_several_dimensions(sdk: Any) -> None
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_add_rms_norm_gives_the_new_residual_third(sdk: Any, dtype: torch.dtype) -> None:
-    x1, x2, gamma = torch.randn(5, 24).to(dtype), torch.randn(5, 24).to(dtype), torch.randn(24).to(dtype)
+@pytest.mark.parametrize("shape", [(5, 24), *shapes(2)])
+def test_add_rms_norm_gives_the_new_residual_third(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x1, x2, gamma = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
     y, rstd, total = sdk.npu_add_rms_norm(x1.to("npu:0"), x2.to("npu:0"), gamma.to("npu:0"), 1e-5)
     rounded = (x1.double() + x2.double()).to(dtype)
     assert torch.equal(total.cpu(), rounded)
     close(y, normed(rounded, gamma, 1e-5))
-    assert rstd.shape == (5, 1)
+    assert rstd.shape == (*shape[:-1], 1)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("shape", "dim"), [((3, 12), -1), ((2, 4, 6), 1), ((7, 2), 1)])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((3, 12), -1), ((2, 4, 6), 1), ((7, 2), 1), *((shape, -1) for shape in shapes(3, multiple=2))],
+)
 def test_swiglu_gates_with_the_first_half(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
     x = torch.randn(shape).to(dtype)
     gate, up = x.double().split(shape[dim] // 2, dim)
@@ -88,6 +100,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
         ("half", (1500, 3, 16), (1500, 1, 16)),
         ("half", (1, 1500, 3, 16), (1, 1500, 1, 16)),
         ("interleave", (2, 5, 3, 64), (1, 5, 1, 64)),
+        *(("half", (1, 3, *shape[-2:]), (1, 3, 1, shape[-1])) for shape in shapes(4, multiple=2)),
     ],
 )
 def test_rotary_mul(sdk: Any, dtype: torch.dtype, mode: str, shape: tuple[int, ...], angles: tuple[int, ...]) -> None:
@@ -107,6 +120,18 @@ def test_scatter_nd_update(sdk: Any, dtype: torch.dtype, index_dtype: torch.dtyp
     assert sdk.npu_scatter_nd_update_(target, places.to("npu:0"), rows.to("npu:0")) is target
     expected = pool.clone()
     expected[3], expected[0] = rows[0], rows[1]
+    assert torch.equal(target.cpu(), expected)
+
+
+@pytest.mark.parametrize("shape", shapes(7))
+def test_scatter_nd_update_over_random_shapes(sdk: Any, shape: tuple[int, ...]) -> None:
+    slots = random.Random(0).sample(range(40), 13)
+    expected, rows = torch.randn(40, *shape).half(), torch.randn(13, *shape).half()
+    target = expected.to("npu:0")
+    places = torch.tensor(slots, dtype=torch.int32)[:, None]
+    sdk.npu_scatter_nd_update_(target, places.to("npu:0"), rows.to("npu:0"))
+    for slot, row in zip(slots, rows, strict=True):
+        expected[slot] = row
     assert torch.equal(target.cpu(), expected)
 
 
@@ -153,6 +178,18 @@ def test_top_k_top_p(sdk: Any, with_k: bool, with_p: bool, dtype: torch.dtype) -
         assert torch.equal(found[i][sorted(expected)], logits[i][sorted(expected)])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_top_k_top_p_over_random_shapes(sdk: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    rows, vocab = chance.randint(1, 9), chance.randint(2, 900)
+    logits, p = torch.randn(rows, vocab) * 3, torch.rand(rows)
+    k = torch.tensor([chance.randint(1, vocab) for _ in range(rows)], dtype=torch.int32)
+    found = sdk.npu_top_k_top_p(*(each.to("npu:0") for each in (logits, p, k))).cpu()
+    for i in range(rows):
+        expected = kept(logits[i].tolist(), p[i].item(), int(k[i]))
+        assert set(found[i].isfinite().nonzero().flatten().tolist()) == expected
+
+
 def test_top_k_keeps_logits_equal_to_the_last_one(sdk: Any) -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
     found = sdk.npu_top_k_top_p(logits.to("npu:0"), k=torch.tensor([1], dtype=torch.int32).to("npu:0"))
@@ -160,7 +197,7 @@ def test_top_k_keeps_logits_equal_to_the_last_one(sdk: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("shape", [(3, 16), (2, 3, 7)])
+@pytest.mark.parametrize("shape", [(3, 16), (2, 3, 7), *((2, *shape) for shape in shapes(5))])
 @pytest.mark.parametrize("smooth", [False, True])
 def test_dynamic_quant(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...], smooth: bool) -> None:
     x = (torch.randn(shape) * 3).to(dtype)
@@ -184,6 +221,17 @@ def test_quantize_multiplies_and_saturates(sdk: Any) -> None:
     assert found.cpu().tolist() == [[3, 5, -2, 127, -128]]
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", shapes(8))
+def test_quantize_over_random_shapes(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, scales = (torch.randn(shape) * 9).to(dtype), (torch.rand(shape[-1]) * 6).to(dtype)
+    offset = (torch.randn(shape[-1]) * 20).to(dtype)
+    given = (each.to("npu:0") for each in (x, scales, offset))
+    found = sdk.npu_quantize(*given, torch.qint8, -1, False).cpu().double()
+    wide = (x.double() * scales.double() + offset.double()).clamp(-128, 127)
+    assert bool(((found - wide).abs() <= 0.501).all())
+
+
 def test_what_rounds_to_8_bits_takes_strides_and_gives_none(sdk: Any) -> None:
     x = torch.randn(16, 4).half().to("npu:0").t()
     one = torch.ones(1).half().to("npu:0")
@@ -193,7 +241,10 @@ def test_what_rounds_to_8_bits_takes_strides_and_gives_none(sdk: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(("shape", "columns"), [((5, 40), 24), ((2, 3, 2500), 7), ((1, 16), 32)])
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [((5, 40), 24), ((2, 3, 2500), 7), ((1, 16), 32), *((shape, shape[0] * 5) for shape in shapes(6))],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias_dtype", [None, torch.int32, torch.float32])
 def test_quant_matmul_with_a_scale_for_each_row(
