@@ -33,6 +33,7 @@ PATIENCE_S = 280.0
 CORE_ALONE = "core does it on results that earlier checks hold right; what a plugin could break shows there"
 EXEMPT = {
     "manifest.found": "it is about what is installed, not about a plugin; test_conformance_kit.py shows it to fail",
+    "backends.used": "it tells which backends nothing reads, and never fails",
     "op.others": "every op that has a contract has a check of its own; one without a contract fails op.coverage",
     "attention.undeclared": "it reports as undeclared what works, and never fails",
     "engine.float32": "where float32 is declared it is the dtype of all other checks, so this one is skipped",

@@ -108,6 +108,38 @@ def test_the_report_says_what_it_is_of_and_how_to_repeat_it(monkeypatch: pytest.
     assert set(statuses(report)) == {"manifest.found", "probe.timeout", "probe.answers", "probe.device"}
 
 
+UNUSED = """
+import dataclasses
+from srv.platform.facts import BackendSpec, Requires
+from srv_toy_device.manifest import MANIFEST as TOY
+
+def fits(seen):
+    return Requires()
+
+MORE = {{"moe": (BackendSpec("spread", 1, fits, "srv_toy_device.manifest:MANIFEST"),)}}
+FACTS = dataclasses.replace(TOY.facts, backends={{**TOY.facts.backends, **{more}}})
+MANIFEST = dataclasses.replace(TOY, name="faulty", facts=FACTS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "says"),
+    [
+        ("MORE", "skipped", "not used by this version of srv: moe backend spread. Nothing runs or tests them"),
+        ("{}", "passed", "this version chooses from attention and sampling"),
+    ],
+)
+def test_backends_that_nothing_reads_are_told_and_are_no_fault(
+    more: str, status: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "", monkeypatch)
+    (tmp_path / "faulty_plugin.py").write_text(UNUSED.format(more=more))
+    report = run("faulty", Level.L0, only=("manifest", "backends"))
+    assert report.failures == ()
+    outcome = report.outcome("backends.used")
+    assert (outcome.status, outcome.message) == (status, says)
+
+
 # ---- the catalogue --------------------------------------------------------------------------------------
 
 

@@ -202,6 +202,25 @@ def test_a_statement_that_raises_is_told_of_its_platform(tmp_path: Path) -> None
     assert [each["name"] for each in bad["findings"]][:3] == ["start", "memory", "computation"]
 
 
+def test_backends_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    """The plugin's own, and one that a third party adds to it; neither keeps a server from starting."""
+    write_platform(tmp_path, "mine")
+    manifest = tmp_path / "plugin_mine" / "manifest.py"
+    ours = '"grammar": (BackendSpec("automata", 1, fits, "nowhere:Automata"),),\n    "sampling"'
+    manifest.write_text(manifest.read_text().replace('"sampling"', ours))
+    theirs = "from srv.platform.facts import BackendSpec, Requires\n\n\ndef fits(seen):\n    return Requires()\n\n\n"
+    theirs += 'SPEC = BackendSpec("spread", 1, fits, "nowhere:Spread")\n'
+    write_plugin(tmp_path, "spread", theirs, group="srv.backends.moe", entry="mine.spread", attribute="SPEC")
+    (mine,) = told(tmp_path, "--device", "mine")["platforms"]
+    found = finding(mine["findings"], "backends", "warning")
+    unused = "not used by this version of srv: moe backend spread, grammar backend automata"
+    assert found["detail"] == unused
+    assert (
+        found["remedy"] == "They do no harm: srv chooses backends for attention and sampling, and leaves others alone."
+    )
+    assert mine["usable"]
+
+
 def test_a_wheel_that_breaks_the_import_of_torch_is_named_with_the_ways_out(tmp_path: Path) -> None:
     write_distribution(
         tmp_path,

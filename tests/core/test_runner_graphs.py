@@ -84,8 +84,8 @@ def inputs(rows: int, tokens: int | None = None, scores: bool = False) -> Inputs
     )
 
 
-def table(*rows: list[int]) -> Any:
-    return np.array(rows, dtype=np.int32)
+def table(*rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
 
 
 def test_the_largest_is_captured_first() -> None:

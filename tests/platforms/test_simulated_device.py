@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from child_pytest import ROOT, passes
 
-TESTS = Path(__file__).parents[1] / "simulated_device"
+TESTS = ROOT / "tests" / "simulated_device"
 MAKE = """
 import torch
 from srv.testing.simulated_device import SimulatedAccelerator, install
@@ -20,23 +19,7 @@ def make(name="sim", kind=SimulatedAccelerator, **options):
 
 
 def test_the_simulated_device_passes_its_tests() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--timeout=120", str(TESTS)],
-        cwd=TESTS.parents[1],
-        env={
-            **os.environ,
-            "SRV_SIMULATED_DEVICE_TESTS": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTEST_ADDOPTS": "",
-            "PYTEST_XDIST_WORKER": "",
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    passes("--timeout=120", TESTS, environment={"SRV_SIMULATED_DEVICE_TESTS": "1"})
 
 
 def python(code: str) -> str:

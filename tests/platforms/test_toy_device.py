@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-PLUGIN = Path(__file__).parents[2] / "plugins" / "toy_device"
+from child_pytest import ROOT, passes
 
 
 def test_the_toy_device_passes_its_own_tests() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--timeout=120", str(PLUGIN / "tests")],
-        cwd=PLUGIN.parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_XDIST_WORKER": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    passes("--timeout=120", ROOT / "plugins" / "toy_device" / "tests")

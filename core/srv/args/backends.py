@@ -17,6 +17,7 @@ from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
 from srv.errors import PluginError, Rejected
 from srv.platform.facts import BackendSpec, Requires, Unfit
+from srv.platform.manifest import Manifest
 
 # slot -> (family, the arguments that name its backend, the most particular first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -26,6 +27,9 @@ SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "sampling_backend": ("sampling", ("sampling_backend",)),
     }
 )
+
+# Families that a slot takes its backend from. A plugin may offer others: nothing reads those yet, and it is told so.
+USED_FAMILIES = tuple(dict.fromkeys(family for family, _ in SLOTS.values()))
 
 
 class Candidate(NamedTuple):
@@ -60,6 +64,21 @@ class Choice(NamedTuple):
     backends: Mapping[str, BackendChoice]
     statements: tuple[Statement, ...]
     rejections: tuple[Rejected, ...]
+
+
+def unused_backends(manifest: Manifest, extra: Mapping[str, Sequence[BackendSpec]]) -> str:
+    """What is offered in families that this version does not choose from, by name, a clause; empty if nothing is.
+
+    extra: third parties' specs for the platform, by family.
+    """
+    offered = {family: (*manifest.facts.backends.get(family, ()), *more) for family, more in extra.items()}
+    names = [
+        f"{family} backend {spec.name}"
+        for family, specs in offered.items()
+        if family not in USED_FAMILIES
+        for spec in specs
+    ]
+    return f"not used by this version of srv: {', '.join(names)}" if names else ""
 
 
 def choose_backends(

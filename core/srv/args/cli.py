@@ -1,15 +1,15 @@
 """The flags of server arguments, made from their declarations.
 
 argparse finds flags and texts; reading the texts is left to the declarations (`srv.args.command_line`). Unset is
-absence: a flag that was not given is not in the namespace. One that was is there with the text of each time, so that
-two different ones can be refused.
+absence: a flag that was not given is not in the namespace. One that was is there with the word and the text of each
+time, so that two different texts can be refused, and messages can name the flag that was used.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS
 from srv.args.parser import Parser
@@ -33,6 +33,27 @@ _TITLES = {
     "debug": "debugging",
 }
 PREFIX = "argument:"  # of namespace entries, apart from a subcommand's own options
+
+
+class Given(NamedTuple):
+    """A flag as it was written, by any of its names, and its value; several values are joined by commas."""
+
+    flag: str
+    text: str
+
+
+class Take(argparse.Action):
+    """Adds a flag to those of its argument that were given before. `const`: what it says if it takes no value."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        text = self.const if self.nargs == 0 else ",".join(values) if isinstance(values, list) else values
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), Given(option_string or "", text)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,20 +113,23 @@ def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:
 def _add_names(
     section: argparse._ArgumentGroup, argument: Argument, name: str, flags: Sequence[str], help_text: str
 ) -> None:
-    target: dict[str, Any] = {"dest": PREFIX + name, "default": argparse.SUPPRESS, "help": help_text}
+    target: dict[str, Any] = {
+        "dest": PREFIX + name,
+        "default": argparse.SUPPRESS,
+        "help": help_text,
+        "action": Take,
+    }
     if argument.kind.base is bool and not argument.kind.many:
-        section.add_argument(*flags, action="append_const", const="true", **target)
+        section.add_argument(*flags, nargs=0, const="true", **target)
         negations = ["--no-" + flag.removeprefix("--") for flag in flags]
         target["help"] = argparse.SUPPRESS
-        section.add_argument(*negations, action="append_const", const="false", **target)
+        section.add_argument(*negations, nargs=0, const="false", **target)
     elif argument.kind.many:
-        section.add_argument(*flags, action="append", nargs="+", metavar=metavar(argument), **target)
+        section.add_argument(*flags, nargs="+", metavar=metavar(argument), **target)
     elif argument.arg.bare is not None:
-        section.add_argument(
-            *flags, action="append", nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target
-        )
+        section.add_argument(*flags, nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target)
     else:
-        section.add_argument(*flags, action="append", metavar=metavar(argument), **target)
+        section.add_argument(*flags, metavar=metavar(argument), **target)
 
 
 def metavar(argument: Argument) -> str:

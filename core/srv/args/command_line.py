@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from srv.args.cli import PREFIX
-from srv.args.config import ARGUMENTS, all_names, find_any
+from srv.args.cli import PREFIX, Given
+from srv.args.config import ARGUMENTS, DEPRECATED, all_names, find_any
 from srv.args.parser import SOURCE
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserStatement
@@ -28,19 +28,30 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
     for key, given in vars(namespace).items():
         if not key.startswith(PREFIX):
             continue
-        name = key.removeprefix(PREFIX)
-        argument = find_any(name)
+        argument = find_any(key.removeprefix(PREFIX))
         assert argument is not None  # `add_arguments` made no other
-        texts = dict.fromkeys(",".join(each) if isinstance(each, list) else each for each in given)
+        texts = dict.fromkeys(each.text for each in given)
         if len(texts) > 1:
             rejections.append(_said_twice(argument.name, list(texts), argument.arg.secret))
             continue
-        read = read_text(argument, next(iter(texts)), Origin.COMMAND_LINE, SOURCE, name)
+        name, source = _place(argument, given[-1])
+        read = read_text(argument, next(iter(texts)), Origin.COMMAND_LINE, source, name)
         if isinstance(read, Rejected):
             rejections.append(read)
         else:
             statements.append(read)
     return statements, rejections
+
+
+def _place(argument: Argument, given: Given) -> tuple[str, str]:
+    """The name that a flag uses, and where it was said. The flag is told unless it has the argument's own name, or is
+    deprecated, in which case `srv.args.deprecated` tells it.
+    """
+    name = given.flag.removeprefix("--").replace("-", "_")
+    if name not in argument.names:
+        name = name.removeprefix("no_")
+    own = name == argument.name or name in argument.old_names or argument.name in DEPRECATED
+    return name, SOURCE if own else f"{SOURCE} with {given.flag}"
 
 
 def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejected]]:

@@ -12,6 +12,7 @@ from typing import Any
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv.args.spec import Argument
 from srv.args.statement import UserStatement
+from srv.args.wording import flag_of
 from srv.errors import Rejected
 
 
@@ -29,7 +30,7 @@ def translate(
                 translated.append(_today(said, switch, statements))
             continue
         if said.name in ARGUMENTS[said.argument].old_names:
-            notes.append(f"{said.source}: {_flag(said.name)} is now called {ARGUMENTS[said.argument].flag}")
+            notes.append(f"{said.source}: {flag_of(said.name)} is now called {ARGUMENTS[said.argument].flag}")
         translated.append(said)
     return translated, _contradictions(translated), notes
 
@@ -67,8 +68,4 @@ def _contradictions(statements: Sequence[UserStatement]) -> list[Rejected]:
 
 def _told(said: UserStatement) -> str:
     """Where he said it, with the flag unless that place names one already."""
-    return said.source if "--" in said.source else f"{said.source} with {_flag(said.name or said.argument)}"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return said.source if "--" in said.source else f"{said.source} with {flag_of(said.name or said.argument)}"

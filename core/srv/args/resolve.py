@@ -31,6 +31,7 @@ from srv.args.seen import Facts, View, ask
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Quantity, Resolved, Statement, Story, UserInput
 from srv.args.support import REFUSED, by_argument, on_variant, refusing, said_of_value
+from srv.args.wording import names_used, reworded
 from srv.errors import PluginError, Refusal, Rejected
 from srv.models.facts import ModelFacts
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
@@ -104,7 +105,8 @@ def resolve(
     _decide(work, defaults, _owned_contributions(manifest))
     _check_constraints(work, manifest)
     if work.rejections:
-        raise Refusal(list(dict.fromkeys(work.rejections)))
+        used = names_used(user.statements)
+        raise Refusal(list(dict.fromkeys(reworded(each, used) for each in work.rejections)))
     return Resolved(
         make_config({name: work.values[name] for name in ARGUMENTS}),
         MappingProxyType(work.stories),

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 import srv
+from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.statement import UserInput
 from srv.cli.platforms import record, seconds
 from srv.cli.survey import Judged, judge, make_target
@@ -31,7 +32,7 @@ from srv.platform.finding import Finding
 from srv.platform.host import versions
 from srv.platform.manifest import ProbeResult
 from srv.platform.probe import probe_all
-from srv.platform.registry import Found, find_platforms
+from srv.platform.registry import Found, find_all_backends, find_platforms
 
 FORMAT = 1  # of the JSON; raised when a reader of the last one would go wrong
 _AT_ONCE = 3  # children that import torch at the same time
@@ -87,7 +88,7 @@ class Diagnosis:
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from srv.args.cli import PREFIX
+    from srv.args.cli import PREFIX, Take
 
     parser = subparsers.add_parser(
         "doctor",
@@ -100,7 +101,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--device",
         dest=f"{PREFIX}device",
-        action="append",
+        action=Take,
         default=argparse.SUPPRESS,
         metavar="NAME",
         help="examine this platform alone",
@@ -108,7 +109,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--model-path",
         dest=f"{PREFIX}model_path",
-        action="append",
+        action=Take,
         default=argparse.SUPPRESS,
         metavar="PATH",
         help="choose backends for this model (default: demo)",
@@ -191,11 +192,20 @@ def _said(user: UserInput) -> list[Finding]:
 
 
 def _examine(found: Found, probed: ProbeResult, user: UserInput, timeout_s: float) -> Examined:
+    told = _unused(found)
     if not probed.available or probed.device is None:
-        return Examined(found, probed)
+        return Examined(found, probed, told)
     judged, refusals = _judge(found, probed, user)
     options = {} if judged is None else {name: judged.resolved.config.get(name) for name in found.loaded.options}
-    return Examined(found, probed, examine(found, probed.device, options, timeout_s), judged, refusals)
+    told += examine(found, probed.device, options, timeout_s)
+    return Examined(found, probed, told, judged, refusals)
+
+
+def _unused(found: Found) -> tuple[Finding, ...]:
+    """Backends that the plugin, or a third party for it, offers in vain."""
+    unused = "" if found.manifest is None else unused_backends(found.manifest, find_all_backends(found.name))
+    remedy = f"They do no harm: srv chooses backends for {' and '.join(USED_FAMILIES)}, and leaves others alone."
+    return (Finding("backends", "warning", unused, remedy),) if unused else ()
 
 
 def _judge(found: Found, probed: ProbeResult, user: UserInput) -> tuple[Judged | None, tuple[Rejected, ...]]:

@@ -18,9 +18,9 @@ from srv.models.facts import ModelFacts
 from srv.models.locate import locate
 from srv.models.read import read_facts
 from srv.platform.choose import choose
-from srv.platform.facts import FAMILIES, BackendSpec, DeviceFacts
+from srv.platform.facts import BackendSpec, DeviceFacts
 from srv.platform.manifest import Manifest
-from srv.platform.registry import find_backends, find_platforms
+from srv.platform.registry import find_all_backends, find_platforms
 
 
 class Target(NamedTuple):
@@ -117,8 +117,7 @@ def this_machine(text: str | None, who: str) -> Target:
 
 
 def make_target(manifest: Manifest, device: DeviceFacts, why: str, notes: tuple[str, ...] = ()) -> Target:
-    extra = {family: find_backends(manifest.name, family) for family in FAMILIES}
-    return Target(manifest, device, why, extra, notes)
+    return Target(manifest, device, why, find_all_backends(manifest.name), notes)
 
 
 def _find_model(user: UserInput, needed: bool) -> ModelFacts | None:

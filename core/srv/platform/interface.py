@@ -197,7 +197,8 @@ class Graphs(Protocol):
     def replay(self, key: int, metadata: Any) -> None:
         """Enqueue what was recorded under `key`, with the host lengths of this step's attention metadata applied.
 
-        `metadata` is what the attention backend's `plan` gave for a batch with `graph=key`, just before.
+        `metadata` is what the attention backend's `plan` gave for a batch with `graph=key`, just before. Where
+        steps overlap, the last replay of `key` may still be running.
         """
 
 

@@ -99,6 +99,11 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
     return tuple(sorted(specs, key=lambda spec: -spec.priority))
 
 
+def find_all_backends(platform: str) -> dict[str, tuple[BackendSpec, ...]]:
+    """The same for every family."""
+    return {family: find_backends(platform, family) for family in FAMILIES}
+
+
 def _platform(name: str, entry_points: list[Entry]) -> Found:
     if len(entry_points) > 1:
         return _contested(name, entry_points)

@@ -20,7 +20,8 @@ class Inputs:
     outputs: int64 [n] on the device, the token-axis positions whose logits are wanted: first one for each
     row that samples, then the scored ones; None means every position, in order. `sampled`: indices into the
     plan's rows of those that sample. `scores`: for each row that is scored, its index and the target tokens,
-    int64, one for each of its scored positions.
+    int64, one for each of its scored positions. `sources`: host memory that is on its way to the device; to be kept
+    until the step is done, since a device may read it only when it gets there.
     """
 
     tokens: torch.Tensor
@@ -30,6 +31,7 @@ class Inputs:
     outputs: torch.Tensor | None
     sampled: list[int]
     scores: list[tuple[int, Ints]]
+    sources: tuple[torch.Tensor, ...] = ()
 
 
 def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
@@ -41,32 +43,39 @@ def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     positions = np.arange(total, dtype=np.int64) + np.repeat(computed - (ends - lens), lens)
     sampled = [index for index, row in enumerate(rows) if row.sample]
     scores = [(index, slots.targets(row)) for index, row in enumerate(rows) if row.score]
+    tokens, ids = _tokens(rows, slots, ends, device)
+    places = torch.from_numpy(positions)
     return Inputs(
-        tokens=_tokens(rows, slots, ends, device),
-        positions=torch.from_numpy(positions).to(device, non_blocking=True),
+        tokens=tokens,
+        positions=places.to(device, non_blocking=True),
         query_lens=lens.tolist(),
         kv_lens=(computed + lens).tolist(),
         outputs=_outputs(rows, sampled, ends, scores, device),
         sampled=sampled,
         scores=scores,
+        sources=(places, *ids),
     )
 
 
-def _tokens(rows: Sequence[Row], slots: Slots, ends: Ints, device: torch.device) -> torch.Tensor:
+def _tokens(
+    rows: Sequence[Row], slots: Slots, ends: Ints, device: torch.device
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """The step's tokens, and the host memory that they are copied from."""
     known = [slots.known(row) for row in rows]
     fed_back = [index for index, ids in enumerate(known) if ids is None]
     last = torch.tensor([rows[index].slot for index in fed_back], dtype=torch.int64).to(device)
     if len(fed_back) == len(rows):
-        return slots.last(last)
+        return slots.last(last), ()
     host = np.zeros(int(ends[-1]), dtype=np.int64)
     for ids, row, end in zip(known, rows, ends, strict=True):
         if ids is not None:
             host[end - row.scheduled : end] = ids
-    tokens = torch.from_numpy(host).to(device, non_blocking=True)
+    source = torch.from_numpy(host)
+    tokens = source.to(device, non_blocking=True)
     if fed_back:
         at = torch.from_numpy(ends[fed_back] - 1).to(device)
         tokens[at] = slots.last(last)
-    return tokens
+    return tokens, (source,)
 
 
 def _outputs(

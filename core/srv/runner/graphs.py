@@ -22,7 +22,6 @@ from srv.models.base import CausalLM
 from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
 from srv.runner.attention import PlannedAttention
 from srv.runner.batch import Inputs
-from srv.runner.slots import Table
 
 
 class StaticBuffers:
@@ -39,13 +38,16 @@ class StaticBuffers:
         self.logits = torch.zeros((rows, vocab), dtype=dtype, device=device)
         self._width = 0  # columns that may hold anything but 0
 
-    def fill(self, count: int, inputs: Inputs, table: Table) -> None:
-        """Make the first `count` rows those of the step, and padding. table: host, int32 [rows, columns <= mine]."""
+    def fill(self, count: int, inputs: Inputs, table: torch.Tensor) -> None:
+        """Make the first `count` rows those of the step, and padding.
+
+        table: host, int32 [rows, columns <= mine], to be kept until the step is done.
+        """
         rows, width = table.shape
         if width < self._width:
             self.pages[:, width : self._width].zero_()
         self._width = width
-        self.pages[:rows, :width].copy_(torch.from_numpy(table), non_blocking=True)
+        self.pages[:rows, :width].copy_(table, non_blocking=True)
         self.pages[rows:count, :width].zero_()
         self.tokens[:rows].copy_(inputs.tokens)
         self.positions[:rows].copy_(inputs.positions)
@@ -101,7 +103,7 @@ class CapturedSteps:
         count = self.rows[bisect_left(self.rows, rows)]
         return count if self._padding or count == rows else None
 
-    def replay(self, count: int, inputs: Inputs, table: Table) -> torch.Tensor:
+    def replay(self, count: int, inputs: Inputs, table: torch.Tensor) -> torch.Tensor:
         """Enqueue the step; its logits [rows, vocab], valid until the next replay in the order of the device's work."""
         self._buffers.fill(count, inputs, table)
         self._graphs.replay(count, self._plan(count, inputs.kv_lens))

@@ -29,10 +29,14 @@ from srv.sched.plan import Plan, Result, Row, RowResult
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step on its way through the device. `collect` may be called from another thread, once."""
+    """A step on its way through the device. `collect` may be called from another thread, once.
+
+    table: the page table's host memory, kept until then as `Inputs.sources` is.
+    """
 
     plan: Plan
     inputs: Inputs
+    table: torch.Tensor
     sampled: SampledBatch | None
     scores: tuple[Scores, ...]
     event: Event
@@ -84,11 +88,12 @@ class Runner:
             self._take(plan)
             inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
-            logits = self._forward(plan.rows, inputs, count)
+            table = torch.from_numpy(self._slots.page_table(0, [row.slot for row in plan.rows]))
+            logits = self._forward(inputs, table, count)
             sampled = self._sample(plan.rows, inputs, logits)
             scores = self._score(plan.rows, inputs, logits)
         return LaunchedStep(
-            plan, inputs, sampled, scores, self._platform.record_event(self._device), replayed=count is not None
+            plan, inputs, table, sampled, scores, self._platform.record_event(self._device), replayed=count is not None
         )
 
     def _take(self, plan: Plan) -> None:
@@ -111,16 +116,15 @@ class Runner:
         if failures:
             raise failures[0]
 
-    def _forward(self, rows: Sequence[Row], inputs: Inputs, count: int | None) -> torch.Tensor | None:
+    def _forward(self, inputs: Inputs, table: torch.Tensor, count: int | None) -> torch.Tensor | None:
         """Logits of the wanted positions, [wanted, vocab] in the model's dtype; None if none are wanted.
 
-        By the captured step of `count` rows, or eager if that is None.
+        By the captured step of `count` rows, or eager if that is None. table: host, int32 [rows, columns].
         """
-        table = self._slots.page_table(0, [row.slot for row in rows])
         if self._captured and count is not None:
             logits = self._captured.replay(count, inputs, table)
             return logits if inputs.outputs is None else _wanted(logits, inputs.outputs)
-        pages = torch.from_numpy(table).to(self._device, non_blocking=True)
+        pages = table.to(self._device, non_blocking=True)
         attend = StepAttention(self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages))
         hidden = self._model(inputs.tokens, inputs.positions, attend)
         wanted = hidden if inputs.outputs is None else _wanted(hidden, inputs.outputs)

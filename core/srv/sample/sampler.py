@@ -47,7 +47,8 @@ class SampledBatch:
     """What `Sampler.sample` drew.
 
     `tokens`: int64 [rows] on the device, for the next step; 0 for a row in error. The rest is on its way to
-    the host: call `to_host` once an event recorded after `sample` has passed.
+    the host: call `to_host` once an event recorded after `sample` has passed. `_noise`, if any was drawn, is on its way
+    to the device, and must live as long.
     """
 
     tokens: torch.Tensor
@@ -55,6 +56,7 @@ class SampledBatch:
     _host_finite: torch.Tensor
     _scores: Scores | None
     _scored: tuple[int, ...]
+    _noise: torch.Tensor | None
 
     def to_host(self) -> list[DrawnToken]:
         """One DrawnToken a row, in order. Enqueues nothing on the device."""
@@ -112,7 +114,8 @@ class Sampler:
         layout = self._layout(tuple(row.slot for row in rows))
         processed = self._process(logits, rows)
         finite = processed.amax(-1).isfinite()
-        tokens = self._backend.sample(self._batch(processed, rows, layout))
+        noise = self._drawn(rows, layout)
+        tokens = self._backend.sample(self._batch(processed, noise, layout))
         tokens = tokens.masked_fill(~finite, 0)
         self.state.observe(layout.slots, tokens)
         scores = self._score(logits, tokens, layout)
@@ -122,6 +125,7 @@ class Sampler:
             finite.to("cpu", non_blocking=True),
             scores,
             layout.scored,
+            noise,
         )
 
     def _process(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -135,12 +139,15 @@ class Sampler:
             processor.apply(processed, prepared)
         return processed
 
-    def _batch(self, logits: torch.Tensor, rows: Sequence[SampleRow], layout: _Layout) -> SamplingBatch:
-        uniform = layout.zeros
-        if not layout.all_greedy:
-            positions = np.fromiter((row.position for row in rows), dtype=np.int64, count=len(rows))
-            noise = self._noise.draw(layout.slot_array, layout.seeds, positions)
-            uniform = torch.from_numpy(noise).to(self.state.device, non_blocking=True)
+    def _drawn(self, rows: Sequence[SampleRow], layout: _Layout) -> torch.Tensor | None:
+        """Noise on the host, float64 [rows]; None if no row needs any."""
+        if layout.all_greedy:
+            return None
+        positions = np.fromiter((row.position for row in rows), dtype=np.int64, count=len(rows))
+        return torch.from_numpy(self._noise.draw(layout.slot_array, layout.seeds, positions))
+
+    def _batch(self, logits: torch.Tensor, noise: torch.Tensor | None, layout: _Layout) -> SamplingBatch:
+        uniform = layout.zeros if noise is None else noise.to(self.state.device, non_blocking=True)
         return SamplingBatch(
             logits=logits,
             temperature=layout.temperature,

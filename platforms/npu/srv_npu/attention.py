@@ -16,6 +16,7 @@ lengths as host integers, which makes them part of a captured graph: `Step.kv_le
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE
 from srv_npu.platform import NpuPlatform
 from srv_npu.sdk import Sdk
 
+_STEPS_KEPT = 8  # more than are ever on their way at once
 _CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it one less
 
 Ints = npt.NDArray[np.int64]
@@ -40,11 +42,13 @@ Ints = npt.NDArray[np.int64]
 class Decode:
     """Rows of one query each. `tokens`: int64, their places in the token axis; None: everywhere, in order.
 
-    table: int32 [rows, columns]. `workspaces`: by the sizes of a layer, the operator's scratch memory, asked for
-    once and used by every layer of those sizes.
+    ends: where each row ends in the token axis; None where the layout has none (BSH). table: int32 [rows, columns].
+    `workspaces`: by the sizes of a layer, the operator's scratch memory, asked for once and used by every layer of
+    those sizes.
     """
 
     tokens: Tensor | None
+    ends: list[int] | None
     kv_lens: list[int]
     table: Tensor
     workspaces: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
@@ -105,6 +109,8 @@ class AscendAttention:
             )
         # Ones where a key is hidden; the operator shifts this one square over rows of any length.
         self._mask = torch.ones(MASK, MASK, dtype=torch.bool).triu_(1).to(self._device)
+        # torch_npu reads the host memory of a copy late, when its queue gets there, and keeps nothing alive for it.
+        self._sources: deque[Tensor] = deque(maxlen=_STEPS_KEPT)
         self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
 
     # Planning, once a step
@@ -118,7 +124,7 @@ class AscendAttention:
         if batch.graph is not None:
             return self._captured_step(batch.graph, slots, kv_lens, table)
         if int(queries.max()) == 1:
-            return Step(slots, kv_lens, decode=Decode(None, kv_lens, table))
+            return Step(slots, kv_lens, decode=Decode(None, self._row_ends(len(queries)), kv_lens, table))
         ends = np.cumsum(queries)
         if self._packs:
             return Step(slots, kv_lens, packed=Packed(ends.tolist(), kv_lens, table))
@@ -130,7 +136,11 @@ class AscendAttention:
             self._captured[rows] = (torch.empty_like(slots), {})
         kept, workspaces = self._captured[rows]
         kept.copy_(slots)
-        return Step(kept, kv_lens, decode=Decode(None, kv_lens, table, workspaces))
+        return Step(kept, kv_lens, decode=Decode(None, self._row_ends(rows), kv_lens, table, workspaces))
+
+    def _row_ends(self, rows: int) -> list[int] | None:
+        """Where rows of one query end, for the layout that asks (TND)."""
+        return list(range(1, rows + 1)) if self._two_lengths else None
 
     def _slots(self, queries: Ints, kv_lens: Ints, table: Tensor) -> Tensor:
         """int32 [tokens, 1]. Worked out on the host but for the page, which the device alone may know."""
@@ -138,7 +148,9 @@ class AscendAttention:
         positions = np.arange(int(ends[-1])) + np.repeat(kv_lens - ends, queries)
         rows = np.repeat(np.arange(len(queries)), queries)
         entries = np.stack((rows * table.shape[1] + positions // PAGE, positions % PAGE))
-        moved = torch.from_numpy(entries).to(self._device, non_blocking=True)
+        source = torch.from_numpy(entries)
+        self._sources.append(source)
+        moved = source.to(self._device, non_blocking=True)
         pages = table.flatten().index_select(0, moved[0])
         return (pages * PAGE + moved[1].to(torch.int32)).unsqueeze(1)
 
@@ -148,7 +160,7 @@ class AscendAttention:
         if len(rows) == 0:
             return None
         tokens, index = (torch.from_numpy(each).to(self._device) for each in (ends[rows] - 1, rows))
-        return Decode(tokens, [kv_lens[row] for row in rows], table.index_select(0, index))
+        return Decode(tokens, None, [kv_lens[row] for row in rows], table.index_select(0, index))
 
     # Attending, once a layer
 
@@ -180,14 +192,14 @@ class AscendAttention:
     def _attend_decode(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Decode) -> Tensor:
         """q [rows, heads, key_dim] -> [rows, heads, value_dim]."""
         count = q.shape[0]
-        if self._two_lengths:
-            query = q
-            out = q.new_empty(count, layer.heads, self._value_dim)
-            options = self._packed_options(layer, rows.table, list(range(1, count + 1)), rows.kv_lens)
-        else:
+        if rows.ends is None:
             query = q.view(count, 1, -1)
             out = torch.empty_like(query)
             options = {**_sizes(layer, rows.table, "BSH"), "actual_seq_lengths_kv": rows.kv_lens}
+        else:
+            query = q
+            out = q.new_empty(count, layer.heads, self._value_dim)
+            options = self._packed_options(layer, rows.table, rows.ends, rows.kv_lens)
         sizes = (layer.heads, layer.kv_heads, layer.head_dim)
         if sizes not in rows.workspaces:
             ask = self._sdk._npu_fused_infer_attention_score_get_max_workspace

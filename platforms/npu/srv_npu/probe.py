@@ -12,12 +12,11 @@ from srv.errors import PlatformUnavailable
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import is_installed, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_npu.sdk import SIMULATOR_VARIABLE, Sdk, load_sdk, simulated_device
+from srv_npu.sdk import SIMULATOR_VARIABLE, WHEEL_REMEDY, Sdk, load_sdk, simulated_device
 from srv_npu.soc import generation_of, variant_of
 
 _DEV = Path("/dev")
 _MANAGER = "davinci_manager"
-_WHEEL_REMEDY = "Install the torch_npu release that carries torch's own version number, together with CANN"
 _DRIVER_REMEDY = (
     "Install the Ascend driver and firmware (HDK) and check with npu-smi; in a container, pass /dev/davinci*"
 )
@@ -44,7 +43,7 @@ def obstacle(dev: Path, has_wheel: bool) -> ProbeResult | None:
     has_driver = (dev / _MANAGER).exists()
     if not has_wheel:
         driver = "" if has_driver else f", and no Ascend driver is here either ({dev / _MANAGER} is missing)"
-        return ProbeResult(False, f"torch_npu is not installed{driver}", _WHEEL_REMEDY, "torch_npu_missing")
+        return ProbeResult(False, f"torch_npu is not installed{driver}", WHEEL_REMEDY, "torch_npu_missing")
     if not has_driver:
         reason = f"torch_npu is installed, but its driver is not: {dev / _MANAGER} is missing"
         return ProbeResult(False, reason, _DRIVER_REMEDY, "driver_missing")

@@ -24,7 +24,7 @@ SIMULATED = ("a2", "a2-32g", "a3")
 _SDK = "torch_npu"
 _SIMULATOR = "srv_npu_simulator"
 
-_WHEEL_REMEDY = "Install the torch_npu release that carries torch's own version number, together with CANN"
+WHEEL_REMEDY = "Install the torch_npu release that carries torch's own version number, together with CANN"
 _CANN_REMEDY = "Install the CANN release that torch_npu names, source its set_env.sh, and start again"
 _UNSET_REMEDY = f"Unset {SIMULATOR_VARIABLE}"
 
@@ -51,7 +51,7 @@ def load_sdk(environ: Mapping[str, str] = os.environ) -> Sdk:
 
 def _real() -> Sdk:
     if not is_installed(_SDK):
-        raise PlatformUnavailable(NAME, "torch_npu is not installed", _WHEEL_REMEDY, "torch_npu_missing")
+        raise PlatformUnavailable(NAME, "torch_npu is not installed", WHEEL_REMEDY, "torch_npu_missing")
     try:
         return cast(Sdk, importlib.import_module(_SDK))
     except (ImportError, OSError, RuntimeError) as error:  # by which of its libraries is missing

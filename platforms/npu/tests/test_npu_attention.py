@@ -180,6 +180,18 @@ def test_a_captured_step_takes_the_lengths_of_each_replay(
         step.replay()
 
 
+def test_a_replay_may_be_asked_for_while_the_last_one_runs(platform: NpuPlatform) -> None:
+    """As the next step is, where steps overlap: nothing has waited for the first of the two."""
+    world = World(platform, 64, torch.bfloat16, rows=2)
+    world.step(5, 3)
+    step = CapturedStep(world, platform)
+    metadata = step.plan()
+    for _ in range(2):
+        step.graphs.replay(step.rows, metadata)
+    q, k, v = (each.cpu() for each in step.inputs)
+    close(step.out, world.expect([1, 1], q, k, v))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("seed", range(3))
@@ -221,6 +233,18 @@ def test_metadata_of_a_graph_keeps_its_addresses(platform: NpuPlatform) -> None:
     first, second = (world.backend.plan(world.batch([1, 1, 1], graph=3)) for _ in range(2))
     eager = world.backend.plan(world.batch([1, 1, 1]))
     assert first.slots.data_ptr() == second.slots.data_ptr() != eager.slots.data_ptr()
+
+
+@pytest.mark.parametrize(("value_dim", "ends"), [(192, None), (128, [1, 2, 3])])
+@pytest.mark.parametrize("graph", [None, 3])
+def test_ends_of_single_queries_are_worked_out_once_a_step(
+    platform: NpuPlatform, value_dim: int, ends: list[int] | None, graph: int | None
+) -> None:
+    """And for the one layout alone that asks for them: every layer of the step is given the same list."""
+    world = World(platform, 192, torch.bfloat16, rows=3, value_dim=value_dim)
+    decode = world.backend.plan(world.batch([1, 1, 1], graph=graph)).decode
+    assert decode is not None
+    assert decode.ends == ends
 
 
 @pytest.mark.parametrize(("changes", "says"), [({"soft_cap": 30.0}, "caps its scores"), ({"window": 4}, "window of 4")])

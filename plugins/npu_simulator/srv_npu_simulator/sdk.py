@@ -12,7 +12,7 @@ from torch import Tensor
 from srv_npu_simulator.device import Accelerator
 from srv_npu_simulator.device.graph import host_integers
 from srv_npu_simulator.operators.checks import Rules, check_placement, refuse
-from srv_npu_simulator.operators.schemas import OPERATORS
+from srv_npu_simulator.operators.schemas import LIBRARY, OPERATORS
 
 ND, FRACTAL_NZ = 2, 29
 
@@ -28,7 +28,7 @@ class Attention:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._packet = getattr(torch.ops.npu, name)
+        self._packet = getattr(getattr(torch.ops, LIBRARY), name)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         return self._packet(query, key, value, **prepared(self._name, options))
@@ -75,7 +75,7 @@ class Sdk:
         for operator in OPERATORS:
             name = operator.name
             if "." not in name:
-                setattr(self, name, getattr(getattr(torch.ops, operator.library), name))
+                setattr(self, name, getattr(getattr(torch.ops, LIBRARY), name))
         self.npu_fused_infer_attention_score = Attention(_ATTENTION)
         self._npu_fused_infer_attention_score_get_max_workspace = Attention(f"_{_ATTENTION}_get_max_workspace")
 

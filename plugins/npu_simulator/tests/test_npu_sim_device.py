@@ -176,6 +176,23 @@ def test_a_copy_to_the_host_arrives_when_the_host_has_waited(sdk: Any) -> None:
     assert host.tolist() == [0, 1, 2]
 
 
+def test_a_copy_to_the_card_needs_its_host_memory_until_it_is_done(sdk: Any) -> None:
+    """torch_npu puts the bare address into its queue."""
+    sdk.npu.synchronize()
+    kept = torch.arange(3.0)
+    x = kept.to("npu:0", non_blocking=True)
+    sdk.npu.synchronize()
+    assert x.cpu().tolist() == [0, 1, 2]
+    torch.arange(3.0).to("npu:0")  # waits, and needs nothing
+    sdk.npu.synchronize()
+    x.copy_(torch.arange(3.0), non_blocking=True)
+    event = sdk.npu.Event()
+    event.record()
+    with pytest.raises(RuntimeError, match=r"host tensor \(torch.float32 of shape \(3,\)\) .* was freed before"):
+        event.synchronize()
+    event.synchronize()
+
+
 def test_streams_and_events(sdk: Any) -> None:
     x = torch.arange(3).to("npu:0")
     side = sdk.npu.Stream()

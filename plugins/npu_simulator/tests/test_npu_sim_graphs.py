@@ -208,6 +208,21 @@ def test_update_needs_auto_dispatch_capture(sdk: Any) -> None:
         graph.update(cpu_update_input=[{"actual_seq_lengths_kv": [1, 1]}])
 
 
+def test_an_update_waits_for_the_last_replay(sdk: Any) -> None:
+    """The card would give the new lengths to calls that still run, or lose them."""
+    layers = Layers(sdk)
+    graph, result = captured(sdk, layers, [5, 6])
+    graph.replay()
+    with pytest.raises(RuntimeError, match=r"^NPUGraph\.update: the last replay of this graph may still be running"):
+        graph.update(cpu_update_input=[{"actual_seq_lengths_kv": [7, 8]}])
+    behind = sdk.npu.Event()
+    behind.record()
+    behind.synchronize()
+    graph.update(cpu_update_input=[{"actual_seq_lengths_kv": [7, 8]}])
+    graph.replay()
+    assert torch.equal(result.cpu(), layers.eager([7, 8]))
+
+
 def test_updated_lengths_are_checked_like_any_others(sdk: Any) -> None:
     layers = Layers(sdk)
     graph, _ = captured(sdk, layers, [5, 6])

@@ -15,6 +15,13 @@ FLOATS = (*HALVES, torch.float32)
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
 
+def shapes(seed: int, count: int = 4, multiple: int = 1) -> list[tuple[int, ...]]:
+    """Random ones, the same in every run, of two to four dimensions; the last is a multiple of `multiple`."""
+    chance = random.Random(seed)
+    leading = [tuple(chance.randint(1, 7) for _ in range(chance.randint(1, 3))) for _ in range(count)]
+    return [(*lead, multiple * chance.randint(1, 200)) for lead in leading]
+
+
 def close(found: Tensor, expected: Tensor) -> None:
     """expected: float64 on the host."""
     limit = TOLERANCE[found.dtype]
@@ -29,7 +36,7 @@ def normed(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 30), (1, 576)])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 30), (1, 576), *shapes(1)])
 def test_rms_norm(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, gamma = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
     y, rstd = sdk.npu_rms_norm(x.to("npu:0"), gamma.to("npu:0"), 1e-5)
@@ -49,17 +56,21 @@ def test_rms_norm_takes_a_float32_gamma_and_several_dimensions(sdk: Any) -> None
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_add_rms_norm_gives_the_new_residual_third(sdk: Any, dtype: torch.dtype) -> None:
-    x1, x2, gamma = torch.randn(5, 24).to(dtype), torch.randn(5, 24).to(dtype), torch.randn(24).to(dtype)
+@pytest.mark.parametrize("shape", [(5, 24), *shapes(2)])
+def test_add_rms_norm_gives_the_new_residual_third(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x1, x2, gamma = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
     y, rstd, total = sdk.npu_add_rms_norm(x1.to("npu:0"), x2.to("npu:0"), gamma.to("npu:0"), 1e-5)
     rounded = (x1.double() + x2.double()).to(dtype)
     assert torch.equal(total.cpu(), rounded)
     close(y, normed(rounded, gamma, 1e-5))
-    assert rstd.shape == (5, 1)
+    assert rstd.shape == (*shape[:-1], 1)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("shape", "dim"), [((3, 12), -1), ((2, 4, 6), 1), ((7, 2), 1)])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((3, 12), -1), ((2, 4, 6), 1), ((7, 2), 1), *((shape, -1) for shape in shapes(3, multiple=2))],
+)
 def test_swiglu_gates_with_the_first_half(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
     x = torch.randn(shape).to(dtype)
     gate, up = x.double().split(shape[dim] // 2, dim)
@@ -89,6 +100,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
         ("half", (1500, 3, 16), (1500, 1, 16)),
         ("half", (1, 1500, 3, 16), (1, 1500, 1, 16)),
         ("interleave", (2, 5, 3, 64), (1, 5, 1, 64)),
+        *(("half", (1, 3, *shape[-2:]), (1, 3, 1, shape[-1])) for shape in shapes(4, multiple=2)),
     ],
 )
 def test_rotary_mul(sdk: Any, dtype: torch.dtype, mode: str, shape: tuple[int, ...], angles: tuple[int, ...]) -> None:
@@ -96,22 +108,6 @@ def test_rotary_mul(sdk: Any, dtype: torch.dtype, mode: str, shape: tuple[int, .
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     found = sdk.npu_rotary_mul(x.to("npu:0"), cos.to("npu:0"), sin.to("npu:0"), mode)
     close(found, turned(x, cos, sin, mode))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("layout", "lead"), [("BSND", (2, 5)), ("TND", (7,))])
-@pytest.mark.parametrize("dim", [64, 128])
-def test_apply_rotary_pos_emb_works_in_place(
-    sdk: Any, dtype: torch.dtype, layout: str, lead: tuple[int, ...], dim: int
-) -> None:
-    q, k, angle = torch.randn(*lead, 6, dim).to(dtype), torch.randn(*lead, 2, dim).to(dtype), torch.rand(*lead, 1, dim)
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    query, key = q.to("npu:0"), k.to("npu:0")
-    out, out_key = sdk.npu_apply_rotary_pos_emb(query, key, cos.to("npu:0"), sin.to("npu:0"), layout)
-    assert out is query
-    assert out_key is key
-    close(query, turned(q, cos, sin, "half"))
-    close(key, turned(k, cos, sin, "half"))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64, torch.bool])
@@ -127,6 +123,18 @@ def test_scatter_nd_update(sdk: Any, dtype: torch.dtype, index_dtype: torch.dtyp
     assert torch.equal(target.cpu(), expected)
 
 
+@pytest.mark.parametrize("shape", shapes(7))
+def test_scatter_nd_update_over_random_shapes(sdk: Any, shape: tuple[int, ...]) -> None:
+    slots = random.Random(0).sample(range(40), 13)
+    expected, rows = torch.randn(40, *shape).half(), torch.randn(13, *shape).half()
+    target = expected.to("npu:0")
+    places = torch.tensor(slots, dtype=torch.int32)[:, None]
+    sdk.npu_scatter_nd_update_(target, places.to("npu:0"), rows.to("npu:0"))
+    for slot, row in zip(slots, rows, strict=True):
+        expected[slot] = row
+    assert torch.equal(target.cpu(), expected)
+
+
 def test_scatter_nd_update_with_deeper_indices(sdk: Any) -> None:
     target = torch.zeros(4, 3, 5, device="npu:0")
     rows = torch.randn(3, 5)
@@ -136,21 +144,6 @@ def test_scatter_nd_update_with_deeper_indices(sdk: Any) -> None:
     for (a, b), row in zip(places.tolist(), rows, strict=True):
         expected[a, b] = row
     assert torch.equal(target.cpu(), expected)
-
-
-@pytest.mark.parametrize("dtype", [*HALVES, torch.int8])
-def test_reshape_and_cache(sdk: Any, dtype: torch.dtype) -> None:
-    chance = random.Random(3)
-    slots = chance.sample(range(5 * 16), 9)
-    key, value = (torch.rand(9, 2, 8) * 100).to(dtype), (torch.rand(9, 2, 6) * 100).to(dtype)
-    keys, values = torch.zeros(5, 16, 2, 8, dtype=dtype), torch.zeros(5, 16, 2, 6, dtype=dtype)
-    key_cache, value_cache = keys.to("npu:0"), values.to("npu:0")
-    given = torch.tensor(slots, dtype=torch.int32).to("npu:0")
-    assert sdk._npu_reshape_and_cache(key.to("npu:0"), value.to("npu:0"), key_cache, value_cache, given) is None
-    for token, slot in enumerate(slots):
-        keys[slot // 16, slot % 16], values[slot // 16, slot % 16] = key[token], value[token]
-    assert torch.equal(key_cache.cpu(), keys)
-    assert torch.equal(value_cache.cpu(), values)
 
 
 def kept(row: list[float], p: float | None, k: int | None) -> set[int]:
@@ -185,6 +178,18 @@ def test_top_k_top_p(sdk: Any, with_k: bool, with_p: bool, dtype: torch.dtype) -
         assert torch.equal(found[i][sorted(expected)], logits[i][sorted(expected)])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_top_k_top_p_over_random_shapes(sdk: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    rows, vocab = chance.randint(1, 9), chance.randint(2, 900)
+    logits, p = torch.randn(rows, vocab) * 3, torch.rand(rows)
+    k = torch.tensor([chance.randint(1, vocab) for _ in range(rows)], dtype=torch.int32)
+    found = sdk.npu_top_k_top_p(*(each.to("npu:0") for each in (logits, p, k))).cpu()
+    for i in range(rows):
+        expected = kept(logits[i].tolist(), p[i].item(), int(k[i]))
+        assert set(found[i].isfinite().nonzero().flatten().tolist()) == expected
+
+
 def test_top_k_keeps_logits_equal_to_the_last_one(sdk: Any) -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
     found = sdk.npu_top_k_top_p(logits.to("npu:0"), k=torch.tensor([1], dtype=torch.int32).to("npu:0"))
@@ -192,7 +197,7 @@ def test_top_k_keeps_logits_equal_to_the_last_one(sdk: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("shape", [(3, 16), (2, 3, 7)])
+@pytest.mark.parametrize("shape", [(3, 16), (2, 3, 7), *((2, *shape) for shape in shapes(5))])
 @pytest.mark.parametrize("smooth", [False, True])
 def test_dynamic_quant(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...], smooth: bool) -> None:
     x = (torch.randn(shape) * 3).to(dtype)
@@ -216,6 +221,17 @@ def test_quantize_multiplies_and_saturates(sdk: Any) -> None:
     assert found.cpu().tolist() == [[3, 5, -2, 127, -128]]
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", shapes(8))
+def test_quantize_over_random_shapes(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, scales = (torch.randn(shape) * 9).to(dtype), (torch.rand(shape[-1]) * 6).to(dtype)
+    offset = (torch.randn(shape[-1]) * 20).to(dtype)
+    given = (each.to("npu:0") for each in (x, scales, offset))
+    found = sdk.npu_quantize(*given, torch.qint8, -1, False).cpu().double()
+    wide = (x.double() * scales.double() + offset.double()).clamp(-128, 127)
+    assert bool(((found - wide).abs() <= 0.501).all())
+
+
 def test_what_rounds_to_8_bits_takes_strides_and_gives_none(sdk: Any) -> None:
     x = torch.randn(16, 4).half().to("npu:0").t()
     one = torch.ones(1).half().to("npu:0")
@@ -225,7 +241,10 @@ def test_what_rounds_to_8_bits_takes_strides_and_gives_none(sdk: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(("shape", "columns"), [((5, 40), 24), ((2, 3, 2500), 7), ((1, 16), 32)])
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [((5, 40), 24), ((2, 3, 2500), 7), ((1, 16), 32), *((shape, shape[0] * 5) for shape in shapes(6))],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias_dtype", [None, torch.int32, torch.float32])
 def test_quant_matmul_with_a_scale_for_each_row(

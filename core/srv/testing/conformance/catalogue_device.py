@@ -319,4 +319,10 @@ GRAPHS = (
         "Keep what belongs to a captured step by its key.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),
     ),
+    _graph(
+        "unwaited",
+        "a replay may be asked for while the last one of the same captured step runs",
+        "Wait in Graphs.replay for the last replay, where what it reads would be changed under it.",
+        (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
 )

@@ -102,6 +102,12 @@ L0 = (
         "Declare a BackendSpec of each of these families in PlatformFacts.backends.",
     ),
     _static(
+        "backends.used",
+        "every backend is of a family that this version of srv chooses from",
+        "used",
+        "Nothing needs to be done: they are left alone.",
+    ),
+    _static(
         "backends.targets",
         "what each backend's target names is there",
         "targets",

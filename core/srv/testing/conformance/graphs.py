@@ -55,6 +55,11 @@ def padding(kit: Kit) -> str:
     return _each(kit, _padded)
 
 
+def unwaited(kit: Kit) -> str:
+    """A replay may be asked for while the last one of the same captured step still runs."""
+    return _each(kit, _at_once)
+
+
 def counts(kit: Kit) -> str:
     """Captured steps of several row counts, replayed in turn."""
     return _each(kit, _in_turn)
@@ -99,22 +104,33 @@ class _Captured:
 
     def step(self, rows: Sequence[Row], what: str, count: int = COUNTS[0]) -> None:
         """One token of each row by replaying the captured step of `count` rows; what is left of them is padding."""
+        self.steps(rows, 1, what, count)
+
+    def steps(self, rows: Sequence[Row], number: int, what: str, count: int = COUNTS[0]) -> None:
+        """So many of these steps, one after the other without waiting for any, all compared in the end."""
         bench, used = self.bench, len(rows)
         pairs = [(row, 1) for row in rows]
-        batch = bench.batch(pairs)
+        prepared = []
+        for _ in range(number):  # all that crosses to the device, first: a copy may wait for what runs
+            given = bench.inputs(used)
+            prepared.append((bench.batch(pairs), given, [part.to(self.kit.device) for part in given]))
+            for row in rows:
+                row.length += 1
+        results = [self._replay(batch, moved, count) for batch, _, moved in prepared]
+        self.kit.platform.record_event(self.kit.device).synchronize()
+        for (_, given, _), result in zip(prepared, results, strict=True):
+            for index, got in zip(LAYERS, result.to("cpu"), strict=True):
+                bench.compare(pairs, index, given, got[:used], what)
+
+    def _replay(self, batch: AttentionBatch, inputs: Sequence[Tensor], count: int) -> Tensor:
+        used = len(batch.kv_lens)
         self._table.zero_()
         self._table[:used, : batch.page_table.shape[1]].copy_(batch.page_table)
-        q, k, v = bench.inputs(used)
-        for static, part in ((self._q, q), (self._k, k), (self._v, v)):
+        for static, part in zip((self._q, self._k, self._v), inputs, strict=True):
             static.zero_()
             static[:used].copy_(part)
         self.graphs.replay(count, self._plan(count, [*batch.kv_lens, *([1] * (count - used))]))
-        self.kit.platform.record_event(self.kit.device).synchronize()
-        results = self._results[count].to("cpu")
-        for index in LAYERS:
-            bench.compare(pairs, index, (q, k, v), results[index, :used], what)
-        for row in rows:
-            row.length += 1
+        return self._results[count].clone()
 
     def prompts(self, lens: Sequence[int]) -> list[Row]:
         """Rows whose prompts were computed eager."""
@@ -144,6 +160,12 @@ def _padded(kit: Kit, setup: Setup) -> None:
     rows = captured.prompts([size + 2, 3, 2 * size])
     for used in (3, 1, 2, 3):
         captured.step(rows[:used], f"replay of {COUNTS[0]} rows with {used} requests")
+
+
+def _at_once(kit: Kit, setup: Setup) -> None:
+    captured, size = _Captured(kit, setup), setup.layout.page_size
+    rows = captured.prompts([size - 1, 2, size, 1])
+    captured.steps(rows, 3, "replay while the last one runs")
 
 
 def _in_turn(kit: Kit, setup: Setup) -> None:

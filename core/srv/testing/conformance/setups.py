@@ -21,9 +21,9 @@ from srv.memory.budget import kv_dtype
 from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
 from srv.models.facts import ModelFacts
-from srv.platform.facts import FAMILIES, BackendSpec
+from srv.platform.facts import BackendSpec
 from srv.platform.interface import BackendContext, KVBuffers
-from srv.platform.registry import find_backends
+from srv.platform.registry import find_all_backends, find_backends
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
@@ -73,7 +73,7 @@ def specs(kit: Kit, family: str) -> tuple[BackendSpec, ...]:
 
 def resolved(kit: Kit, model: ModelFacts, *said: UserStatement) -> Resolved:
     """Everything resolved for this device; Refusal if it cannot be."""
-    extra = {family: find_backends(kit.name, family) for family in FAMILIES}
+    extra = find_all_backends(kit.name)
     return resolve(user_input(*said), manifest=kit.manifest, device=kit.device_facts, model=model, backends=extra)
 
 

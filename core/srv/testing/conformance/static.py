@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.resolve import resolve
 from srv.args.spec import Argument
 from srv.args.statement import Resolved, UserStatement
 from srv.args.support import by_argument, on_variant, said_of_value
 from srv.errors import PluginError, Refusal
-from srv.platform.facts import FAMILIES, BackendSpec, DeviceFacts
-from srv.platform.registry import find_backends
+from srv.platform.facts import BackendSpec, DeviceFacts
+from srv.platform.registry import find_all_backends
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import PROBE_SECONDS, Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import implemented, says, statements, user_input
 
-_NEEDED_FAMILIES = ("attention", "sampling")
 _PROBE_FAULTS = ("probe_crashed", "probe_raised", "probe_garbage")
 
 
@@ -163,10 +163,18 @@ def _declared_supported(kit: Kit, device: DeviceFacts) -> Iterator[tuple[Argumen
 def families(kit: Kit) -> str:
     """There is a backend of each family without which nothing can be served."""
     specs = dict(_backends(kit))
-    missing = [family for family in _NEEDED_FAMILIES if not specs.get(family)]
+    missing = [family for family in USED_FAMILIES if not specs.get(family)]
     if missing:
         raise Fault(f"it declares no backend of the family {' and '.join(missing)}")
     return "; ".join(f"{family}: {', '.join(spec.name for spec in each)}" for family, each in specs.items() if each)
+
+
+def used(kit: Kit) -> str:
+    """Every backend is of a family that this version chooses from; not applicable, naming them, where some are not."""
+    unused = unused_backends(kit.manifest, find_all_backends(kit.name))
+    if unused:
+        raise NotApplicable(f"{unused}. Nothing runs or tests them")
+    return f"this version chooses from {' and '.join(USED_FAMILIES)}"
 
 
 def targets(kit: Kit) -> str:
@@ -236,15 +244,15 @@ def _situations(kit: Kit, every_dtype: bool = True) -> Iterator[tuple[str, Devic
 def _resolve(kit: Kit, device: DeviceFacts, dtype: str, *said: UserStatement) -> Resolved:
     """A small model with this dtype set, unless the statement is about the dtype itself."""
     dtypes = () if any(each.argument == "dtype" for each in said) else (says("dtype", dtype),)
-    extra = {family: find_backends(kit.name, family) for family in FAMILIES}
+    extra = find_all_backends(kit.name)
     return resolve(
         user_input(*said, *dtypes), manifest=kit.manifest, device=device, model=small_model(dtype), backends=extra
     )
 
 
 def _backends(kit: Kit) -> Iterator[tuple[str, tuple[BackendSpec, ...]]]:
-    for family in FAMILIES:
-        yield family, (*kit.manifest.facts.backends.get(family, ()), *find_backends(kit.name, family))
+    for family, more in find_all_backends(kit.name).items():
+        yield family, (*kit.manifest.facts.backends.get(family, ()), *more)
 
 
 def _missing(target: str) -> str:

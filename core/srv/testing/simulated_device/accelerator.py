@@ -42,6 +42,8 @@ class SimulatedAccelerator:
     """
 
     stream_class: type[Stream] = Stream
+    # Whether a copy to the device with non_blocking reads host memory only when the device gets there.
+    reads_host_late = False
 
     def __init__(
         self,
@@ -161,7 +163,9 @@ class SimulatedAccelerator:
         kernels: dict[str, Callable[..., Any]] = {
             name: self._kernel(name) for name in (*host_kernel_names(), *ALSO_DIRECT)
         }
-        kernels |= Transfers(self._device, self.memory, self.factory, self.recorder, self.current_stream).kernels()
+        kernels |= Transfers(
+            self._device, self.memory, self.factory, self.recorder, self.current_stream, self.reads_host_late
+        ).kernels()
         kernels |= {name: self._kernel(host_name) for name, host_name in STAND_INS.items()}
         kernels |= {name: view_kernel(name) for name in VIEWS}
         aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,12 +25,14 @@ class Transfers:
         factory: TensorFactory,
         recorder: Recorder,
         current_stream: Callable[[], Stream],
+        reads_late: bool,
     ) -> None:
         self._device = device
         self._memory = memory
         self._factory = factory
         self._recorder = recorder
         self._current_stream = current_stream
+        self._reads_late = reads_late
 
     def kernels(self) -> dict[str, Callable[..., Any]]:
         """By the name of the operator."""
@@ -89,8 +92,10 @@ class Transfers:
             return destination
         self._recorder.refuse(*CROSSING)
         if onto:
-            # The bytes are read at once even if non_blocking: that memory is not pinned.
+            # Read at once, since operators run at once; for a device that reads late, the memory must still be there.
             host_view(destination).copy_(source)
+            if non_blocking and self._reads_late:
+                self._current_stream().enqueue(_still_there(source))
         elif non_blocking:
             deliver_later(self._current_stream(), host_view(source), destination)
         else:
@@ -147,3 +152,25 @@ class Transfers:
             )
         if pin_memory:
             raise NotImplementedError(f"{name} (simulated) cannot pin host memory; leave pin_memory out")
+
+
+class _Lent:
+    """Lives as long as the storage that it is tied to."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _still_there(source: Tensor) -> Callable[[], None]:
+    """Work for a stream: RuntimeError if the memory of `source` is freed by then."""
+    lent = _Lent()
+    source.untyped_storage().lent = lent  # type: ignore[attr-defined]
+    reference, described = weakref.ref(lent), f"{source.dtype} of shape {tuple(source.shape)}"
+
+    def check() -> None:
+        if reference() is None:
+            raise RuntimeError(
+                f"copy to the device: the host tensor ({described}) of a copy with non_blocking=True was freed before "
+                "the device had read it; keep it until an event behind the copy is complete"
+            )
+
+    return check

@@ -36,6 +36,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     """`torch.npu`, also known as `torch_npu.npu`: one simulated card, with the names that torch_npu has."""
 
     stream_class = Stream
+    reads_host_late = True  # torch_npu queues the copy with the bare address
 
     def __init__(self, soc: Soc, capacity: int) -> None:
         super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS)
@@ -43,7 +44,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         self.config = SimpleNamespace(allow_internal_format=False)
         self._compiles = True
         self.Event = partial(Event, self.current_stream)
-        self.NPUGraph = partial(NPUGraph, self.recorder, self.memory)
+        self.NPUGraph = partial(NPUGraph, self.recorder, self.memory, self.current_stream)
 
     # Device
 

@@ -5,6 +5,8 @@
               give a result whose size depends on data) raises RuntimeError.
     replay    the same operators on the same storages, in the same order, with the host values that they were
               captured with: sequence lengths stay what they were unless `update` changes them.
+    update    for the replay that follows. While an earlier one may still run, the card would give it the new values,
+              or lose them: here the host must have waited for that replay.
 
 Memory made during a capture belongs to the graph for as long as it lives. Unlike `srv.testing.simulated_device.graphs`,
 whose calls these are: values are changed operator by operator, and an input that was freed is an error.
@@ -13,7 +15,7 @@ whose calls these are: values are changed operator by operator, and an input tha
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,7 @@ from torch import Tensor
 from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, Graph, Recorder, may_depend_on_data
 from srv.testing.simulated_device.memory import Block, DeviceMemory
 from srv.testing.simulated_device.placement import operator_name
-from srv.testing.simulated_device.stream import poison
+from srv.testing.simulated_device.stream import Mark, Stream, poison
 from srv.testing.simulated_device.tensors import block_of, host_view, is_device_tensor
 
 
@@ -84,10 +86,12 @@ class Recording(Graph):
 class NPUGraph:
     """`torch.npu.NPUGraph`. Capture through `torch.npu.graph(...)`."""
 
-    def __init__(self, recorder: Recorder, memory: DeviceMemory) -> None:
+    def __init__(self, recorder: Recorder, memory: DeviceMemory, current_stream: Callable[[], Stream]) -> None:
         self._recorder = recorder
         self._memory = memory
+        self._current_stream = current_stream
         self._recording: Recording | None = None
+        self._replayed: Mark | None = None  # behind the last replay
 
     def capture_begin(
         self, pool: object = None, capture_error_mode: str = "global", auto_dispatch_capture: bool = False
@@ -115,6 +119,7 @@ class NPUGraph:
         """Run what was captured, on the memory it was captured with."""
         self._recorder.refuse("NPUGraph.replay", "replay after the capture has ended")
         self._held("replay").replay()
+        self._replayed = Mark(self._current_stream())
 
     def update(self, cpu_update_input: Sequence[Mapping[str, Any]]) -> None:
         """Change host values of captured operators, for the replays that follow.
@@ -127,6 +132,11 @@ class NPUGraph:
             raise RuntimeError(
                 "NPUGraph.update: this graph was captured without auto_dispatch_capture=True, so its operators' host "
                 "values cannot be changed"
+            )
+        if self._replayed is not None and not self._replayed.reached:
+            raise RuntimeError(
+                "NPUGraph.update: the last replay of this graph may still be running, and would take the new values or "
+                "lose them; wait for it first (an event behind it, or synchronize)"
             )
         if isinstance(cpu_update_input, Mapping):
             raise RuntimeError("NPUGraph.update: cpu_update_input: is a mapping, must be a list of mappings")

@@ -1,4 +1,4 @@
-"""torch_npu's operators, those that a server calls: schemas, refusal rules, references in plain torch.
+"""torch_npu's operators, those that the NPU platform calls: schemas, refusal rules, references in plain torch.
 
     schemas           every operator: schema and reference
     kernel            check placement, run the reference on host views, record for a graph

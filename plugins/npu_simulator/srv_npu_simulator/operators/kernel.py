@@ -11,7 +11,7 @@ from srv.testing.simulated_device.tensors import host_view, is_device_tensor
 from srv_npu_simulator.device.accelerator import Accelerator
 from srv_npu_simulator.device.graph import Task
 from srv_npu_simulator.operators.checks import check_placement
-from srv_npu_simulator.operators.schemas import OPERATORS, Operator
+from srv_npu_simulator.operators.schemas import LIBRARY, OPERATORS, Operator
 
 
 class OperatorKernel:
@@ -39,7 +39,7 @@ class OperatorKernel:
         host_kwargs = {name: _lowered(value) for name, value in kwargs.items()}
         result = self._operator.reference(*host_args, **host_kwargs)
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        results = result if isinstance(result, tuple) else (result,) * len(self._returned)
+        results = result if isinstance(result, tuple) else (result,)
         raised = [
             given[name] if name is not None else self._factory.on_device(value)
             for name, value in zip(self._returned, results, strict=True)
@@ -57,7 +57,7 @@ class OperatorKernel:
                 frozenset(self._operator.updatable),
             )
             recording.add(task, list(given.values()))
-        return None if not raised else raised[0] if len(raised) == 1 else tuple(raised)
+        return raised[0] if len(raised) == 1 else tuple(raised)
 
 
 def _lowered(value: Any) -> Any:
@@ -69,15 +69,11 @@ def _lowered(value: Any) -> Any:
 
 def register_operators(accelerator: Accelerator) -> None:
     """Declare every operator to PyTorch, for tensors of the host as well: there they are refused by name."""
-    libraries = {}
+    library = torch.library.Library(LIBRARY, "FRAGMENT")  # type: ignore[no-untyped-call]
+    accelerator.keep(library)
     for operator in OPERATORS:
-        if operator.library not in libraries:
-            library = torch.library.Library(operator.library, "FRAGMENT")  # type: ignore[no-untyped-call]
-            accelerator.keep(library)
-            libraries[operator.library] = library
-        library = libraries[operator.library]
         library.define(operator.schema)  # type: ignore[no-untyped-call]
-        schema = torch._C.parse_schema(f"{operator.library}::{operator.schema}")
+        schema = torch._C.parse_schema(f"{LIBRARY}::{operator.schema}")
         kernel = OperatorKernel(operator, schema, accelerator)
         for key in ("PrivateUse1", "CPU"):
             library.impl(operator.name, kernel, key)  # type: ignore[no-untyped-call]

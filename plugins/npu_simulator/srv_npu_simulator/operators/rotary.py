@@ -59,35 +59,6 @@ def _within(x: Tensor, layout: str, mode: str) -> bool:
     return batch * heads < MAX_ROTARY_HEADS if mode == "interleave" else max(batch, heads) < MAX_ROTARY_HEADS
 
 
-def apply_rotary_pos_emb(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
-) -> tuple[Tensor, Tensor]:
-    """Rotate query and key in place, and give them back.
-
-    query, key: [B, S, heads, D] with cos, sin [B, S, 1, D]; for layout "TND" without the batch dimension.
-    """
-    rules = Rules("npu_apply_rotary_pos_emb")
-    rules.that(layout in ("BSND", "TND"), "layout", repr(layout), "must be 'BSND' or 'TND' on A2 and A3")
-    rules.that(rotary_mode == "half", "rotary_mode", repr(rotary_mode), "must be 'half' on A2 and A3")
-    rules.dtype("query", query, FLOATS)
-    rank = len(layout)
-    lead = query.shape[: rank - 2]
-    for name, value in (("query", query), ("key", key), ("cos", cos), ("sin", sin)):
-        rules.same_dtype(name, value, "query", query.dtype)
-        rules.dims(name, value, rank)
-        rules.contiguous(name, value)
-        described = f"of shape {tuple(value.shape)}"
-        rules.that(value.shape[-1] in (64, 128), name, described, "must have a last dimension of 64 or 128")
-        rules.that(value.numel() > 0, name, described, "must not be empty")
-        rules.that(value.shape[: rank - 2] == lead, name, described, f"must begin with {tuple(lead)}, as query does")
-    rules.shape("key", key, (*lead, key.shape[-2], query.shape[-1]), "the head dim of query")
-    for name, value in (("cos", cos), ("sin", sin)):
-        rules.shape(name, value, (*lead, 1, query.shape[-1]), "one row for all heads of a token")
-    query.copy_(_rotated(query, cos, sin, "half"))
-    key.copy_(_rotated(key, cos, sin, "half"))
-    return query, key
-
-
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     wide = x.float()
     if mode == "half":

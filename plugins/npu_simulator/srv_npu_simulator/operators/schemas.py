@@ -1,4 +1,4 @@
-"""Every operator: its schema as torch_npu declares it, and its reference. Data alone."""
+"""Every operator that the NPU platform calls: its schema as torch_npu declares it, and its reference. Data alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from srv_npu_simulator.operators import attention, cache, norms, quantised, rotary, sampling
+
+LIBRARY = "npu"  # operators are at torch.ops.npu
 
 _ATTENTION = (
     "Tensor query, Tensor key, Tensor value, *, Tensor? pse_shift=None, Tensor? atten_mask=None, "
@@ -25,11 +27,10 @@ _ATTENTION = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`library`::`schema`. `reference` works on host views. `updatable`: host values that a graph can change."""
+    """`reference` works on host views. `updatable`: host values that a graph can change."""
 
     schema: str
     reference: Callable[..., Any]
-    library: str = "npu"
     updatable: tuple[str, ...] = ()
 
     @property
@@ -60,12 +61,6 @@ OPERATORS = (
         "npu_scatter_nd_update_(Tensor(a!) self, Tensor indices, Tensor updates) -> Tensor(a!)",
         cache.scatter_nd_update_,
     ),
-    Operator(
-        "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-        "Tensor slot_indices) -> ()",
-        cache.reshape_and_cache,
-        library="atb",
-    ),
     Operator("npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", norms.rms_norm),
     Operator(
         "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)",
@@ -75,11 +70,6 @@ OPERATORS = (
     Operator(
         "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor",
         rotary.rotary_mul,
-    ),
-    Operator(
-        "npu_apply_rotary_pos_emb(Tensor(a!) query, Tensor(b!) key, Tensor cos, Tensor sin, str layout='BSND', "
-        "str rotary_mode='half') -> (Tensor(a!), Tensor(b!))",
-        rotary.apply_rotary_pos_emb,
     ),
     Operator("npu_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor", sampling.top_k_top_p),
     Operator(

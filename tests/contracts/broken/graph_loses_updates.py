@@ -1,0 +1,34 @@
+"""A replay that is asked for while the last one runs goes by the lengths of that one.
+
+Caught by graph.unwaited at L2, naming "replay while the last one runs".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_graphs import with_graphs
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv_toy_device.device import Accelerator
+    from srv_toy_device.graphs import ToyGraphs
+
+
+def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
+    class Racing(toy):  # type: ignore[valid-type, misc]
+        def __init__(self, accelerator: Accelerator) -> None:
+            super().__init__(accelerator)
+            self._replayed: dict[int, Any] = {}
+
+        def replay(self, key: int, metadata: Any) -> None:
+            if key not in self._replayed or self._replayed[key].query():
+                super().replay(key, metadata)
+            else:
+                self._graphs[key].replay()  # the fault: the update is lost, since nothing has waited
+            self._replayed[key] = self._accelerator.current_stream().record_event()
+
+    return Racing
+
+
+MANIFEST = manifest("graph_loses_updates", platform=with_graphs(graphs))
