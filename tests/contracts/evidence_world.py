@@ -43,6 +43,10 @@ ELSEWHERE = {
     "prefill_attention_backend": "as attention_backend",
     "decode_attention_backend": "as attention_backend",
     "quantization": "it is the checkpoint's own, and each has its checkpoint",
+    "disable_graphs": "not every attention backend replays steps: tests/core/test_args_effects.py starts engines",
+    "disable_graph_padding": "as disable_graphs",
+    "graph_batch_sizes": "as disable_graphs",
+    "graph_max_batch_size": "as disable_graphs",
     "revision": "it needs a hub: a start without one refuses it, which is among the refusals",
 }
 
@@ -66,8 +70,6 @@ def factors() -> dict[str, tuple[Any, ...]]:
         "sampling_backend": (*backends("sampling"), UNSET),
         "disable_radix_cache": (False, True),
         "disable_overlap_schedule": (True, False),
-        "disable_graphs": (True,),
-        "disable_graph_padding": (False,),
         "served_model_name": (UNSET, "another-name"),
         "tokenizer_path": (UNSET, "tokens"),
         "chat_template": (UNSET, "template"),
@@ -96,10 +98,6 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
         "graceful_shutdown_seconds": (0.0, 30.0, 60.0),
         "engine_start_timeout_seconds": (900.0, 1800.0),
     }
-
-
-# Refused on a platform that captures no steps; a start of its own shows that of each.
-NEED_GRAPHS = {"disable_graphs=false", "disable_graph_padding=true"}
 
 
 Row = Mapping[str, Any]  # argument -> value; UNSET: nothing is said

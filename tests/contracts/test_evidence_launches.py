@@ -23,7 +23,6 @@ from evidence_world import (
     ELSEWHERE,
     KEY,
     LOWEST_PORT,
-    NEED_GRAPHS,
     OUTPUT,
     UNSET,
     Row,
@@ -352,6 +351,9 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(page: list[dict[str, s
     started = {cell for row in ROWS for cell in cells(row)} | {f"port={LOWEST_PORT}", *IMPATIENT, *NOT_STARTED}
     started |= {f"{slot}={name}" for slot in ATTENTION for name in backends("attention")}
     started |= {f"quantization={method}" for method in choices("quantization")}  # tests/core/test_args_effects.py
+    started |= {
+        f"{name}={value}" for name in ("disable_graphs", "disable_graph_padding") for value in ("true", "false")
+    }
     started |= {cell.partition("=")[0] for cell in started} | ELSEWHERE.keys()
     numbers = [name for name in IMPLEMENTED if ARGUMENTS[name].kind.base in (int, float)]
     working = [
@@ -370,4 +372,4 @@ def test_every_choice_and_both_switches_are_among_the_starts() -> None:
         if name not in ELSEWHERE and (argument.choices or argument.kind.base is bool):
             values = ("true", "false") if argument.kind.base is bool else argument.choices
             wanted = {f"{name}={value}" for value in values if argument.why_planned(argument.parse(value)) is None}
-            assert wanted - NEED_GRAPHS <= found
+            assert wanted <= found

@@ -90,7 +90,7 @@ class Tape(TorchDispatchMode):
         return sum(not (isinstance(part, partial) and part.func is self._library.srv_tape_run) for part in self._parts)
 
     def run(self) -> None:
-        """All of it once more, in order."""
+        """All of it once more, in order; in torch's inference mode if it was recorded there."""
         for part in self._parts:
             part()
 

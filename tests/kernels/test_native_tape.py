@@ -1,0 +1,114 @@
+"""Recorded steps: run again they give what a fresh call gives, for whatever their inputs hold by then."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from srv_kernels.cpu import native_ops
+from srv_kernels.cpu.tape import Arena, Tape
+
+DIM = 64
+GENERATOR = torch.Generator().manual_seed(3)
+WEIGHT = torch.rand(DIM, generator=GENERATOR)
+PRODUCT = native_ops.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
+GATES = native_ops.linear(torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR))
+TABLE = torch.randn(10, DIM, generator=GENERATOR)
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    """The mode in which core records and runs."""
+    with torch.inference_mode():
+        yield
+
+
+def native(x: Tensor) -> Tensor:
+    """Norms, products and gates, as a layer has them; several tensors die on the way."""
+    total = x
+    for _ in range(3):
+        normed, total = native_ops.add_rms_norm(PRODUCT(native_ops.rms_norm(total, WEIGHT, 1e-5)), total, WEIGHT, 1e-5)
+        total = native_ops.silu_and_mul(GATES(normed))
+    return total
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Operators of torch between native ones: made anew, in place, into a given tensor, and several results at once."""
+    first, second = native(x).split(DIM // 2, dim=-1)
+    both = torch.cat([second, first], -1)
+    both += TABLE[x[:, 0].long().clamp(0, 9)]
+    out = torch.empty_like(both)
+    torch.mul(both, 2.0, out=out)
+    values, _ = native_ops.rms_norm(out, WEIGHT, 1e-5).sort(-1)
+    return values.softmax(-1)
+
+
+def recorded(work: Callable[[Tensor], Tensor], x: Tensor, arena: Arena) -> tuple[Tape, Tensor]:
+    with Tape(arena) as tape:
+        out = work(x)
+    return tape, out
+
+
+@pytest.mark.parametrize("work", [native, mixed])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
+    x = torch.randn(rows, DIM)
+    tape, out = recorded(work, x, Arena())
+    assert torch.equal(out, work(x))
+    for _ in range(3):
+        x.copy_(torch.randn(rows, DIM) * 3)
+        gc.collect()  # what recording left behind must not be what a run reads
+        tape.run()
+        assert torch.equal(out, work(x))
+
+
+def test_native_work_is_one_call_and_torch_is_counted() -> None:
+    tape, _ = recorded(native, torch.randn(2, DIM), Arena())
+    assert (tape.native_calls, tape.torch_calls) == (15, 0)
+    tape, _ = recorded(mixed, torch.randn(2, DIM), Arena())
+    assert tape.native_calls == 16
+    assert tape.torch_calls > 3
+
+
+def test_memory_of_what_died_serves_what_follows_and_other_tapes() -> None:
+    """Twenty-one rows' worth of tensors are made, of which few are alive at once."""
+    arena = Arena()
+    recorded(native, torch.randn(8, DIM), arena)
+    row = 8 * DIM * 4
+    assert row < arena.bytes <= 8 * row
+    before = arena.bytes
+    kept = [recorded(native, torch.randn(rows, DIM), arena) for rows in (4, 2, 1)]
+    assert arena.bytes <= before + row
+    assert len(kept) == 3
+
+
+def test_two_tapes_over_one_arena_run_in_turn() -> None:
+    arena = Arena()
+    wide, narrow = torch.randn(8, DIM), torch.randn(2, DIM)
+    pairs = [(*recorded(mixed, x, arena), x) for x in (wide, narrow)]
+    for _ in range(3):
+        for tape, out, x in pairs:
+            x.copy_(torch.randn(*x.shape))
+            tape.run()
+            assert torch.equal(out, mixed(x))
+
+
+def test_a_number_read_from_a_tensor_cannot_be_recorded() -> None:
+    with pytest.raises(RuntimeError, match="item.* its answer would never change"):
+        recorded(lambda x: native_ops.rms_norm(x, WEIGHT, float(x[0, 0])), torch.rand(1, DIM), Arena())
+    x = torch.ones(1, DIM)
+    tape, out = recorded(native, x, Arena())  # the one before has let go of the thread
+    tape.run()
+    assert torch.equal(out, native(x))
+
+
+def test_strides_and_alignment_of_the_arena() -> None:
+    arena = Arena()
+    for shape, stride in (((3, 5), (5, 1)), ((4, 2), (1, 4)), ((), ()), ((0, 7), (7, 1))):
+        like = arena.like(torch.empty_strided(shape, stride, dtype=torch.float64))
+        assert (like.shape, like.stride(), like.dtype) == (torch.Size(shape), stride, torch.float64)
+        assert like.data_ptr() % 64 == 0
