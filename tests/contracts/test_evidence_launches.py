@@ -354,6 +354,7 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(page: list[dict[str, s
     started |= {
         f"{name}={value}" for name in ("disable_graphs", "disable_graph_padding") for value in ("true", "false")
     }
+    started |= {f"graph_max_batch_size={most}" for most in (1, 16)} | {"graph_batch_sizes=1"}
     started |= {cell.partition("=")[0] for cell in started} | ELSEWHERE.keys()
     numbers = [name for name in IMPLEMENTED if ARGUMENTS[name].kind.base in (int, float)]
     working = [

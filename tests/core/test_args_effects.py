@@ -462,14 +462,16 @@ def test_attention_whose_lengths_cannot_be_replayed_runs_eager(captured: Small) 
     assert refusal(captured, attention_backend="torch_native", no_disable_graphs=True) == "backend_unfit"
 
 
-@covers("graph_max_batch_size=2", "graph_max_batch_size=4", platform="cpu")
+@covers("graph_max_batch_size=1", "graph_max_batch_size=4", "graph_max_batch_size=16", platform="cpu")
 def test_graph_max_batch_size(captured: Small) -> None:
+    assert counts(captured, graph_max_batch_size=1) == ([1], 0)
     assert counts(captured, graph_max_batch_size=4) == ([1, 2, 3, 4], 8)
-    assert counts(captured, graph_max_batch_size=2) == ([1, 2], 0)
+    assert counts(captured, graph_max_batch_size=16) == ([1, 2, 3, 4, 5, 6], 8)
 
 
-@covers("graph_batch_sizes=1,2", "graph_batch_sizes=3", platform="cpu")
+@covers("graph_batch_sizes=1", "graph_batch_sizes=1,2", "graph_batch_sizes=3", platform="cpu")
 def test_graph_batch_sizes(captured: Small) -> None:
+    assert counts(captured, graph_batch_sizes="1") == ([1], 0)
     assert counts(captured, graph_batch_sizes="1,2") == ([1, 2], 0)
     assert counts(captured, graph_batch_sizes="3") == ([3], 8)
 

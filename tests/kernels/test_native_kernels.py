@@ -171,12 +171,12 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
 def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype) -> None:
-    """Inputs that are whole numbers, with a largest of 127 among every 32, are not rounded."""
+    """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded."""
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     _, rows, _ = case.args
     weight = native_ops.BlockWeight(rows, stored, 512)
     x = torch.randint(-126, 127, (13, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
-    x[:, ::32] = 127
+    x[:, ::16] = 127
     bias = _matrix(2, 1, 70, dtype)[0]
     plain = weight.rows(torch.arange(70), torch.float32).double()
     exact = x.double() @ plain.T

@@ -98,7 +98,7 @@ def test_two_tapes_over_one_arena_run_in_turn() -> None:
 
 
 def test_a_number_read_from_a_tensor_cannot_be_recorded() -> None:
-    with pytest.raises(RuntimeError, match="item.* its answer would never change"):
+    with pytest.raises(RuntimeError, match=r"item.* its answer would never change"):
         recorded(lambda x: native_ops.rms_norm(x, WEIGHT, float(x[0, 0])), torch.rand(1, DIM), Arena())
     x = torch.ones(1, DIM)
     tape, out = recorded(native, x, Arena())  # the one before has let go of the thread

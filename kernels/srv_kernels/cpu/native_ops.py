@@ -196,7 +196,8 @@ STORED = {
     "Q5_K": 13,
     "Q6_K": 14,
 }
-_STRETCH = 32  # inputs whose activations share a scale
+_STRETCH = 32  # inputs that lie together in packed blocks
+_HALF = 16  # inputs whose activations share a scale
 
 
 class BlockWeight:
@@ -224,15 +225,15 @@ class BlockWeight:
     def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x [T, inputs] -> [T, outputs] of x's dtype.
 
-        Every 32 inputs of a row are rounded to 127 steps of their largest. bias: [outputs] of x's dtype. `out`: where
+        Every 16 inputs of a row are rounded to 127 steps of their largest. bias: [outputs] of x's dtype. `out`: where
         the result goes, its rows' elements beside one another.
         """
         rows = _rows(x)
-        count, stretches = rows.shape[0], self.inputs // _STRETCH
+        count, halves = rows.shape[0], self.inputs // _HALF
         out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
         steps = torch.empty(count * self.inputs, dtype=torch.int8)
-        x_scales = torch.empty(count * stretches)
-        x_sums = torch.empty(count * stretches * 2, dtype=torch.int32)
+        x_scales = torch.empty(count * halves)
+        x_sums = torch.empty(count * halves, dtype=torch.int32)
         args = BlockLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),

@@ -1,13 +1,16 @@
-// y = x W^T + b with a weight in a GGUF file's blocks, and x rounded to 8 bits a stretch of 32 inputs at a time.
+// y = x W^T + b with a weight in a GGUF file's blocks, and x rounded to 8 bits, half a stretch of 16 inputs at a time.
 //
 // A packed weight is [outputs / 32][inputs / 32] stretches, read from its first byte to its last. A stretch holds the
 // scales of 32 outputs, their least values if the type has them, and [8 fours][32 outputs][4 inputs] numbers; of 4 bits
 // each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
 // product multiplies and adds fours (VPDPBUSD): numbers, which are not negative, times the signed steps of x.
 //
-//     for each group      sum over its inputs of number * step      whole, exact
-//                         - constant * sum of steps                 as the sum's beginning
-//                         * scale of the weights * scale of x       + least value * sum of steps * scale of x
+//     for each 16 inputs   sum of number * step           whole, exact
+//                          - constant * sum of steps      as the sum's beginning
+//                          * scale of x
+//     for each group       sum of these * scale           + least value * sum of (sum of steps * scale of x)
+//
+// (Of 32 inputs with one scale, the demo model's perplexity rises by 0.5 %, of 16 by half as much.)
 //
 // Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
 #include "blocks.h"
@@ -58,33 +61,25 @@ inline Ints load_numbers(const uint8_t* from) {
     return numbers;
 }
 
-// A row of x as steps of each stretch's largest magnitude / 127, and the sums of steps of each half stretch. A stretch
-// that is not finite has an infinite scale, so that none of the row's products is finite.
+// A row of x as steps of each half stretch's largest magnitude / 127, and the sums of these steps. What is not finite
+// has an infinite scale, so that none of the row's products is finite.
 template <class T>
 void quantize_row(const BlockLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    const int64_t stretches = a.inputs / STRETCH;
-    int8_t* steps = a.steps + row * a.inputs;
-    for (int64_t s = 0; s < stretches; ++s) {
-        const Floats values[2] = {load(x + s * STRETCH), load(x + s * STRETCH + LANES)};
-        Floats most = {};
-        for (const Floats& value : values) {
-            const Floats magnitude = value < 0 ? -value : value;
-            most = magnitude <= most ? most : magnitude;
-            most = magnitude != magnitude ? all(__builtin_inff()) : most;
-        }
+    const int64_t halves = a.inputs / LANES;
+    for (int64_t half = 0; half < halves; ++half) {
+        const Floats value = load(x + half * LANES);
+        Floats most = value < 0 ? -value : value;
+        most = most == most ? most : all(__builtin_inff());
         const float scale = largest(most) / 127.0f;
         const float inverse = scale == 0 || scale > MOST_FINITE ? 0.0f : 1.0f / scale;
-        a.x_scales[row * stretches + s] = scale;
-        for (int half = 0; half < 2; ++half) {
-            const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-            Floats step = (values[half] * inverse + magic) - magic;
-            step = step == step ? step : Floats{};
-            const Ints whole = __builtin_convertvector(step, Ints);
-            const Bytes bytes = __builtin_convertvector(whole, Bytes);
-            std::memcpy(steps + s * STRETCH + half * LANES, &bytes, sizeof(bytes));
-            a.x_sums[(row * stretches + s) * 2 + half] = static_cast<int32_t>(sum(step));
-        }
+        const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+        Floats step = (value * inverse + magic) - magic;
+        step = step == step ? step : Floats{};
+        const Bytes bytes = __builtin_convertvector(__builtin_convertvector(step, Ints), Bytes);
+        std::memcpy(a.steps + row * a.inputs + half * LANES, &bytes, sizeof(bytes));
+        a.x_scales[row * halves + half] = scale;
+        a.x_sums[row * halves + half] = static_cast<int32_t>(sum(step));
     }
 }
 
@@ -106,6 +101,7 @@ template <class T, int BITS, int GROUP, bool LEAST, int COUNT>
 inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t row) {
     constexpr Form form = {BITS, GROUP, LEAST, 0};
     constexpr int GROUPS = STRETCH / GROUP;
+    static_assert(LANES == 16, "half a stretch is one vector");
     const int64_t stretches = a.inputs / STRETCH;
     Floats totals[COUNT][VECTORS] = {};
     for (int64_t s = 0; s < stretches; ++s, packed += stretch_bytes(form)) {
@@ -120,22 +116,31 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
             }
 #pragma GCC unroll 4
             for (int r = 0; r < COUNT; ++r) {
-                const int64_t at = (row + r) * stretches + s;
-                const int32_t* sums = a.x_sums + at * 2;
-                const int32_t steps_sum = GROUPS == 1 ? sums[0] + sums[1] : sums[g];
-                const int8_t* steps = a.steps + (row + r) * a.inputs + s * STRETCH + g * GROUP;
-                const int32_t begin = LEAST ? 0 : -a.constant * steps_sum;
-                Ints whole[VECTORS] = {Ints{} + begin, Ints{} + begin};
-#pragma GCC unroll 8
-                for (int four = 0; four < GROUP / 4; ++four) {
-                    int32_t step;
-                    std::memcpy(&step, steps + four * 4, sizeof(step));
-                    for (int v = 0; v < VECTORS; ++v) whole[v] = dot(whole[v], numbers[four][v], step);
+                const int64_t half = s * 2 + g, at = (row + r) * (a.inputs / LANES) + half;
+                const int8_t* steps = a.steps + (row + r) * a.inputs + half * LANES;
+                Floats products[VECTORS] = {};
+                float steps_sum = 0;
+#pragma GCC unroll 2
+                for (int h = 0; h < 2 / GROUPS; ++h) {
+                    const int32_t begin = LEAST ? 0 : -a.constant * a.x_sums[at + h];
+                    Ints whole[VECTORS] = {Ints{} + begin, Ints{} + begin};
+#pragma GCC unroll 4
+                    for (int four = 0; four < LANES / 4; ++four) {
+                        int32_t step;
+                        std::memcpy(&step, steps + h * LANES + four * 4, sizeof(step));
+                        for (int v = 0; v < VECTORS; ++v) {
+                            whole[v] = dot(whole[v], numbers[h * (LANES / 4) + four][v], step);
+                        }
+                    }
+                    const float x_scale = a.x_scales[at + h];
+                    for (int v = 0; v < VECTORS; ++v) {
+                        products[v] += __builtin_convertvector(whole[v], Floats) * x_scale;
+                    }
+                    if constexpr (LEAST) steps_sum += x_scale * static_cast<float>(a.x_sums[at + h]);
                 }
-                const float x_scale = a.x_scales[at];
                 for (int v = 0; v < VECTORS; ++v) {
-                    totals[r][v] += __builtin_convertvector(whole[v], Floats) * (scales[v] * x_scale);
-                    if constexpr (LEAST) totals[r][v] += leasts[v] * (x_scale * static_cast<float>(steps_sum));
+                    totals[r][v] += products[v] * scales[v];
+                    if constexpr (LEAST) totals[r][v] += leasts[v] * steps_sum;
                 }
             }
         }

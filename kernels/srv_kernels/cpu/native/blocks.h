@@ -11,7 +11,7 @@
 
 namespace srv {
 
-constexpr int64_t STRETCH = 32;  // inputs whose activations share a scale
+constexpr int64_t STRETCH = 32;  // inputs that lie together for 32 outputs
 
 // How a type's numbers lie once they are packed.
 struct Form {

@@ -86,7 +86,7 @@ struct BlockLinearArgs {
     const void* bias;       // null, or [outputs]
     void* out;
     int8_t* steps;          // scratch: [rows, inputs]
-    float* x_scales;        // scratch: [rows, inputs / STRETCH]
+    float* x_scales;        // scratch: [rows, inputs / STRETCH, 2]
     int32_t* x_sums;        // scratch: [rows, inputs / STRETCH, 2]
     int64_t rows, inputs, outputs, x_stride, out_stride;
     Stored stored;
