@@ -39,7 +39,7 @@ def _anything(seen: Seen) -> Requires:
 def manifest(*support: Support, capabilities: frozenset[str] = CAPABLE) -> Manifest:
     """A platform "imagined" of two variants, whose attention reads pages of 32 tokens."""
     backends = {
-        "attention": (BackendSpec("wide", 1, _pages_of_32, "imagined.attention:Wide", "page_token_head"),),
+        "attention": (BackendSpec("wide", 1, _pages_of_32, "imagined.attention:Wide", "page_token_head", graphs=True),),
         "sampling": (BackendSpec("dice", 1, _anything, "imagined.sampling:Dice"),),
     }
     profiles = {variant: DeviceFacts(variant, 64 * GIB, 1) for variant in VARIANTS}

@@ -95,7 +95,7 @@ def unfit(*reasons: str) -> Any:
 
 
 def backend(name: str, priority: int = 10, check: Any = None, kv_order: str = "page_token_head") -> BackendSpec:
-    return BackendSpec(name, priority, check or fits(), f"imagined.{name}:Backend", kv_order)
+    return BackendSpec(name, priority, check or fits(), f"imagined.{name}:Backend", kv_order, graphs=True)
 
 
 def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **facts: Any) -> Manifest:

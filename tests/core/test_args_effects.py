@@ -32,9 +32,7 @@ PAGE = 4
 BACKEND = """
 from srv.platform.facts import BackendSpec, Requires
 
-SPEC = BackendSpec(
-    "{name}", 1, lambda seen: Requires({needs}), "test_args_effects:{target}", kv_order="page_token_head"
-)
+SPEC = BackendSpec("{name}", 1, lambda seen: Requires(), "test_args_effects:{target}", kv_order="page_token_head")
 """
 
 
@@ -67,7 +65,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.fixture
 def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention backend "deaf" is installed for the CPU platform."""
-    source = BACKEND.format(name="deaf", target="Deaf", needs="{'disable_graphs': (True,)}")
+    source = BACKEND.format(name="deaf", target="Deaf")
     write_plugin(tmp_path, "deaf", source, group="srv.backends.attention", entry="cpu.deaf", attribute="SPEC")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -265,7 +263,7 @@ def test_decode_attention_backend(small: Small) -> None:
 
 @covers("sampling_backend=pytorch", platform="cpu")
 def test_sampling_backend(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = BACKEND.format(name="contrary", target="Contrary", needs="")
+    source = BACKEND.format(name="contrary", target="Contrary")
     entry = {"group": "srv.backends.sampling", "entry": "cpu.contrary", "attribute": "SPEC"}
     write_plugin(tmp_path, "contrary", source, **entry)
     monkeypatch.syspath_prepend(tmp_path)

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not ENTRY_POINTS, reason="the plugin is not installed: pip install -e plugins/toy_device"),
 ]
 
-ARGUMENTS = ("--dtype", "float32", "--max-total-tokens", "1024")
+ARGUMENTS = ("--dtype", "float32", "--dequantize-weights", "--max-total-tokens", "1024")
 QUESTION = greedy("The capital of France is", 8)
 
 

@@ -129,13 +129,16 @@ def _candidate(slot: str, spec: BackendSpec, platform: str, facts: Facts, user: 
         )
     if answer.slots and slot not in answer.slots:
         return Candidate(slot, spec, {}, (f"it fits {' or '.join(answer.slots)} alone here",))
+    requires = dict(answer.values)
+    if slot == "decode_attention_backend" and "graphs" in facts.capabilities and not spec.graphs:
+        requires["disable_graphs"] = (True,)  # its lengths would stay those of the captured step
     reasons: list[str] = []
-    for name, values_wanted in answer.values.items():
+    for name, values_wanted in requires.items():
         _check_requirement(name, values_wanted, platform, member)
         if name in user and user[name].value not in values_wanted:
             said = ARGUMENTS[name].show(user[name].value)
             reasons.append(f"requires {_wanted(name, values_wanted)}, not {said} (set by {user[name].owner})")
-    return Candidate(slot, spec, answer.values, tuple(reasons))
+    return Candidate(slot, spec, requires, tuple(reasons))
 
 
 def _check_requirement(name: str, values: Sequence[Any], platform: str, member: str) -> None:

@@ -142,6 +142,8 @@ class BackendSpec:
     `check(seen)` may read any argument that the *user* set, and the facts. `target` is "module:class",
     imported only in a worker. `kv_order` (attention only) names the axes of the KV pool it reads.
     Automatic choice takes the highest `priority` that fits. `summary` is one line for the support page.
+    `graphs` (attention only, contract 1.1): its `plan` keeps metadata in place for one value of
+    `AttentionBatch.graph`, as captured steps need. Where it decodes without, no step is captured.
     """
 
     name: str
@@ -150,6 +152,7 @@ class BackendSpec:
     target: str
     kv_order: str = ""
     summary: str = ""
+    graphs: bool = False
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class Unbuilt:
     def attention(
         self, name: str, priority: int, summary: str, check: Callable[[Seen], Requires | Unfit] = fits
     ) -> BackendSpec:
-        """An attention backend over a pool of pages of tokens of heads."""
-        return BackendSpec(name, priority, check, self.target, "page_token_head", summary)
+        """An attention backend over a pool of pages of tokens of heads, whose steps are captured."""
+        return BackendSpec(name, priority, check, self.target, "page_token_head", summary, graphs=True)
 
     def backend(
         self, name: str, priority: int, summary: str, check: Callable[[Seen], Requires | Unfit] = fits

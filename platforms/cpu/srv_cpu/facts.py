@@ -48,11 +48,6 @@ def _fits(seen: Seen) -> Requires:
     return Requires()
 
 
-def _fits_uncaptured(seen: Seen) -> Requires:
-    """Lengths are numbers in what torch computes, and would stay those of the captured step."""
-    return Requires({"disable_graphs": (True,)})
-
-
 DEFAULTS = (
     Default(
         "dtype",
@@ -123,11 +118,12 @@ BACKENDS = {
             target="srv_cpu.native_attention:NativeAttention",
             kv_order=ORDER,
             summary="C++ kernels over packed pages, float32 and bfloat16",
+            graphs=True,
         ),
         BackendSpec(
             name="torch_native",
             priority=10,
-            check=_fits_uncaptured,
+            check=_fits,
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
             summary="torch operations only: any page size, any head size",

@@ -171,6 +171,7 @@ BACKENDS = {
             target="srv_npu.attention:AscendAttention",
             kv_order=limits.KV_ORDER,
             summary="torch_npu's fused attention over 128-token pages",
+            graphs=True,
         ),
     ),
     "sampling": (

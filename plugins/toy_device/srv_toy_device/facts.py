@@ -66,6 +66,7 @@ FACTS = PlatformFacts(
                 target="srv_toy_device.attention:ToyPagedAttention",
                 kv_order=KV_ORDER,
                 summary="gathers each row's pages, then an explicit softmax in float32",
+                graphs=True,
             ),
         ),
         "sampling": (

@@ -109,7 +109,8 @@ def _vllm() -> Peer:
 
 
 PEERS: tuple[Peer, ...] = (
-    _srv("srv", "bfloat16", "bf16", False),
+    _srv("srv", "Q4_1, activations of 8 bits, KV bfloat16", "int8", True),
+    _srv("srv bfloat16", "bfloat16", "bf16", False, "--dequantize-weights"),
     _llama("Q4_0", "int8"),
     _llama("Q8_0", "int8"),
     _llama("BF16", "bf16"),

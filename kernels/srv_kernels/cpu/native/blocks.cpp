@@ -17,6 +17,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "tiles.h"
 #include "vector.h"
 
 namespace srv::SRV_ISA {
@@ -28,7 +29,6 @@ constexpr int ROWS = 4;  // 8 sums, 16 vectors of numbers, scales and a few to s
 constexpr int ROWS = 2;
 #endif
 constexpr int VECTORS = 2;
-constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
 constexpr float MOST_FINITE = 3.4028234663852886e38f;
 using Bytes = int8_t __attribute__((vector_size(16)));
 
@@ -158,31 +158,12 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
     }
 }
 
-template <class T, int BITS, int GROUP, bool LEAST, int COUNT>
-inline void tile_of(int count, const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t row) {
-    if (count == COUNT) {
-        tile<T, BITS, GROUP, LEAST, COUNT>(a, packed, block, row);
-    } else if constexpr (COUNT > 1) {
-        tile_of<T, BITS, GROUP, LEAST, COUNT - 1>(count, a, packed, block, row);
-    }
-}
-
 template <class T, int BITS, int GROUP, bool LEAST>
 void multiply(const BlockLinearArgs& a) {
-    parallel(a.rows * a.inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(a.rows, thread, threads);
-        for (int64_t row = mine.begin; row < mine.end; ++row) quantize_row<T>(a, row);
-    });
-    const int64_t tiles = (a.rows + ROWS - 1) / ROWS;
+    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
     const int64_t block_size = a.inputs / STRETCH * stretch_bytes({BITS, GROUP, LEAST, 0});
-    parallel(a.rows * a.outputs * a.inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(blocks(a.outputs) * tiles, thread, threads);
-        for (int64_t item = mine.begin; item < mine.end; ++item) {
-            const int64_t block = item / tiles;
-            const Range rows = part(a.rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
-            tile_of<T, BITS, GROUP, LEAST, ROWS>(static_cast<int>(rows.end - rows.begin), a,
-                                                 a.weight + block * block_size, block, rows.begin);
-        }
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
+        tile<T, BITS, GROUP, LEAST, COUNT>(a, a.weight + block * block_size, block, row);
     });
 }
 
@@ -219,10 +200,7 @@ void unpack_row(const BlockRowsArgs& a, int64_t row, T* to) {
 
 template <class T>
 void rows_of(const BlockRowsArgs& a) {
-    parallel(a.rows * a.inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(a.rows, thread, threads);
-        for (int64_t i = mine.begin; i < mine.end; ++i) unpack_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
-    });
+    for_rows(a.rows, a.inputs, [&](int64_t i) { unpack_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs); });
 }
 
 }  // namespace

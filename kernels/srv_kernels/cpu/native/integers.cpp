@@ -8,6 +8,7 @@
 // Sums of integers are exact, so that a row's result depends neither on the batch nor on the threads.
 #include "kernels.h"
 #include "pool.h"
+#include "tiles.h"
 #include "vector.h"
 
 namespace srv::SRV_ISA {
@@ -19,7 +20,6 @@ constexpr int ROWS = 12;  // 24 accumulators, 2 weights, and a few to spare of 3
 constexpr int ROWS = 2;   // a vector of 16 lanes is two registers here or more, of 16
 #endif
 constexpr int VECTORS = BLOCK_OUTPUTS / LANES;
-constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
 constexpr float MOST_FINITE = 3.4028234663852886e38f;
 constexpr int ZERO = 128;             // the byte that stands for a step of 0
 
@@ -116,31 +116,12 @@ inline void tile(const ByteLinearArgs& a, const int8_t* weight, int64_t block, i
     }
 }
 
-template <class T, int COUNT>
-inline void tile_of(int count, const ByteLinearArgs& a, const int8_t* weight, int64_t block, int64_t row) {
-    if (count == COUNT) {
-        tile<T, COUNT>(a, weight, block, row);
-    } else if constexpr (COUNT > 1) {
-        tile_of<T, COUNT - 1>(count, a, weight, block, row);
-    }
-}
-
 template <class T>
 void byte_linear_of(const ByteLinearArgs& a) {
-    parallel(a.rows * a.inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(a.rows, thread, threads);
-        for (int64_t row = mine.begin; row < mine.end; ++row) quantize_row<T>(a, row);
-    });
-    const int64_t tiles = (a.rows + ROWS - 1) / ROWS;
+    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
     const int64_t block_size = BLOCK_OUTPUTS * padded_fours(a.inputs);
-    parallel(a.rows * a.outputs * a.inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(blocks(a.outputs) * tiles, thread, threads);
-        for (int64_t item = mine.begin; item < mine.end; ++item) {
-            const int64_t block = item / tiles;
-            const Range rows = part(a.rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
-            tile_of<T, ROWS>(static_cast<int>(rows.end - rows.begin), a, a.weight + block * block_size, block,
-                             rows.begin);
-        }
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
+        tile<T, COUNT>(a, a.weight + block * block_size, block, row);
     });
 }
 

@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "product.h"
+#include "tiles.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -25,7 +26,6 @@ constexpr int ROWS = 2;   // a vector of 16 lanes is two registers here, of 16
 constexpr int ROWS = 2;
 #endif
 constexpr int VECTORS = BLOCK_OUTPUTS / LANES;
-constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
 
 template <class T, int COUNT>
 inline void tile(const LinearArgs& a, const T* weight, int64_t block, int64_t row) {
@@ -64,28 +64,12 @@ inline void tile(const LinearArgs& a, const T* weight, int64_t block, int64_t ro
     }
 }
 
-template <class T, int COUNT>
-inline void tile_of(int count, const LinearArgs& a, const T* weight, int64_t block, int64_t row) {
-    if (count == COUNT) {
-        tile<T, COUNT>(a, weight, block, row);
-    } else if constexpr (COUNT > 1) {
-        tile_of<T, COUNT - 1>(count, a, weight, block, row);
-    }
-}
-
 template <class T>
 void linear_of(const LinearArgs& a) {
-    const int64_t tiles = (a.rows + ROWS - 1) / ROWS;
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const T* packed = static_cast<const T*>(a.weight);
-    parallel(a.rows * a.outputs * a.inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(blocks(a.outputs) * tiles, thread, threads);
-        for (int64_t item = mine.begin; item < mine.end; ++item) {
-            const int64_t block = item / tiles;
-            const Range rows = part(a.rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
-            tile_of<T, ROWS>(static_cast<int>(rows.end - rows.begin), a, packed + block * block_size, block,
-                             rows.begin);
-        }
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
+        tile<T, COUNT>(a, packed + block * block_size, block, row);
     });
 }
 

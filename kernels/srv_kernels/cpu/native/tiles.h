@@ -1,0 +1,46 @@
+// How a product with a packed weight is cut: into tiles of a block of outputs and a few rows, a share for each thread.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace srv::SRV_ISA {
+
+constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
+
+// tile.operator()<COUNT>(block, row) for the COUNT = `count` rows from `row` on; 1 to COUNT of them.
+template <int COUNT, class Tile>
+inline void tile_of(int64_t count, const Tile& tile, int64_t block, int64_t row) {
+    if (count == COUNT) {
+        tile.template operator()<COUNT>(block, row);
+    } else if constexpr (COUNT > 1) {
+        tile_of<COUNT - 1>(count, tile, block, row);
+    }
+}
+
+// Every tile of [rows, outputs], at most ROWS rows high. Those of one block follow one another, so that its weight is
+// read from memory once.
+template <int ROWS, class Tile>
+void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Tile& tile) {
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;
+    parallel(rows * outputs * inputs < ALONE, [&](int thread, int threads) {
+        const Range mine = part(blocks(outputs) * tiles, thread, threads);
+        for (int64_t item = mine.begin; item < mine.end; ++item) {
+            const Range high = part(rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
+            tile_of<ROWS>(high.end - high.begin, tile, item / tiles, high.begin);
+        }
+    });
+}
+
+// work(row) for every row.
+template <class Work>
+void for_rows(int64_t rows, int64_t inputs, const Work& work) {
+    parallel(rows * inputs < ALONE, [&](int thread, int threads) {
+        const Range mine = part(rows, thread, threads);
+        for (int64_t row = mine.begin; row < mine.end; ++row) work(row);
+    });
+}
+
+}  // namespace srv::SRV_ISA
