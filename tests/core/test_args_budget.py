@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from args_world import GIB, device, model
 
 from srv.args.config import make_config
 from srv.errors import Refusal
-from srv.memory.budget import bytes_per_page, compute, estimate
+from srv.memory.budget import bytes_per_page, compute, estimate, weight_bytes
 from srv.models.facts import CacheGroup
 
 TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
@@ -85,3 +87,12 @@ def test_every_group_takes_its_part_of_a_page() -> None:
 
 def test_kv_type_decides_the_size_of_a_page() -> None:
     assert bytes_per_page(config(kv_cache_dtype="float32"), model()) == 2 * bytes_per_page(config(), model())
+
+
+def test_blocks_that_are_kept_count_as_a_byte_and_an_eighth() -> None:
+    """What is made plain, by request or because the loader is another, counts in the model's dtype."""
+    blocks = dataclasses.replace(model(), in_blocks=1600)
+    plain = weight_bytes(config(), model())
+    assert weight_bytes(config(), blocks) == plain - 1600 * 2 + 1800
+    for said in ({"dequantize_weights": True}, {"model_impl": "transformers"}, {"load_format": "dummy"}):
+        assert weight_bytes(config(**said), blocks) == plain

@@ -455,8 +455,27 @@ def test_disable_graphs(captured: Small) -> None:
     assert counts(captured) == ([1, 2, 3, 4, 5, 6], 8)
 
 
+def test_a_model_of_transformers_is_called_again_where_it_cannot_be_recorded(
+    captured: Small, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rotary positions that depend on the longest text so far branch on a tensor."""
+    shutil.copytree(captured.folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with caplog.at_level("INFO", "srv_cpu.graphs"):
+        for path, why in ((captured.folder, "operators are torch's"), (tmp_path, "reads a number of a tensor")):
+            with engine(captured, page_size=16, model_path=path, model_impl="transformers") as served:
+                results = served.generate(messages(captured.prompts))
+                assert [result.tokens for result in results] == captured.tokens
+                assert served.stats().replayed_steps > 0
+            assert why in caplog.text
+
+
 def test_attention_whose_lengths_cannot_be_replayed_runs_eager(captured: Small) -> None:
     assert counts(captured, attention_backend="torch_native") == ([], 0)
+    with pytest.raises(Refusal, match="because attention backend torch_native requires disable_graphs true"):
+        counts(captured, attention_backend="torch_native", graph_max_batch_size=4)
     assert refusal(captured, attention_backend="torch_native", no_disable_graphs=True) == "backend_unfit"
 
 
@@ -482,9 +501,10 @@ def test_what_would_change_captured_steps_is_refused_where_there_are_none(captur
 
 @covers("disable_graph_padding=false", "disable_graph_padding=true", platform="cpu")
 def test_disable_graph_padding(captured: Small) -> None:
-    """Without padding, as is the default here, three rows find no step of four."""
-    assert counts(captured, graph_batch_sizes="2,4", no_disable_graph_padding=True) == ([2, 4], 8)
-    assert counts(captured, graph_batch_sizes="2,4") == ([2, 4], 0)
+    """Without padding three rows find no step of four; so every row count is captured."""
+    assert counts(captured, graph_batch_sizes="2,4") == ([2, 4], 8)
+    assert counts(captured, graph_batch_sizes="2,4", disable_graph_padding=True) == ([2, 4], 0)
+    assert counts(captured, no_disable_graph_padding=True) == ([1, 2, 4, 6], 8)
 
 
 # ---- the file that holds arguments

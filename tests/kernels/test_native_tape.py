@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from srv_kernels.cpu import native_ops
-from srv_kernels.cpu.tape import Arena, Tape
+from srv_kernels.cpu.tape import Arena, NotRecordable, Tape
 
 DIM = 64
 GENERATOR = torch.Generator().manual_seed(3)
@@ -98,7 +98,7 @@ def test_two_tapes_over_one_arena_run_in_turn() -> None:
 
 
 def test_a_number_read_from_a_tensor_cannot_be_recorded() -> None:
-    with pytest.raises(RuntimeError, match=r"item.* its answer would never change"):
+    with pytest.raises(NotRecordable, match=r"item.* reads a number of a tensor"):
         recorded(lambda x: native_ops.rms_norm(x, WEIGHT, float(x[0, 0])), torch.rand(1, DIM), Arena())
     x = torch.ones(1, DIM)
     tape, out = recorded(native, x, Arena())  # the one before has let go of the thread
@@ -112,3 +112,33 @@ def test_strides_and_alignment_of_the_arena() -> None:
         like = arena.like(torch.empty_strided(shape, stride, dtype=torch.float64))
         assert (like.shape, like.stride(), like.dtype) == (torch.Size(shape), stride, torch.float64)
         assert like.data_ptr() % 64 == 0
+
+
+def test_what_changes_its_input_and_makes_something_is_run_as_it_was() -> None:
+    """Native batch norm moves its running mean in place, and gives results of its own."""
+    mean, variance = torch.zeros(DIM), torch.ones(DIM)
+
+    def work(x: Tensor) -> Tensor:
+        return torch.ops.aten._native_batch_norm_legit(x, None, None, mean, variance, True, 0.5, 1e-5)[0]
+
+    x = torch.randn(4, DIM)
+    tape, out = recorded(work, x, Arena())
+    x.copy_(torch.randn(4, DIM) * 2)
+    before = mean.clone()
+    tape.run()
+    torch.testing.assert_close(mean, 0.5 * before + 0.5 * x.mean(0))
+    torch.testing.assert_close(out, (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt())
+
+
+def test_a_result_whose_size_depends_on_numbers_cannot_be_recorded() -> None:
+    with pytest.raises(NotRecordable, match="depends on numbers"):
+        recorded(lambda x: x[x > 0], torch.randn(3, DIM), Arena())
+
+
+def test_tapes_do_not_nest() -> None:
+    with Tape(Arena()), pytest.raises(RuntimeError, match="do not nest"), Tape(Arena()):
+        pass
+    x = torch.randn(1, DIM)
+    tape, out = recorded(native, x, Arena())
+    tape.run()
+    assert torch.equal(out, native(x))

@@ -359,4 +359,8 @@ def _judge(work: _Work, owner: str, constraint: Constraint) -> Rejected | None:
     story = work.stories[constraint.argument]
     shown = ARGUMENTS[constraint.argument].show(story.value)
     clause = reason if owner == "srv" else f"{reason} ({owner} says so)"
+    required = [work.stories[name] for name in constraint.reads if name in work.stories]
+    for each in required:  # nobody said these: without their reason the remedy would puzzle
+        if each.layer is Layer.BACKEND:
+            clause += f"; {each.argument} is {ARGUMENTS[each.argument].show(each.value)} because {each.reason}"
     return Rejected(constraint.code, constraint.argument, shown, story.owner, clause, constraint.remedy)

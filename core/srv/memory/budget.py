@@ -98,8 +98,15 @@ def estimate(config: Config, model: ModelFacts, device: DeviceFacts, reserved_by
 
 
 def weight_bytes(config: Config, model: ModelFacts) -> int:
-    """Bytes of the weights on the device, at most: quantised ones count as unpacked to the model's dtype."""
-    return model.parameters * item_size(config.model.dtype)
+    """Bytes of the weights on the device, at most.
+
+    Blocks of a GGUF file that stay as they are count as a byte a number and a 16-bit scale for each 16 of them, which
+    no platform's packing is above; all else as plain numbers of the model's dtype.
+    """
+    kept = 0 if config.weights.dequantize_weights or config.model.model_impl == "transformers" else model.in_blocks
+    if config.model.load_format == "dummy":
+        kept = 0
+    return (model.parameters - kept) * item_size(config.model.dtype) + kept * 9 // 8
 
 
 def bytes_per_page(config: Config, model: ModelFacts) -> int:

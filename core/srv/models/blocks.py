@@ -13,13 +13,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from srv.models.gguf_types import TENSOR_TYPES
+from srv.models.gguf_types import BLOCKS, TENSOR_TYPES
 from srv.models.layers import Place, Projection, TokenEmbedding, Weights
 from srv.platform.interface import OpArgs
 
 _TYPES = {kind.name: (number, kind) for number, kind in TENSOR_TYPES.items()}
-# What the ops are written for; matrices of other types become plain numbers as they are loaded.
-BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +26,8 @@ class BlockMatrix:
 
     rows: Tensor
     stored: str
+    outputs: int
     inputs: int
-
-    @property
-    def outputs(self) -> int:
-        return self.rows.shape[0]
 
     def release(self) -> None:
         """Let the bytes go: a platform has packed them."""
@@ -43,7 +38,7 @@ def empty_matrix(place: Place, outputs: int, inputs: int, stored: str) -> BlockM
     """A matrix to be filled by a loader."""
     kind = _TYPES[stored][1]
     rows = torch.empty(outputs, inputs // kind.elements * kind.size, dtype=torch.uint8, device=place.device)
-    return BlockMatrix(rows, stored, inputs)
+    return BlockMatrix(rows, stored, outputs, inputs)
 
 
 class BlockLinear(Projection):

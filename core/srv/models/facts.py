@@ -37,7 +37,8 @@ class ModelFacts:
     "LlamaForCausalLM". `config`: the fields of the Hugging Face configuration, GGUF names translated.
     `dtype`: the checkpoint's own torch dtype name (for a quantised GGUF file: "float16", the type its
     scales are stored in). `quantization`: None, or the scheme's name ("gguf:Q4_1").
-    `context_length` in tokens; `parameters` counted; `weight_bytes` on disk.
+    `context_length` in tokens; `parameters` counted; `weight_bytes` on disk; `in_blocks`: parameters in blocks of a
+    GGUF file that some platforms multiply as they are (`srv.models.gguf_types.BLOCKS`).
     `end_tokens`: the ids that end a generation; `bos_token` the id that begins a text, if any.
     """
 
@@ -61,3 +62,4 @@ class ModelFacts:
     end_tokens: tuple[int, ...] = ()
     bos_token: int | None = None
     files: tuple[str, ...] = field(default=())
+    in_blocks: int = 0

@@ -15,6 +15,7 @@ from typing import Any
 from srv.errors import ModelError
 from srv.models.facts import CacheGroup, ModelFacts
 from srv.models.gguf_header import GGUFHeader, read_header
+from srv.models.gguf_types import BLOCKS
 from srv.models.limits import MAX_LAYERS, MAX_SIZE
 from srv.models.rope_config import usable_context
 
@@ -77,6 +78,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         end_tokens=_end_tokens(meta),
         bos_token=meta.token("bos"),
         files=(str(path.absolute()),),
+        in_blocks=sum(math.prod(t.shape) for t in header.tensors.values() if t.type.name in BLOCKS),
     )
 
 

@@ -56,3 +56,6 @@ TENSOR_TYPES: dict[int, TensorType] = {
     35: TensorType("TQ2_0", 256, 66),
     39: TensorType("MXFP4", 32, 17),
 }
+
+# Those that the ops `linear_gguf` and `rows_gguf` are written for; matrices of others become plain numbers at load.
+BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")

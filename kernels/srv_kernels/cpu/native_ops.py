@@ -228,6 +228,8 @@ class BlockWeight:
         Every 16 inputs of a row are rounded to 127 steps of their largest. bias: [outputs] of x's dtype. `out`: where
         the result goes, its rows' elements beside one another.
         """
+        if x.shape[-1] != self.inputs:
+            raise ValueError(f"{x.shape[-1]} inputs for a weight of {self.inputs}")
         rows = _rows(x)
         count, halves = rows.shape[0], self.inputs // _HALF
         out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
@@ -253,7 +255,7 @@ class BlockWeight:
         return out
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
-        """indices int64 [T] -> [T, inputs]: rows as plain numbers."""
+        """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: rows as plain numbers."""
         where = indices.contiguous()
         out = torch.empty(where.shape[0], self.inputs, dtype=dtype)
         args = BlockRowsArgs(

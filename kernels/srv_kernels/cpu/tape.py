@@ -4,14 +4,16 @@
     tape.run()                 the same work on the same storages, whatever they hold by then
 
 Native calls are kept by the library, by their addresses; so tensors that the recorded code makes come from an arena,
-which stays. Operators of torch that compute are kept as they are, between the native calls. What reads a number of
-a tensor back into Python cannot be recorded, since its answer would stay that of the first time.
+which stays, and constants must outlive the tape. Operators of torch that compute are kept as they are, between the
+native calls. Those that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot
+be recorded. (`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
 """
 
 from __future__ import annotations
 
 import weakref
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -36,6 +38,10 @@ _ALLOCATE = (
 )
 
 
+class NotRecordable(Exception):
+    """The work reads what a tape cannot follow; the text names the operator."""
+
+
 class Arena:
     """Memory for tensors of recorded work. A block that no tensor uses any more serves the next that it is enough for.
 
@@ -43,6 +49,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
+        self._given_back: deque[npt.NDArray[np.uint8]] = deque()  # by finalizers, at any time
         self._free: list[tuple[int, int, npt.NDArray[np.uint8]]] = []  # (size, a number that orders equals, block)
         self._numbers = count()
         self.bytes = 0
@@ -52,11 +59,14 @@ class Arena:
         extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         block = self._take(max(extent, 1) * tensor.itemsize)
         used = block[:]  # dies with the tensor's storage
-        weakref.finalize(used, self._give_back, block)
+        weakref.finalize(used, self._given_back.append, block).atexit = False
         flat = torch.from_numpy(used).view(tensor.dtype)
         return torch.as_strided(flat, tensor.shape, tensor.stride())
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
+        while self._given_back:
+            block = self._given_back.popleft()
+            insort(self._free, (block.nbytes, next(self._numbers), block))
         for index, (found, _, block) in enumerate(self._free):
             if found >= size:
                 del self._free[index]
@@ -66,9 +76,6 @@ class Arena:
         memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
         begin = -memory.ctypes.data % _ALIGNMENT
         return memory[begin : begin + size]
-
-    def _give_back(self, block: npt.NDArray[np.uint8]) -> None:
-        insort(self._free, (block.nbytes, next(self._numbers), block))
 
 
 class Tape(TorchDispatchMode):
@@ -95,28 +102,30 @@ class Tape(TorchDispatchMode):
             part()
 
     def __enter__(self) -> Tape:
-        super().__enter__()
         self._begin()
+        super().__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._end()
         super().__exit__(*raised)
+        self._end()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        if torch.Tag.dynamic_output_shape in func.tags and not _by_whole_numbers(func, args):
+            raise NotRecordable(f"the size of what {func} gives depends on numbers that change from step to step")
         result = func(*args, **given)
         if func in _ALLOCATE:
             return self._arena.like(result)
-        made = tree_leaves(result)
-        if not all(isinstance(each, Tensor) for each in made):
-            raise RuntimeError(f"{func} reads from a tensor while a step is recorded; its answer would never change")
-        if func._schema.is_mutable:
-            self._add(partial(func, *args, **given))
-        elif not _storages(made) <= _storages(tree_leaves((args, given))):
-            self._add(partial(_again, func, args, given, made))
+        leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            raise NotRecordable(f"{func} reads a number of a tensor, which would stay that of the first step")
+        known = _storages(tree_leaves((args, given)))
+        fresh = [leaf.untyped_storage().data_ptr() not in known for leaf in leaves]
+        if any(fresh) or not leaves or func._schema.is_mutable:
+            self._add(partial(_again, func, args, given, leaves, fresh))
         return result
 
     def _add(self, call: Callable[[], object]) -> None:
@@ -126,6 +135,8 @@ class Tape(TorchDispatchMode):
 
     def _begin(self) -> None:
         self._native = self._library.srv_tape_begin()
+        if self._native is None:
+            raise RuntimeError("this thread records already: tapes do not nest")
 
     def _end(self) -> None:
         native, self._native = self._native, None
@@ -133,14 +144,30 @@ class Tape(TorchDispatchMode):
         self.native_calls += calls
         if calls:
             self._parts.append(partial(self._library.srv_tape_run, native))
-            weakref.finalize(self, self._library.srv_tape_free, native)
+            weakref.finalize(self, self._library.srv_tape_free, native).atexit = False
         else:
             self._library.srv_tape_free(native)
 
 
-def _again(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]) -> None:
-    for was, now in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
-        was.copy_(now)
+def _again(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    made: Sequence[Tensor],
+    fresh: Sequence[bool],
+) -> None:
+    """The operator once more; what it makes anew goes where it was the first time, what it changes is there already."""
+    results = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if leaf is not None]
+    for was, now, new in zip(made, results, fresh, strict=True):
+        if new:
+            was.copy_(now)
+
+
+def _by_whole_numbers(func: Any, args: Sequence[Any]) -> bool:
+    """Whether it is indexing without a mask, whose result is as large as the indices are."""
+    return func is torch.ops.aten.index.Tensor and all(
+        each is None or each.dtype not in (torch.bool, torch.uint8) for each in args[1]
+    )
 
 
 def _storages(leaves: Sequence[Any]) -> set[int]:

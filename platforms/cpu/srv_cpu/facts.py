@@ -68,9 +68,9 @@ DEFAULTS = (
     ),
     Default(
         "disable_graph_padding",
-        lambda seen: None if seen["disable_graphs"] else True,
-        "a padded row costs as much arithmetic as any other, and to capture each row count takes a moment",
-        reads=("disable_graphs",),
+        lambda seen: None if seen["disable_graphs"] or seen["graph_batch_sizes"] else True,
+        "a padded row costs as much arithmetic as any other, and each row count is captured",
+        reads=("disable_graphs", "graph_batch_sizes"),
     ),
     Default(
         "mem_fraction_static",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import psutil
@@ -93,7 +94,7 @@ class CpuPlatform:
     def ops(self) -> Sequence[OpImpl]:
         return OPS
 
-    @property
+    @cached_property
     def graphs(self) -> Graphs | None:
         """Tapes of native calls; None without the native kernels."""
         if load().library is None:

@@ -73,7 +73,9 @@ def _unused(name: str) -> Constraint:
     def check(seen: Seen) -> str | None:
         return "no step is captured (disable_graphs is true)" if seen[name] and seen["disable_graphs"] else None
 
-    return Constraint(name, "excluded", check, "Leave it out, or leave disable_graphs out.", reads=("disable_graphs",))
+    return Constraint(
+        name, "excluded", check, "Leave it out, or change what turns captured steps off.", reads=("disable_graphs",)
+    )
 
 
 DEVICE_DEFAULTS: tuple[Default, ...] = (

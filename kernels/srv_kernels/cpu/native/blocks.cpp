@@ -50,7 +50,8 @@ inline Floats load_halves(const uint8_t* from) {
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));
 #else
     const Words words = __builtin_convertvector(halves, Words);
-    const Floats magnitude = reinterpret_cast<Floats>((words & 0x7fffu) << 13) * 0x1p112f;
+    Floats magnitude = reinterpret_cast<Floats>((words & 0x7fffu) << 13) * 0x1p112f;
+    magnitude = magnitude < 65536.0f ? magnitude : all(__builtin_inff());
     return reinterpret_cast<Floats>(reinterpret_cast<Words>(magnitude) | (words & 0x8000u) << 16);
 #endif
 }
@@ -72,7 +73,7 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
         Floats most = value < 0 ? -value : value;
         most = most == most ? most : all(__builtin_inff());
         const float scale = largest(most) / 127.0f;
-        const float inverse = scale == 0 || scale > MOST_FINITE ? 0.0f : 1.0f / scale;
+        const float inverse = scale < 0x1p-126f || scale > MOST_FINITE ? 0.0f : 1.0f / scale;
         const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
         Floats step = (value * inverse + magic) - magic;
         step = step == step ? step : Floats{};

@@ -57,11 +57,12 @@ constexpr int64_t stretch_bytes(Form form) {
 }
 
 inline float from_half(uint16_t half) {
-    const uint32_t shifted = static_cast<uint32_t>(half & 0x7fffu) << 13;
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, rest = static_cast<uint32_t>(half & 0x7fffu) << 13;
+    const bool finite = (half & 0x7c00u) != 0x7c00u;
+    const uint32_t bits = sign | rest | (finite ? 0u : 0x7f800000u);
     float value;
-    std::memcpy(&value, &shifted, sizeof(value));
-    value *= 0x1p112f;  // the difference of the exponents' zeros; subnormal halves come out right as well
-    return half & 0x8000u ? -value : value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return finite ? value * 0x1p112f : value;  // the difference of the exponents' zeros; right for subnormals as well
 }
 
 // To nearest, ties to even; what is too large becomes infinity.
@@ -69,6 +70,7 @@ inline uint16_t to_half(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
+    if (value != value) return 0x7e00u;
     float magnitude = value < 0 ? -value : value;
     if (magnitude >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00u);
     if (magnitude < 0x1p-14f) {  // subnormal: whole numbers of 2^-24

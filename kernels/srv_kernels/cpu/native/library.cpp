@@ -176,12 +176,12 @@ void srv_pack_blocks(int32_t stored, void* packed, const void* rows, int64_t out
                               srv::Stored{stored}});
 }
 
-// Record the kernels that this thread calls from now on, to run them again; one tape at a time.
-srv::Tape* srv_tape_begin() { return srv::recording = new srv::Tape; }
+// Record the kernels that this thread calls from now on, to run them again; null if it does so already.
+srv::Tape* srv_tape_begin() { return srv::recording != nullptr ? nullptr : srv::recording = new srv::Tape; }
 
 // Stop recording; how many calls there are on the tape.
 int64_t srv_tape_end() {
-    const int64_t calls = srv::recording->size();
+    const int64_t calls = srv::recording == nullptr ? 0 : srv::recording->size();
     srv::recording = nullptr;
     return calls;
 }
