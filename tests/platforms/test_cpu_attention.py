@@ -252,6 +252,38 @@ def test_a_row_does_not_depend_on_its_neighbours(backend: Any) -> None:
         torch.testing.assert_close(alone, together[one], rtol=1e-5, atol=1e-6)
 
 
+# (rows, pages that neighbours have of the row before them)
+PREFIXES = {
+    "all of one": ([(1, 90 + row) for row in range(16)], [0, *[5] * 15]),
+    "over a part's end": ([(1, 1020), (1, 1060), (1, 1023), (1, 1030), (1, 2100)], [0, 62, 62, 60, 63]),
+    "two groups": ([(1, 100), (1, 130), (1, 70), (1, 200), (1, 201)], [0, 6, 0, 4, 12]),
+    "ever less": ([(1, 400), (1, 400), (1, 400), (1, 400), (1, 400)], [0, 24, 12, 6, 2]),
+    "with prompts between": ([(1, 200), (7, 200), (1, 200), (1, 200), (30, 210)], [0, 11, 11, 12, 11]),
+    "one page, and none whole": ([(1, 17), (1, 40), (1, 16), (1, 1)], [0, 1, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("rows", "shared"), PREFIXES.values(), ids=PREFIXES)
+def test_rows_that_begin_with_the_same_pages_go_together_and_each_is_as_if_alone(
+    rows: list[tuple[int, int]], shared: list[int], heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    world = World(rows, heads=heads, dtype=dtype, backend=NativeAttention)
+    for row, pages in enumerate(shared):
+        world.table[row, :pages] = world.table[row - 1, :pages]
+    assert world.worst() <= 1
+    q, k, v = world.inputs()
+    together = world.backend.forward(world.layer, q, k, v, world.backend.plan(world.batch))
+    begin = 0
+    for row, (queries, length) in enumerate(rows):
+        of = slice(begin, begin + queries)
+        begin += queries
+        alone = AttentionBatch([queries], [length], world.table[row : row + 1])
+        got = world.backend.forward(world.layer, q[of], k[of], v[of], world.backend.plan(alone))
+        assert torch.equal(got, together[of]), row
+
+
 @each_backend
 def test_nan_in_one_row_stays_in_it(backend: Any) -> None:
     world = World([(1, 40), (1, 45), (6, 20)], backend=backend)

@@ -4,6 +4,10 @@
 // A piece of work is some queries of one row and all query heads of one key head, so that a key is read once for its
 // group; a row of one query is also cut along its keys, in parts of PART keys, whose results are merged afterwards.
 // Cuts depend on the row's own lengths alone: its result does not depend on the batch, nor on the threads.
+//
+// Neighbouring rows of one query whose page tables begin alike go through these keys together, which are then read once
+// for all of them (Hydragen, arXiv:2402.05099, splits attention at the same place). Each row's sums are taken in
+// the order in which it would take them alone.
 #include <atomic>
 #include <vector>
 
@@ -46,23 +50,35 @@ struct Workspace {
     }
 };
 
-// Queries [first_query, end_query) of a row, against its keys [first_key, end_key).
+// Neighbouring rows [first, end) that begin with the same `shared` keys; a row by itself shares none.
+struct Run {
+    int64_t first, end, shared;
+};
+
+// Queries [first_query, end_query) of each row of a run, against the keys [first_key, end_key) as far as a row has them.
+// Only runs of one row have more than one query a row.
 struct Piece {
-    int64_t row, kv_head, first_query, end_query, first_key, end_key;
+    Run run;
+    int64_t part, kv_head, first_query, end_query, first_key, end_key;
+
+    bool together() const { return run.end - run.first > 1; }
 };
 
 template <class T>
 class Attention {
 public:
     explicit Attention(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
-        first_piece.resize(a.rows + 1);
         first_part.resize(a.rows + 1);
         for (int64_t row = 0; row < a.rows; ++row) {
-            first_piece[row + 1] = first_piece[row] + a.kv_heads * cuts(row);
             const int64_t found = parts(row);
             first_part[row + 1] = first_part[row] + (found > 1 ? found * a.heads : 0);
         }
         partial.resize(first_part[a.rows] * (a.dim + 2));
+        first_piece.push_back(0);
+        for (int64_t row = 0; row < a.rows; row = runs.back().end) {
+            runs.push_back(run_from(row));
+            first_piece.push_back(first_piece.back() + a.kv_heads * cuts(runs.back()));
+        }
     }
 
     void run() {
@@ -78,7 +94,7 @@ public:
         });
         std::atomic<int64_t> next{0};
         parallel(alone, [&](int, int) {
-            for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < first_piece[a.rows];) {
+            for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < first_piece.back();) {
                 attend(piece);
             }
         });
@@ -90,7 +106,8 @@ public:
 private:
     const AttentionArgs& a;
     const int64_t group;
-    std::vector<int64_t> first_piece, first_part;
+    std::vector<Run> runs;
+    std::vector<int64_t> first_piece, first_part;  // of each run, of each row
     std::vector<float> partial;  // of each part and head: its largest score, its sum, its weighted values
 
     int64_t queries_of_piece() const { return at_least(1, QUERIES / group); }
@@ -105,8 +122,35 @@ private:
         return ceiling(a.kv_lens[row], PART) - first_seen(a.kv_lens[row] - 1) / PART;
     }
 
-    int64_t cuts(int64_t row) const {
-        return a.query_lens[row] == 1 ? parts(row) : ceiling(a.query_lens[row], queries_of_piece());
+    // Pieces of a run and one key head: along the keys where rows have one query, else along the queries.
+    int64_t cuts(const Run& run) const {
+        if (a.query_lens[run.first] != 1) return ceiling(a.query_lens[run.first], queries_of_piece());
+        int64_t most = 1;
+        for (int64_t row = run.first; row < run.end; ++row) most = at_least(most, parts(row));
+        return most;
+    }
+
+    // Keys that two rows have in the same pages, in whole blocks, of those before either's newest.
+    int64_t shared_keys(int64_t one, int64_t other) const {
+        const int64_t most = (at_most(a.kv_lens[one], a.kv_lens[other]) - 1) / a.page_size;
+        const int32_t* pages = a.table + one * a.columns;
+        const int32_t* others = a.table + other * a.columns;
+        int64_t same = 0;
+        while (same < most && pages[same] == others[same]) ++same;
+        return same * a.page_size;
+    }
+
+    // The rows from `row` on that go together: as many as one piece holds, as long as they share a stretch or more.
+    Run run_from(int64_t row) const {
+        Run run{row, row + 1, 0};
+        if (a.query_lens[row] != 1 || a.window != 0) return run;
+        const int64_t most = at_most(a.rows, row + queries_of_piece());
+        for (; run.end < most && a.query_lens[run.end] == 1; ++run.end) {
+            const int64_t shared = shared_keys(row, run.end);
+            if (shared < STRETCH || shared < run.shared / 2) break;
+            run.shared = run.shared == 0 ? shared : at_most(run.shared, shared);
+        }
+        return run;
     }
 
     const T* block(const void* pool, int64_t row, int64_t kv_head, int64_t position) const {
@@ -132,15 +176,16 @@ private:
     }
 
     Piece piece_of(int64_t number) const {
-        int64_t row = 0;
-        while (first_piece[row + 1] <= number) ++row;
-        const int64_t within = number - first_piece[row], cut = within / a.kv_heads;
+        int64_t index = 0;
+        while (first_piece[index + 1] <= number) ++index;
+        const Run& run = runs[index];
+        const int64_t within = number - first_piece[index], cut = within / a.kv_heads, row = run.first;
         const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
-        Piece piece{row, within % a.kv_heads, 0, 1, 0, a.kv_lens[row]};
+        Piece piece{run, cut, within % a.kv_heads, 0, 1, 0, 0};
         if (a.query_lens[row] == 1) {
             const int64_t seen = first_seen(prefix), part = seen / PART + cut;
             piece.first_key = at_least(seen, part * PART);
-            piece.end_key = at_most(a.kv_lens[row], (part + 1) * PART);
+            piece.end_key = (part + 1) * PART;
         } else {
             piece.first_query = cut * queries_of_piece();
             piece.end_query = at_most(a.query_lens[row], piece.first_query + queries_of_piece());
@@ -150,10 +195,13 @@ private:
         return piece;
     }
 
+    // The end of what a row has of a piece's keys.
+    int64_t end_of(const Piece& piece, int64_t row) const { return at_most(piece.end_key, a.kv_lens[row]); }
+
     void attend(int64_t number) {
         thread_local Workspace<T> space;
         const Piece piece = piece_of(number);
-        const int64_t rows = (piece.end_query - piece.first_query) * group;
+        const int64_t rows = (piece.run.end - piece.run.first) * (piece.end_query - piece.first_query) * group;
         space.fit(rows, a.dim);
         for (int64_t r = 0; r < rows; ++r) {
             std::memcpy(&space.query[r * a.dim], query(piece, r), a.dim * sizeof(T));
@@ -161,26 +209,46 @@ private:
             space.total[r] = 0;
         }
         std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
-        for (int64_t key = piece.first_key / STRETCH * STRETCH; key < piece.end_key; key += STRETCH) {
-            const int64_t end = at_most(key + STRETCH, ceiling(piece.end_key, BLOCK_TOKENS) * BLOCK_TOKENS);
-            score(space, piece, rows, key, end);
-            weigh(space, piece, rows, key, end);
-            add_values(space, piece, rows, key, end);
+        int64_t last = 0;
+        for (int64_t row = piece.run.first; row < piece.run.end; ++row) last = at_least(last, end_of(piece, row));
+        for (int64_t key = piece.first_key / STRETCH * STRETCH; key < last; key += STRETCH) {
+            if (!piece.together() || key + STRETCH <= piece.run.shared) {
+                stretch(space, piece, {0, rows}, piece.run.first, key);
+                continue;
+            }
+            for (int64_t row = piece.run.first; row < piece.run.end; ++row) {
+                const int64_t begin = (row - piece.run.first) * group;
+                if (key < end_of(piece, row)) stretch(space, piece, {begin, begin + group}, row, key);
+            }
         }
-        finish(space, piece, rows, number);
+        finish(space, piece, rows);
     }
 
-    // Row r of a piece: query r / group, head r % group of the group.
+    // The rows [of.begin, of.end) of a piece against 64 keys, which lie where `row` has them.
+    void stretch(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key) const {
+        const int64_t last = end_of(piece, row);
+        const int64_t end = at_most(key + STRETCH, ceiling(last, BLOCK_TOKENS) * BLOCK_TOKENS);
+        score(space, piece, of, row, key, end);
+        weigh(space, piece, of, key, end);
+        add_values(space, piece, of, row, key, end);
+    }
+
+    // The batch's row, and the query within it, of row r of a piece; its head is r % group of the group.
+    int64_t row_of(const Piece& piece, int64_t r) const { return piece.run.first + (piece.together() ? r / group : 0); }
+    int64_t query_of(const Piece& piece, int64_t r) const {
+        return piece.together() ? 0 : piece.first_query + r / group;
+    }
+
     const T* query(const Piece& piece, int64_t r) const {
-        const int64_t token = a.starts[piece.row] + piece.first_query + r / group;
+        const int64_t token = a.starts[row_of(piece, r)] + query_of(piece, r);
         return static_cast<const T*>(a.q) + token * a.q_stride + (piece.kv_head * group + r % group) * a.dim;
     }
 
-    void score(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t key, int64_t end) const {
+    void score(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key, int64_t end) const {
         for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
-            const T* keys = block(a.keys, piece.row, piece.kv_head, at);
-            for (int64_t r = 0; r < rows;) {
-                const int64_t left = rows - r;
+            const T* keys = block(a.keys, row, piece.kv_head, at);
+            for (int64_t r = of.begin; r < of.end;) {
+                const int64_t left = of.end - r;
                 float* scores = &space.scores[r * STRETCH + at - key];
                 const T* queries = &space.query[r * a.dim];
                 if (left >= 8) {
@@ -209,11 +277,11 @@ private:
     }
 
     // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears.
-    void weigh(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t key, int64_t end) const {
-        const int64_t prefix = a.kv_lens[piece.row] - a.query_lens[piece.row];
+    void weigh(Workspace<T>& space, const Piece& piece, Range of, int64_t key, int64_t end) const {
         constexpr Ints COUNTING{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        for (int64_t r = 0; r < rows; ++r) {
-            const int64_t position = prefix + piece.first_query + r / group;
+        for (int64_t r = of.begin; r < of.end; ++r) {
+            const int64_t row = row_of(piece, r);
+            const int64_t position = a.kv_lens[row] - a.query_lens[row] + query_of(piece, r);
             const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
             const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
             float* scores = &space.scores[r * STRETCH];
@@ -255,14 +323,15 @@ private:
         return a.soft_cap - 2.0f * a.soft_cap / (grown + 1.0f);
     }
 
-    void add_values(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t key, int64_t end) const {
+    void add_values(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key, int64_t end) const {
+        const int64_t last = end_of(piece, row);
         for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
-            const T* values = block(a.values, piece.row, piece.kv_head, at);
-            if (at < piece.first_key || at + BLOCK_TOKENS > piece.end_key) {
-                values = only_seen(space, values, piece.first_key - at, piece.end_key - at);
+            const T* values = block(a.values, row, piece.kv_head, at);
+            if (at < piece.first_key || at + BLOCK_TOKENS > last) {
+                values = only_seen(space, values, piece.first_key - at, last - at);
             }
-            for (int64_t r = 0; r < rows;) {
-                const int64_t left = rows - r;
+            for (int64_t r = of.begin; r < of.end;) {
+                const int64_t left = of.end - r;
                 const T* weights = &space.weights[r * STRETCH + at - key];
                 float* out = &space.out[r * a.dim];
                 if (left >= 4) {
@@ -315,21 +384,20 @@ private:
         return space.last.data();
     }
 
-    void finish(Workspace<T>& space, const Piece& piece, int64_t rows, int64_t number) {
-        const int64_t found = parts(piece.row);
+    void finish(Workspace<T>& space, const Piece& piece, int64_t rows) {
         for (int64_t r = 0; r < rows; ++r) {
+            const int64_t row = row_of(piece, r), found = parts(row), head = piece.kv_head * group + r % group;
             const float* sums = &space.out[r * a.dim];
-            const int64_t head = piece.kv_head * group + r % group;
             if (found > 1) {
-                const int64_t part = (number - first_piece[piece.row]) / a.kv_heads;
-                float* to = &partial[(first_part[piece.row] + head * found + part) * (a.dim + 2)];
+                if (piece.part >= found) continue;  // another row of the run is longer
+                float* to = &partial[(first_part[row] + head * found + piece.part) * (a.dim + 2)];
                 to[0] = space.top[r];
                 to[1] = space.total[r];
                 std::memcpy(to + 2, sums, a.dim * sizeof(float));
                 continue;
             }
-            const int64_t token = a.starts[piece.row] + piece.first_query + r / group;
-            T* out = static_cast<T*>(a.out) + (token * a.heads + head) * a.dim;
+            if (piece.together() && piece.part > 0) continue;
+            T* out = static_cast<T*>(a.out) + ((a.starts[row] + query_of(piece, r)) * a.heads + head) * a.dim;
             const float factor = 1.0f / space.total[r];
             for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * factor);
         }
