@@ -24,7 +24,7 @@ namespace srv::SRV_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int ROWS = 4;  // 8 sums, 16 vectors of numbers, scales and a few to spare of 32 registers
+constexpr int ROWS = 4;  // 8 totals, 8 products, 8 sums, 2 vectors of numbers and a few to spare of 32 registers
 #else
 constexpr int ROWS = 2;
 #endif
@@ -56,18 +56,20 @@ inline Floats load_halves(const uint8_t* from) {
 #endif
 }
 
-inline Ints load_numbers(const uint8_t* from) {
+inline Ints load_integers(const uint8_t* from) {
     Ints numbers;
     std::memcpy(&numbers, from, sizeof(numbers));
     return numbers;
 }
 
-// A row of x as steps of each half stretch's largest magnitude / 127, and the sums of these steps. What is not finite
-// has an infinite scale, so that none of the row's products is finite.
-template <class T>
+// A row of x as steps of each half stretch's largest magnitude / 127, their scales, and what the sums of the steps are
+// worth: with least values, in units of x and for each group; otherwise taken times -constant, where products begin.
+// What is not finite has an infinite scale, so that none of the row's products is finite.
+template <class T, int GROUP, bool LEAST>
 void quantize_row(const BlockLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const int64_t halves = a.inputs / LANES;
+    float before = 0;
     for (int64_t half = 0; half < halves; ++half) {
         const Floats value = load(x + half * LANES);
         Floats most = value < 0 ? -value : value;
@@ -79,70 +81,81 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
         step = step == step ? step : Floats{};
         const Bytes bytes = __builtin_convertvector(__builtin_convertvector(step, Ints), Bytes);
         std::memcpy(a.steps + row * a.inputs + half * LANES, &bytes, sizeof(bytes));
-        a.x_scales[row * halves + half] = scale;
-        a.x_sums[row * halves + half] = static_cast<int32_t>(sum(step));
-    }
-}
-
-template <int BITS, int GROUP>
-inline void numbers_of(const uint8_t* from, Ints (&numbers)[GROUP / 4][VECTORS]) {
-    for (int four = 0; four < GROUP / 4; ++four) {
-        for (int v = 0; v < VECTORS; ++v) {
-            if constexpr (BITS == 8) {
-                numbers[four][v] = load_numbers(from + (four * VECTORS + v) * 64);
-            } else {
-                const Ints both = load_numbers(from + (four / 2 * VECTORS + v) * 64);
-                numbers[four][v] = (four % 2 ? both >> 4 : both) & 0x0f0f0f0f;
-            }
+        const int64_t at = row * halves + half;
+        a.x_scales[at] = scale;
+        const float steps = sum(step);
+        if constexpr (LEAST) {
+            const float worth = scale * steps;
+            const bool second = GROUP == STRETCH && half % 2 == 1;
+            a.x_sums[at / (GROUP / LANES)].worth = second ? before + worth : worth;
+            before = worth;
+        } else {
+            a.x_sums[at].begin = -a.constant * static_cast<int32_t>(steps);
         }
     }
 }
 
+// The four numbers of each of 32 outputs that lie at place `four` of a group.
+template <int BITS>
+inline void numbers_of(const uint8_t* group, int four, Ints (&numbers)[VECTORS]) {
+    for (int v = 0; v < VECTORS; ++v) {
+        if constexpr (BITS == 8) {
+            numbers[v] = load_integers(group + (four * VECTORS + v) * 64);
+        } else {
+            const Ints both = load_integers(group + (four / 2 * VECTORS + v) * 64);
+            numbers[v] = (four % 2 ? both >> 4 : both) & 0x0f0f0f0f;
+        }
+    }
+}
+
+// All rows' sums go on side by side, four after four: each waits for its own last addition, but not for the others'.
 template <class T, int BITS, int GROUP, bool LEAST, int COUNT>
 inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t row) {
     constexpr Form form = {BITS, GROUP, LEAST, 0};
-    constexpr int GROUPS = STRETCH / GROUP;
+    constexpr int GROUPS = STRETCH / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a stretch is one vector");
-    const int64_t stretches = a.inputs / STRETCH;
+    const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
+    const int8_t* steps = a.steps + row * a.inputs;
+    const float* x_scales = a.x_scales + row * halves;
+    const StepsSum* x_sums = a.x_sums + row * (LEAST ? groups : halves);
     Floats totals[COUNT][VECTORS] = {};
-    for (int64_t s = 0; s < stretches; ++s, packed += stretch_bytes(form)) {
-        const uint8_t* numbers_at = packed + scale_bytes(form) * (LEAST ? 2 : 1);
-        for (int g = 0; g < GROUPS; ++g) {
-            Ints numbers[GROUP / 4][VECTORS];
-            numbers_of<BITS, GROUP>(numbers_at + g * GROUP * 32 * BITS / 8, numbers);
-            Floats scales[VECTORS], leasts[VECTORS];
-            for (int v = 0; v < VECTORS; ++v) {
-                scales[v] = load_halves(packed + (g * 32 + v * LANES) * 2);
-                if constexpr (LEAST) leasts[v] = load_halves(packed + scale_bytes(form) + (g * 32 + v * LANES) * 2);
+    for (int64_t group = 0; group < groups; ++group) {
+        const int g = static_cast<int>(group % GROUPS);
+        const uint8_t* scales_at = packed + group / GROUPS * stretch_bytes(form) + g * 32 * 2;
+        const uint8_t* numbers_at = scales_at - g * 32 * 2 + scale_bytes(form) * (LEAST ? 2 : 1) + g * GROUP * 4 * BITS;
+        Floats products[COUNT][VECTORS] = {};
+#pragma GCC unroll 2
+        for (int h = 0; h < HALVES; ++h) {
+            const int64_t half = group * HALVES + h;
+            Ints whole[COUNT][VECTORS];
+            for (int r = 0; r < COUNT; ++r) {
+                const int32_t begin = LEAST ? 0 : x_sums[r * halves + half].begin;
+                for (int v = 0; v < VECTORS; ++v) whole[r][v] = Ints{} + begin;
+            }
+#pragma GCC unroll 4
+            for (int four = 0; four < LANES / 4; ++four) {
+                Ints numbers[VECTORS];
+                numbers_of<BITS>(numbers_at, h * (LANES / 4) + four, numbers);
+#pragma GCC unroll 4
+                for (int r = 0; r < COUNT; ++r) {
+                    int32_t step;
+                    std::memcpy(&step, steps + (r * halves + half) * LANES + four * 4, sizeof(step));
+                    for (int v = 0; v < VECTORS; ++v) whole[r][v] = dot(whole[r][v], numbers[v], step);
+                }
             }
 #pragma GCC unroll 4
             for (int r = 0; r < COUNT; ++r) {
-                const int64_t half = s * 2 + g, at = (row + r) * (a.inputs / LANES) + half;
-                const int8_t* steps = a.steps + (row + r) * a.inputs + half * LANES;
-                Floats products[VECTORS] = {};
-                float steps_sum = 0;
-#pragma GCC unroll 2
-                for (int h = 0; h < 2 / GROUPS; ++h) {
-                    const int32_t begin = LEAST ? 0 : -a.constant * a.x_sums[at + h];
-                    Ints whole[VECTORS] = {Ints{} + begin, Ints{} + begin};
-#pragma GCC unroll 4
-                    for (int four = 0; four < LANES / 4; ++four) {
-                        int32_t step;
-                        std::memcpy(&step, steps + h * LANES + four * 4, sizeof(step));
-                        for (int v = 0; v < VECTORS; ++v) {
-                            whole[v] = dot(whole[v], numbers[h * (LANES / 4) + four][v], step);
-                        }
-                    }
-                    const float x_scale = a.x_scales[at + h];
-                    for (int v = 0; v < VECTORS; ++v) {
-                        products[v] += __builtin_convertvector(whole[v], Floats) * x_scale;
-                    }
-                    if constexpr (LEAST) steps_sum += x_scale * static_cast<float>(a.x_sums[at + h]);
-                }
                 for (int v = 0; v < VECTORS; ++v) {
-                    totals[r][v] += products[v] * scales[v];
-                    if constexpr (LEAST) totals[r][v] += leasts[v] * steps_sum;
+                    products[r][v] += __builtin_convertvector(whole[r][v], Floats) * x_scales[r * halves + half];
                 }
+            }
+        }
+        for (int v = 0; v < VECTORS; ++v) {
+            const Floats scales = load_halves(scales_at + v * LANES * 2);
+            for (int r = 0; r < COUNT; ++r) totals[r][v] += products[r][v] * scales;
+            if constexpr (LEAST) {
+                const Floats leasts = load_halves(scales_at + scale_bytes(form) + v * LANES * 2);
+                for (int r = 0; r < COUNT; ++r) totals[r][v] += leasts * x_sums[r * groups + group].worth;
             }
         }
     }
@@ -161,7 +174,7 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
 
 template <class T, int BITS, int GROUP, bool LEAST>
 void multiply(const BlockLinearArgs& a) {
-    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
+    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, GROUP, LEAST>(a, row); });
     const int64_t block_size = a.inputs / STRETCH * stretch_bytes({BITS, GROUP, LEAST, 0});
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
         tile<T, BITS, GROUP, LEAST, COUNT>(a, a.weight + block * block_size, block, row);

@@ -79,6 +79,12 @@ struct PackBytesArgs {
 constexpr int64_t FOUR = 4;
 inline int64_t padded_fours(int64_t inputs) { return (inputs + FOUR - 1) / FOUR * FOUR; }
 
+// What is kept of the sum of some steps of x: in units of x, or where a sum of products begins.
+union StepsSum {
+    float worth;
+    int32_t begin;
+};
+
 // y = x W^T + b with a weight in a GGUF file's blocks: see blocks.cpp. inputs: a multiple of STRETCH.
 struct BlockLinearArgs {
     const void* x;
@@ -87,7 +93,7 @@ struct BlockLinearArgs {
     void* out;
     int8_t* steps;          // scratch: [rows, inputs]
     float* x_scales;        // scratch: [rows, inputs / STRETCH, 2]
-    int32_t* x_sums;        // scratch: [rows, inputs / STRETCH, 2]
+    StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
     int64_t rows, inputs, outputs, x_stride, out_stride;
     Stored stored;
     int32_t constant;       // of the form; filled in by the kernel

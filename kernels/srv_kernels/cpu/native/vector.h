@@ -16,6 +16,7 @@ namespace srv::SRV_ISA {
 constexpr int LANES = 16;
 using Floats = float __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
+using Fours = int32_t __attribute__((vector_size(16)));
 using Words = uint32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 
@@ -91,24 +92,27 @@ inline Floats rounded(Floats value, const BFloat16*) {
     return load(stored);
 }
 
-inline float sum(Floats value) {
+// The lanes made one by `both`, a half with the other half, and so on.
+template <class Both>
+inline float folded(Floats value, const Both& both) {
     using Eight = float __attribute__((vector_size(32)));
     using Four = float __attribute__((vector_size(16)));
     Eight halves[2];
     std::memcpy(halves, &value, sizeof(halves));
-    const Eight eight = halves[0] + halves[1];
+    const Eight eight = both(halves[0], halves[1]);
     Four quarters[2];
     std::memcpy(quarters, &eight, sizeof(quarters));
-    const Four four = quarters[0] + quarters[1];
-    return (four[0] + four[2]) + (four[1] + four[3]);
+    const Four four = both(quarters[0], quarters[1]);
+    const Four two = both(four, __builtin_shuffle(four, Fours{2, 3, 0, 1}));
+    return both(two, __builtin_shuffle(two, Fours{1, 0, 3, 2}))[0];
+}
+
+inline float sum(Floats value) {
+    return folded(value, [](auto a, auto b) { return a + b; });
 }
 
 inline float largest(Floats value) {
-    float lanes[LANES];
-    store(lanes, value);
-    float found = lanes[0];
-    for (int i = 1; i < LANES; ++i) found = lanes[i] > found ? lanes[i] : found;
-    return found;
+    return folded(value, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
