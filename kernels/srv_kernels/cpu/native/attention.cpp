@@ -285,11 +285,15 @@ private:
             const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
             const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
             float* scores = &space.scores[r * STRETCH];
+            const bool plain = first == 0 && last == STRETCH && a.soft_cap == 0;
             Floats most = all(NOTHING);
             for (int64_t i = 0; i < end - key; i += LANES) {
-                const Ints at = COUNTING + static_cast<int32_t>(i);
-                const Ints seen = (at >= first) & (at < last);
-                const Floats value = seen ? capped(load(scores + i) * a.scale) : all(NOTHING);
+                Floats value = load(scores + i) * a.scale;
+                if (!plain) {
+                    const Ints at = COUNTING + static_cast<int32_t>(i);
+                    const Ints seen = (at >= first) & (at < last);
+                    value = seen ? capped(value) : all(NOTHING);
+                }
                 store(scores + i, value);
                 most = larger(value, most);
             }
@@ -305,7 +309,7 @@ private:
                 store(weights + i, weight);
                 total += weight;
             }
-            const float factor = before == NOTHING ? 0.0f : exponential(all(before - top))[0];
+            const float factor = before == top ? 1.0f : before == NOTHING ? 0.0f : exponential(all(before - top))[0];
             space.total[r] = space.total[r] * factor + sum(total);
             space.top[r] = top;
             if (factor != 1.0f) {

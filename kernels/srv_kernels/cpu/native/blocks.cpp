@@ -68,29 +68,39 @@ inline Ints load_integers(const uint8_t* from) {
 template <class T, int GROUP, bool LEAST>
 void quantize_row(const BlockLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    int8_t* steps_at = a.steps + row * a.inputs;
     const int64_t halves = a.inputs / LANES;
-    float before = 0;
-    for (int64_t half = 0; half < halves; ++half) {
-        const Floats value = load(x + half * LANES);
-        Floats most = value < 0 ? -value : value;
-        most = most == most ? most : all(__builtin_inff());
-        const float scale = largest(most) / 127.0f;
-        const float inverse = scale < 0x1p-126f || scale > MOST_FINITE ? 0.0f : 1.0f / scale;
-        const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-        Floats step = (value * inverse + magic) - magic;
-        step = step == step ? step : Floats{};
-        const Bytes bytes = __builtin_convertvector(__builtin_convertvector(step, Ints), Bytes);
-        std::memcpy(a.steps + row * a.inputs + half * LANES, &bytes, sizeof(bytes));
-        const int64_t at = row * halves + half;
-        a.x_scales[at] = scale;
-        const float steps = sum(step);
-        if constexpr (LEAST) {
-            const float worth = scale * steps;
-            const bool second = GROUP == STRETCH && half % 2 == 1;
-            a.x_sums[at / (GROUP / LANES)].worth = second ? before + worth : worth;
-            before = worth;
+    float* scales_at = a.x_scales + row * halves;
+    StepsSum* sums_at = a.x_sums + row * (LEAST ? a.inputs / GROUP : halves);
+    for (int64_t stretch = 0; stretch < halves / 2; ++stretch) {
+        Floats value[2], most[2];
+        for (int h = 0; h < 2; ++h) {
+            value[h] = load(x + stretch * STRETCH + h * LANES);
+            most[h] = value[h] < 0 ? -value[h] : value[h];
+            most[h] = most[h] == most[h] ? most[h] : all(__builtin_inff());
+        }
+        const Four scales = folded(most[0], most[1], larger) * (1.0f / 127.0f);
+        const Four inverses = (scales < 0x1p-126f) | (scales > MOST_FINITE) ? Four{} : 1.0f / scales;
+        for (int h = 0; h < 2; ++h) {
+            const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+            Floats step = (value[h] * inverses[h] + magic) - magic;
+            value[h] = step == step ? step : Floats{};
+            const Bytes bytes = __builtin_convertvector(__builtin_convertvector(value[h], Ints), Bytes);
+            std::memcpy(steps_at + stretch * STRETCH + h * LANES, &bytes, sizeof(bytes));
+            scales_at[stretch * 2 + h] = scales[h];
+        }
+        const Four sums = folded(value[0], value[1], added);
+        if constexpr (LEAST && GROUP == STRETCH) {
+            sums_at[stretch].worth = scales[0] * sums[0] + scales[1] * sums[1];
         } else {
-            a.x_sums[at].begin = -a.constant * static_cast<int32_t>(steps);
+            for (int h = 0; h < 2; ++h) {
+                StepsSum& to = sums_at[stretch * 2 + h];
+                if constexpr (LEAST) {
+                    to.worth = scales[h] * sums[h];
+                } else {
+                    to.begin = -a.constant * static_cast<int32_t>(sums[h]);
+                }
+            }
         }
     }
 }

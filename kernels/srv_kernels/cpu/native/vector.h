@@ -16,7 +16,8 @@ namespace srv::SRV_ISA {
 constexpr int LANES = 16;
 using Floats = float __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
-using Fours = int32_t __attribute__((vector_size(16)));
+using Four = float __attribute__((vector_size(16)));
+using FourInts = int32_t __attribute__((vector_size(16)));
 using Words = uint32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 
@@ -60,11 +61,16 @@ inline Floats load(const BFloat16* from) {
 
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
 
+// The processor's own conversion makes zeros of what is below 2^-126 in magnitude.
 inline void store(BFloat16* to, Floats value) {
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(value));
+#else
     const Words bits = reinterpret_cast<Words>(value);
     const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const Words chosen = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;
     const Halves halves = __builtin_convertvector(chosen, Halves);
+#endif
     std::memcpy(to, &halves, sizeof(halves));
 }
 
@@ -92,30 +98,39 @@ inline Floats rounded(Floats value, const BFloat16*) {
     return load(stored);
 }
 
-// The lanes made one by `both`, a half with the other half, and so on.
+// The lanes made four by `both`, a half with the other half, and again.
 template <class Both>
-inline float folded(Floats value, const Both& both) {
+inline Four quartered(Floats value, const Both& both) {
     using Eight = float __attribute__((vector_size(32)));
-    using Four = float __attribute__((vector_size(16)));
     Eight halves[2];
     std::memcpy(halves, &value, sizeof(halves));
     const Eight eight = both(halves[0], halves[1]);
     Four quarters[2];
     std::memcpy(quarters, &eight, sizeof(quarters));
-    const Four four = both(quarters[0], quarters[1]);
-    const Four two = both(four, __builtin_shuffle(four, Fours{2, 3, 0, 1}));
-    return both(two, __builtin_shuffle(two, Fours{1, 0, 3, 2}))[0];
+    return both(quarters[0], quarters[1]);
 }
 
-inline float sum(Floats value) {
-    return folded(value, [](auto a, auto b) { return a + b; });
+// The lanes made one.
+template <class Both>
+inline float folded(Floats value, const Both& both) {
+    const Four four = quartered(value, both);
+    const Four two = both(four, __builtin_shuffle(four, FourInts{2, 3, 0, 1}));
+    return both(two, __builtin_shuffle(two, FourInts{1, 0, 3, 2}))[0];
 }
 
-inline float largest(Floats value) {
-    return folded(value, [](auto a, auto b) { return a > b ? a : b; });
+// The lanes of two vectors made one each.
+template <class Both>
+inline Four folded(Floats first, Floats second, const Both& both) {
+    const Four a = quartered(first, both), b = quartered(second, both);
+    const Four two = both(__builtin_shuffle(a, b, FourInts{0, 4, 1, 5}), __builtin_shuffle(a, b, FourInts{2, 6, 3, 7}));
+    return both(two, __builtin_shuffle(two, FourInts{2, 3, 0, 1}));
 }
 
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+constexpr auto added = [](auto a, auto b) { return a + b; };
+constexpr auto larger = [](auto a, auto b) { return a > b ? a : b; };
+
+inline float sum(Floats value) { return folded(value, added); }
+inline float largest(Floats value) { return folded(value, larger); }
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite 1980), then the Taylor series of
 // e^r to r^7, whose error is below float32's own. Under -87 the result is 0, over 88 infinity; NaN stays NaN.
