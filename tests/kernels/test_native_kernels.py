@@ -217,6 +217,18 @@ def test_threads_of_several_callers_take_turns() -> None:
     assert all(torch.equal(got, want) for several in results for got in several)
 
 
+def test_no_share_is_lost_or_done_twice_by_more_threads_than_cores() -> None:
+    """Runs follow one another faster than threads wake up, so that some come to work that is over."""
+    native_ops.set_threads(9)
+    x = _matrix(12, 3, 128, torch.float32)
+    products = [native_ops.linear(_matrix(seed, 352, 128, torch.float32), None) for seed in range(3)]
+    wants = [product(x) for product in products]
+    for _ in range(1500):
+        for product, want in zip(products, wants, strict=True):
+            assert torch.equal(product(x), want)
+    native_ops.set_threads(1)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     native_ops.set_threads(2)

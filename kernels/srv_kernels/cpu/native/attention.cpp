@@ -88,8 +88,8 @@ public:
             work += static_cast<int64_t>(a.query_lens[row]) * a.kv_lens[row];
         }
         const bool alone = work * a.heads * a.dim < 256 * 1024;
-        parallel(alone || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int thread, int threads) {
-            const Range mine = part(a.rows, thread, threads);
+        parallel(alone || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int share, int shares) {
+            const Range mine = part(a.rows, share, shares);
             for (int64_t row = mine.begin; row < mine.end; ++row) write(row);
         });
         std::atomic<int64_t> next{0};

@@ -242,8 +242,8 @@ void block_rows(Type type, const BlockRowsArgs& args) {
 void pack_blocks(const PackBlocksArgs& a) {
     const Form form = form_of(a.stored);
     const int64_t stretches = a.inputs / STRETCH, size = stretch_bytes(form), groups = STRETCH / form.group;
-    parallel(false, [&](int thread, int threads) {
-        const Range mine = part(blocks(a.outputs), thread, threads);
+    parallel(false, [&](int share, int shares) {
+        const Range mine = part(blocks(a.outputs), share, shares);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             uint8_t* to = a.packed + block * stretches * size;
             std::memset(to, 0, stretches * size);

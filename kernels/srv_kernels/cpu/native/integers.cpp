@@ -133,8 +133,8 @@ void byte_linear(Type type, const ByteLinearArgs& args) {
 
 void pack_bytes(const PackBytesArgs& a) {
     const int64_t padded = padded_fours(a.inputs);
-    parallel(false, [&](int thread, int threads) {
-        const Range mine = part(blocks(a.outputs), thread, threads);
+    parallel(false, [&](int share, int shares) {
+        const Range mine = part(blocks(a.outputs), share, shares);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             int8_t* to = a.packed + block * BLOCK_OUTPUTS * padded;
             for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {

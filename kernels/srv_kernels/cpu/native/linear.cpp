@@ -76,8 +76,8 @@ void linear_of(const LinearArgs& a) {
 template <class T>
 void pack_of(const PackArgs& a) {
     const int64_t pairs = padded_inputs(a.inputs) / TOGETHER;
-    parallel(false, [&](int thread, int threads) {
-        const Range mine = part(blocks(a.outputs), thread, threads);
+    parallel(false, [&](int share, int shares) {
+        const Range mine = part(blocks(a.outputs), share, shares);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             T* to = static_cast<T*>(a.packed) + block * BLOCK_OUTPUTS * pairs * TOGETHER;
             for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {

@@ -57,16 +57,16 @@ void norm_row(const NormArgs& a, int64_t row) {
 
 template <class T>
 void norm_of(const NormArgs& a) {
-    parallel(a.rows * a.dim < ALONE, [&](int thread, int threads) {
-        const Range mine = part(a.rows, thread, threads);
+    parallel(a.rows * a.dim < ALONE, [&](int share, int shares) {
+        const Range mine = part(a.rows, share, shares);
         for (int64_t row = mine.begin; row < mine.end; ++row) norm_row<T>(a, row);
     });
 }
 
 template <class T>
 void gate_of(const GateArgs& a) {
-    parallel(a.rows * a.dim < ALONE, [&](int thread, int threads) {
-        const Range mine = part(a.rows, thread, threads);
+    parallel(a.rows * a.dim < ALONE, [&](int share, int shares) {
+        const Range mine = part(a.rows, share, shares);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
             const T* gates = static_cast<const T*>(a.x) + row * a.x_stride;
             const T* values = gates + a.dim;
@@ -96,8 +96,8 @@ void turn_heads(const T* from, T* to, int64_t heads, int64_t dim, int64_t turned
 
 template <class T>
 void rotary_of(const RotaryArgs& a) {
-    parallel(a.tokens * (a.heads + a.kv_heads) * a.dim < ALONE, [&](int thread, int threads) {
-        const Range mine = part(a.tokens, thread, threads);
+    parallel(a.tokens * (a.heads + a.kv_heads) * a.dim < ALONE, [&](int share, int shares) {
+        const Range mine = part(a.tokens, share, shares);
         for (int64_t token = mine.begin; token < mine.end; ++token) {
             const float* cos = a.cos_sin + a.positions[token] * a.turned;
             const float* sin = cos + a.turned / 2;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::chrono::microseconds SPIN{100};  // longer than the interpreter takes between two kernels
 constexpr int PAUSES = 64;                      // looks at the flag between two looks at the clock
+constexpr int SHARES = 4;                       // of a piece of work for each thread
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -36,16 +37,23 @@ bool spin_until(Ready&& ready) {
     return ready();
 }
 
+// Which share is the next to be claimed, of how many, in which run: one number, so that a claim is one exchange.
+struct Claims {
+    uint32_t run;
+    uint16_t shares, next;
+};
+static_assert(std::atomic<Claims>::is_always_lock_free);
+
 class Pool {
 public:
     explicit Pool(int count) : count_(count), pid_(getpid()) {
-        for (int thread = 1; thread < count; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+        for (int thread = 1; thread < count; ++thread) workers_.emplace_back([this] { serve(); });
     }
 
     ~Pool() {
         stop_.store(true);
-        epoch_.fetch_add(1);
-        epoch_.notify_all();
+        runs_.fetch_add(1);
+        runs_.notify_all();
         for (auto& worker : workers_) worker.join();
     }
 
@@ -54,12 +62,15 @@ public:
 
     void run(Body body, void* context) {
         std::lock_guard<std::mutex> turn(turn_);
+        const int shares = at_most(count_ * SHARES, UINT16_MAX);
         body_ = body;
         context_ = context;
-        left_.store(count_ - 1, std::memory_order_relaxed);
-        epoch_.fetch_add(1, std::memory_order_release);
-        epoch_.notify_all();
-        body(context, 0, count_);
+        left_.store(shares, std::memory_order_relaxed);
+        const uint32_t run = runs_.load(std::memory_order_relaxed) + 1;
+        claims_.store({run, static_cast<uint16_t>(shares), 0}, std::memory_order_release);
+        runs_.store(run, std::memory_order_release);
+        runs_.notify_all();
+        work();
         while (!spin_until([this] { return left_.load(std::memory_order_acquire) == 0; })) {
             const int left = left_.load(std::memory_order_acquire);
             if (left != 0) left_.wait(left);  // a core is busy with something else: leave it this one's share
@@ -67,15 +78,29 @@ public:
     }
 
 private:
-    void work(int thread) {
+    static int at_most(int value, int most) { return value < most ? value : most; }
+
+    void serve() {
         uint32_t seen = 0;
         for (;;) {
-            if (!spin_until([&] { return epoch_.load(std::memory_order_acquire) != seen; })) epoch_.wait(seen);
-            seen = epoch_.load(std::memory_order_acquire);
+            if (!spin_until([&] { return runs_.load(std::memory_order_acquire) != seen; })) runs_.wait(seen);
+            seen = runs_.load(std::memory_order_acquire);
             if (stop_.load()) return;
-            body_(context_, thread, count_);
-            if (left_.fetch_sub(1, std::memory_order_release) == 1) left_.notify_one();
+            work();
         }
+    }
+
+    // Shares until none is unclaimed. A run is not over before what was claimed of it is done, so `body_` is its own.
+    void work() {
+        int done = 0;
+        for (Claims found = claims_.load(std::memory_order_acquire); found.next < found.shares;) {
+            const Claims claimed{found.run, found.shares, static_cast<uint16_t>(found.next + 1)};
+            if (!claims_.compare_exchange_weak(found, claimed, std::memory_order_acq_rel)) continue;
+            body_(context_, found.next, found.shares);
+            ++done;
+            found = claims_.load(std::memory_order_acquire);
+        }
+        if (done != 0 && left_.fetch_sub(done, std::memory_order_acq_rel) == done) left_.notify_one();
     }
 
     const int count_;
@@ -83,7 +108,8 @@ private:
     std::mutex turn_;
     Body body_ = nullptr;
     void* context_ = nullptr;
-    alignas(64) std::atomic<uint32_t> epoch_{0};
+    alignas(64) std::atomic<Claims> claims_{};
+    alignas(64) std::atomic<uint32_t> runs_{0};
     alignas(64) std::atomic<int> left_{0};
     std::atomic<bool> stop_{false};
     std::vector<std::thread> workers_;
@@ -112,6 +138,6 @@ int threads() { return wanted.load(std::memory_order_relaxed); }
 
 void set_threads(int count) { wanted.store(count < 1 ? 1 : count); }
 
-void run_on_all(Body body, void* context) { current()->run(body, context); }
+void run_shared(Body body, void* context) { current()->run(body, context); }
 
 }  // namespace srv

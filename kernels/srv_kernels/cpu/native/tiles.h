@@ -25,8 +25,8 @@ inline void tile_of(int64_t count, const Tile& tile, int64_t block, int64_t row)
 template <int ROWS, class Tile>
 void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Tile& tile) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
-    parallel(rows * outputs * inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(blocks(outputs) * tiles, thread, threads);
+    parallel(rows * outputs * inputs < ALONE, [&](int share, int shares) {
+        const Range mine = part(blocks(outputs) * tiles, share, shares);
         for (int64_t item = mine.begin; item < mine.end; ++item) {
             const Range high = part(rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
             tile_of<ROWS>(high.end - high.begin, tile, item / tiles, high.begin);
@@ -37,8 +37,8 @@ void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Tile& tile) 
 // work(row) for every row.
 template <class Work>
 void for_rows(int64_t rows, int64_t inputs, const Work& work) {
-    parallel(rows * inputs < ALONE, [&](int thread, int threads) {
-        const Range mine = part(rows, thread, threads);
+    parallel(rows * inputs < ALONE, [&](int share, int shares) {
+        const Range mine = part(rows, share, shares);
         for (int64_t row = mine.begin; row < mine.end; ++row) work(row);
     });
 }
