@@ -104,8 +104,15 @@ class CpuPlatform:
         return CpuGraphs()
 
     def post_load(self, model: torch.nn.Module) -> None:
-        """Repack weights into the layout that this machine reads fastest."""
-        logger.info("repacked %d weight matrices (%s)", *pack(model))
+        """Repack weights into the layout that this machine reads fastest.
+
+        Native products leave torch small operators only. Its OpenMP threads would spin between them, on the cores that
+        the kernels' own threads need.
+        """
+        packed, kernels = pack(model)
+        logger.info("repacked %d weight matrices (%s)", packed, kernels)
+        if packed and load().library is not None:
+            torch.set_num_threads(1)
 
     def diagnose(self) -> list[Check]:
         device = self._context.device
