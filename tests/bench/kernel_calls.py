@@ -10,9 +10,12 @@ Owns the wrapping of the library's functions while it is entered. Must not know 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 from srv_kernels.cpu import library
@@ -25,7 +28,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "srv_block_linear": BlockLinearArgs,
     "srv_block_rows": BlockRowsArgs,
 }
-_NO_KERNELS = ("srv_set_threads", "srv_tape_run", "srv_tape_free")
+TAPE_RUN = "srv_tape_run"
+_NO_KERNELS = ("srv_set_threads", TAPE_RUN, "srv_tape_free")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class KernelCalls:
         if loaded.library is None:
             raise RuntimeError(f"there are no native kernels to watch: {loaded.reason}")
         self.see: Callable[[KernelCall], None] | None = None
+        self.spent: Counter[str] = Counter()  # seconds by function, tapes as such; the caller clears it
         self._library = loaded.library
         self._originals: dict[str, Any] = {}
         self._tapes: dict[int, list[KernelCall]] = {}
@@ -74,12 +79,32 @@ class KernelCalls:
             setattr(self._library, name, function)
 
     def _call(self, name: str, *given: Any) -> Any:
-        function = self._originals[name]
-        call = KernelCall(name, function, _kept(name, given))
+        call = KernelCall(name, self._originals[name], _kept(name, given))
         self._show([call])
         if self._recording is not None:
             self._recording.append(call)
-        return function(*given)
+        return self._timed(name, *given)
+
+    def alone(self, calls: Sequence[KernelCall], times: int) -> float:
+        """Median seconds of these calls one after the other from C++, without what was between them."""
+        tape = self._originals["srv_tape_begin"]()
+        for call in calls:
+            call.again()
+        self._originals["srv_tape_end"]()
+        run, spent = self._originals[TAPE_RUN], []
+        for _ in range(times):
+            begun = perf_counter()
+            run(tape)
+            spent.append(perf_counter() - begun)
+        self._library.srv_tape_free(tape)
+        return median(spent)
+
+    def _timed(self, name: str, *given: Any) -> Any:
+        begun = perf_counter()
+        try:
+            return self._originals[name](*given)
+        finally:
+            self.spent[name] += perf_counter() - begun
 
     def _show(self, calls: Sequence[KernelCall]) -> None:
         if self.see is not None:
@@ -98,7 +123,7 @@ class KernelCalls:
 
     def _tape_run(self, tape: int) -> None:
         self._show(self._tapes[tape])
-        self._originals["srv_tape_run"](tape)
+        self._timed(TAPE_RUN, tape)
 
 
 def _kept(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -2,8 +2,8 @@
 
     python tests/bench/step_counts.py        prints the table of test_step_counts.py as it should now be
 
-A step is what the engine's loop does with one plan: schedule, launch, collect, apply. Owns the counting and the shapes
-that are counted; the numbers that are right are the test's. See `Counts` for what each one is.
+Owns the counting and the shapes that are counted; the numbers that are right are the test's. See `Counts` for what each
+one is, and `stepping` for what a step is.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
 
 from kernel_calls import KernelCall, KernelCalls
 from models_small import small_model, write_gguf
+from stepping import Stepping
 
-from srv.io.messages import Generate
 from srv.models.locate import demo_model
 from srv.sched.plan import Result
 from srv.testing.engine import LocalEngine
-from srv.types import SamplingParams
 
 DECODES = (1, 4, 16)
 PROMPT = 100
@@ -154,11 +153,10 @@ def _array(address: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 class CountedEngine:
-    """An engine whose steps are taken one at a time on the caller's thread, so that all of one can be seen."""
+    """An engine whose steps are counted."""
 
     def __init__(self, engine: LocalEngine, calls: KernelCalls) -> None:
-        self._scheduler = engine._engine.scheduler
-        self._runner = engine._engine.executor._runner
+        self._steps = Stepping(engine)
         self._calls = calls
 
     def counts(self, shape: str) -> Counts:
@@ -167,43 +165,28 @@ class CountedEngine:
 
     def _decode(self, rows: int) -> Counts:
         """The third step that all rows decode in, which is captured."""
-        for number in range(rows):
-            self._add(number, PROMPT, 64)
-        replayed = 0
-        while replayed < 2:
-            result = self._step()
-            replayed += result.replayed and len(result.rows) == rows
+        self._steps.add([_prompt(number, PROMPT) for number in range(rows)], 64)
+        self._steps.until_all_decode(rows)
+        self._steps.step()
         counts, result = self._counted()
         assert result.replayed, f"a step of {rows} rows ran eager"
-        self._end()
+        self._steps.end()
         return counts
 
     def _prefill(self) -> Counts:
         """One chunk that ends its prompt, the second of its kind."""
         for number in range(2):
-            self._add(number, CHUNK, 1)
+            self._steps.add([_prompt(number, CHUNK)], 1)
             counts, result = self._counted()
             assert not result.replayed
-            self._end()
+            self._steps.end()
         return counts
-
-    def _add(self, number: int, length: int, output: int) -> None:
-        tokens = [3 + (number * 31 + place * place) % 90 for place in range(length)]
-        params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
-        refused = self._scheduler.add(Generate(request=f"request {number}", tokens=tokens, params=params))
-        assert refused is None, refused
-
-    def _step(self) -> Result:
-        plan = self._scheduler.schedule()
-        result: Result = self._runner.launch(plan).collect()
-        self._scheduler.apply(plan, result)
-        return result
 
     def _counted(self) -> tuple[Counts, Result]:
         kernels = _Kernels()
         self._calls.see = kernels.see
         with _Operators() as operators, _Functions() as functions:
-            result = self._step()
+            result = self._steps.step()
         self._calls.see, sizes = None, _sizes()
         return Counts(
             weight_bytes=sum(sizes[address][0] for address in kernels.weights),
@@ -214,9 +197,9 @@ class CountedEngine:
             python_calls=functions.calls,
         ), result
 
-    def _end(self) -> None:
-        self._scheduler.abort(None)
-        assert self._scheduler.flush()
+
+def _prompt(number: int, length: int) -> list[int]:
+    return [3 + (number * 31 + place * place) % 90 for place in range(length)]
 
 
 def _sizes() -> dict[int, tuple[int, int]]:
