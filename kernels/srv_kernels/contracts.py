@@ -77,85 +77,82 @@ _HALF_SCALES = {
 # divide by the scale or multiply by its inverse.
 _STEPPED = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
 
+
+def _contract(
+    oracle: Callable[..., Tensor | tuple[Tensor, ...]],
+    cases: Callable[[torch.dtype, int], Iterator[Case]],
+    signature: str,
+    sizes: tuple[str, ...],
+    tolerances: Mapping[torch.dtype, Tolerance],
+) -> OpContract:
+    """Of the op that its oracle and its reference are named after."""
+    name = oracle.__name__
+    return OpContract(name, signature, sizes, oracle, cases, tolerances, reference=f"srv_kernels.reference:{name}")
+
+
 CONTRACTS: Mapping[str, OpContract] = {
     contract.name: contract
     for contract in (
-        OpContract(
-            name="rms_norm",
+        _contract(
+            oracles.rms_norm,
+            rms_norm_cases,
             signature="(x [..., D], weight [D], eps: float) -> [..., D]; all of the model's dtype",
             sizes=("dim",),
-            oracle=oracles.rms_norm,
-            cases=rms_norm_cases,
             tolerances=_ROUNDED,
-            reference="srv_kernels.reference:rms_norm",
         ),
-        OpContract(
-            name="add_rms_norm",
+        _contract(
+            oracles.add_rms_norm,
+            add_rms_norm_cases,
             signature="(x [..., D], residual [..., D], weight [D], eps: float) -> (norm of residual + x, residual + x)",
             sizes=("dim",),
-            oracle=oracles.add_rms_norm,
-            cases=add_rms_norm_cases,
             tolerances=_ROUNDED,
-            reference="srv_kernels.reference:add_rms_norm",
         ),
-        OpContract(
-            name="rotary",
+        _contract(
+            oracles.rotary,
+            rotary_cases,
             signature="(q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T]) -> (q', k'); "
             "cosines are the first R/2 columns, sines the last; pairs are (i, i + R/2); entries from R on stay",
             sizes=("head_dim", "rotary_dim"),
-            oracle=oracles.rotary,
-            cases=rotary_cases,
             tolerances=_ROUNDED,
-            reference="srv_kernels.reference:rotary",
         ),
-        OpContract(
-            name="silu_and_mul",
+        _contract(
+            oracles.silu_and_mul,
+            silu_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: silu of the first half times the second",
             sizes=("dim",),
-            oracle=oracles.silu_and_mul,
-            cases=silu_and_mul_cases,
             tolerances=_ROUNDED,
-            reference="srv_kernels.reference:silu_and_mul",
         ),
-        OpContract(
-            name="linear_w8a8",
+        _contract(
+            oracles.linear_w8a8,
+            linear_w8a8_cases,
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
             "each row of x is rounded to 127 steps of its largest magnitude",
             sizes=("inputs", "outputs"),
-            oracle=oracles.linear_w8a8,
-            cases=linear_w8a8_cases,
             tolerances=_STEPPED,
-            reference="srv_kernels.reference:linear_w8a8",
         ),
-        OpContract(
-            name="linear_w8a8_static",
+        _contract(
+            oracles.linear_w8a8_static,
+            linear_w8a8_static_cases,
             signature="(x [T, K], weight int8 [N, K], input_scale float32 [1], input_offset float32 [1], "
             "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
             sizes=("inputs", "outputs"),
-            oracle=oracles.linear_w8a8_static,
-            cases=linear_w8a8_static_cases,
             tolerances=_STEPPED,
-            reference="srv_kernels.reference:linear_w8a8_static",
         ),
-        OpContract(
-            name="linear_gguf",
+        _contract(
+            oracles.linear_gguf,
+            linear_gguf_cases,
             signature="(x [T, K], rows uint8 [N, bytes of a row], stored: str) -> [T, N]; rows are those of a GGUF "
             "file in blocks of type `stored`; x may be rounded to 8 bits",
             sizes=("inputs", "outputs"),
-            oracle=oracles.linear_gguf,
-            cases=linear_gguf_cases,
             tolerances=_ROUNDED_INPUTS,
-            reference="srv_kernels.reference:linear_gguf",
         ),
-        OpContract(
-            name="rows_gguf",
+        _contract(
+            oracles.rows_gguf,
+            rows_gguf_cases,
             signature="(rows uint8 [N, bytes of a row], stored: str, indices int64 [T], dtype) -> [T, K] of dtype; "
             "rows are those of a GGUF file in blocks of type `stored`",
             sizes=("inputs",),
-            oracle=oracles.rows_gguf,
-            cases=rows_gguf_cases,
             tolerances=_HALF_SCALES,
-            reference="srv_kernels.reference:rows_gguf",
         ),
     )
 }

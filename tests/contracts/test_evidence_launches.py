@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -79,8 +79,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return make_tiny(tmp_path_factory.mktemp("model"))
 
 
-def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> None:
-    """A server with the values of a row shows, serves and reads back what they say, and ends well."""
+class Ended(NamedTuple):
+    """How a server ended, and what it logged."""
+
+    status: int
+    log: str
+
+
+def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> Ended:
+    """A server with the values of a row shows, serves and reads back what they say; then it is told to stop."""
     server = Started(row, tiny.words(row, folder / "serve.yaml"), folder / "log")
     try:
         server.start()
@@ -88,8 +95,9 @@ def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> None:
         assert_reads_back(row, info["arguments"], tiny)
         assert_shows(row, server, info, tiny)
         assert_serves(row, server, info, tiny)
-        assert server.stop() == 0, server.log_text()
-        assert_log(row, server.log_text())
+        ended = Ended(server.stop(), server.log_text())
+        assert_log(row, ended.log)
+        return ended
     finally:
         if server.process is not None and server.process.poll() is None:
             server.kill()
@@ -108,7 +116,8 @@ def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> None:
     ],
 )
 def test_what_is_said_to_work_starts_serves_and_reads_back_equal(row: Row, tiny: Tiny, tmp_path: Path) -> None:
-    start_and_judge(row, tiny, tmp_path)
+    ended = start_and_judge(row, tiny, tmp_path)
+    assert ended.status == 0, ended.log
 
 
 @pytest.mark.slow
@@ -127,7 +136,8 @@ def test_what_is_said_to_work_starts_serves_and_reads_back_equal(row: Row, tiny:
     ],
 )
 def test_each_attention_backend_serves(names: tuple[str, ...], backend: str, tiny: Tiny, tmp_path: Path) -> None:
-    start_and_judge(plain(**dict.fromkeys(names, backend)), tiny, tmp_path)
+    ended = start_and_judge(plain(**dict.fromkeys(names, backend)), tiny, tmp_path)
+    assert ended.status == 0, ended.log
 
 
 def assert_reads_back(row: Row, told: dict[str, Any], tiny: Tiny) -> None:
@@ -203,7 +213,8 @@ def assert_log(row: Row, text: str) -> None:
 @covers("load_format=gguf", "model:LlamaForCausalLM/gguf", platform="cpu")
 def test_a_gguf_file_serves_what_the_folder_of_the_same_model_does(tiny: Tiny, tmp_path: Path) -> None:
     """In float32 throughout, so that the tokens are those of transformers."""
-    start_and_judge(plain(load_format="gguf"), tiny, tmp_path)
+    ended = start_and_judge(plain(load_format="gguf"), tiny, tmp_path)
+    assert ended.status == 0, ended.log
 
 
 @pytest.mark.slow
@@ -218,7 +229,8 @@ def test_the_lowest_port(tiny: Tiny, tmp_path: Path) -> None:
             pytest.skip(
                 "this user may not listen on low ports: run as root, or lower net.ipv4.ip_unprivileged_port_start"
             )
-    start_and_judge(plain(host="127.0.0.6", port=LOWEST_PORT), tiny, tmp_path)
+    ended = start_and_judge(plain(host="127.0.0.6", port=LOWEST_PORT), tiny, tmp_path)
+    assert ended.status == 0, ended.log
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from srv.models.base import CausalLM
 from srv.models.blocks import BLOCKS, BlockEmbedding, BlockLinear
 from srv.models.layers import Embedding, Linear
 
+Kinds = Callable[[str], Kind]
+
 # Rows of K-quants come in 256s.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.1}
 
@@ -24,15 +27,17 @@ def agree(ours: CausalLM, model: Any) -> bool:
     return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
 
 
-def kept(path: Path) -> CausalLM:
-    return built(path, dequantize=False)
+def stored(folder: Path, arch: str = "llama", kind: Kind | Kinds = Kind.Q8_0, **fields: Any) -> tuple[CausalLM, Any]:
+    """Our model over a file whose matrices are of one type, or of what their names give; and transformers' model."""
+    model = small_model(arch, **WIDE, num_attention_heads=8, head_dim=32, **fields)
+    one, many = (kind, None) if isinstance(kind, Kind) else (Kind.F32, kind)
+    write_gguf(folder / "model.gguf", model, arch, one, kinds=many)
+    return built(folder / "model.gguf", dequantize=False), model
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_every_type_with_rows_stored_for_interleaved_rotation(kind: str, tmp_path: Path) -> None:
-    model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
-    write_gguf(tmp_path / "model.gguf", model, "llama", Kind[kind])
-    ours = kept(tmp_path / "model.gguf")
+    ours, model = stored(tmp_path, kind=Kind[kind])
     assert agree(ours, model)
     assert {type(module) for module in ours.modules() if isinstance(module, (BlockLinear, Linear))} == {BlockLinear}
     assert isinstance(ours.embedding, BlockEmbedding)
@@ -40,15 +45,12 @@ def test_every_type_with_rows_stored_for_interleaved_rotation(kind: str, tmp_pat
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
 def test_biases_and_architectures_whose_rows_stay_in_place(arch: str, tmp_path: Path) -> None:
-    model = small_model(arch, **WIDE, num_attention_heads=8, head_dim=32)
-    write_gguf(tmp_path / "model.gguf", model, arch, Kind.Q8_0)
-    assert agree(kept(tmp_path / "model.gguf"), model)
+    ours, model = stored(tmp_path, arch)
+    assert agree(ours, model)
 
 
 def test_an_embedding_that_is_also_the_output_layer_is_held_once(tmp_path: Path) -> None:
-    model = small_model("llama", **WIDE, num_attention_heads=8, tie_word_embeddings=True)
-    write_gguf(tmp_path / "model.gguf", model, "llama", Kind.Q8_0)
-    ours = kept(tmp_path / "model.gguf")
+    ours, model = stored(tmp_path, tie_word_embeddings=True)
     assert agree(ours, model)
     assert isinstance(ours.head, BlockLinear)
     assert isinstance(ours.embedding, BlockEmbedding)
@@ -61,9 +63,7 @@ def test_parts_of_one_product_may_be_of_different_types(tmp_path: Path) -> None:
     def kinds(name: str) -> Kind:
         return Kind.Q6_K if "v_proj" in name or "down_proj" in name else Kind.Q4_K
 
-    model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
-    write_gguf(tmp_path / "model.gguf", model, "llama", kinds=kinds)
-    ours = kept(tmp_path / "model.gguf")
+    ours, model = stored(tmp_path, kind=kinds)
     assert agree(ours, model)
     (first, second) = ours.layers[0].attention.qkv.matrices
     assert (first.stored, second.stored) == ("Q4_K", "Q6_K")
@@ -73,9 +73,7 @@ def test_what_is_stored_as_plain_numbers_stays_plain(tmp_path: Path) -> None:
     def kinds(name: str) -> Kind:
         return Kind.F16 if "k_proj" in name or "embed" in name else Kind.Q8_0
 
-    model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
-    write_gguf(tmp_path / "model.gguf", model, "llama", kinds=kinds)
-    ours = kept(tmp_path / "model.gguf")
+    ours, model = stored(tmp_path, kind=kinds)
     assert agree(ours, model)
     attention = ours.layers[0].attention
     assert isinstance(attention.qkv, Linear)  # its three parts lie in one matrix, and one of them is plain

@@ -5,21 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from child_pytest import ROOT, passes
+from child_pytest import ROOT, Outcome, run
 
 TESTS = ROOT / "platforms" / "npu" / "tests"
 SIMULATOR = ROOT / "plugins" / "npu_simulator"
 
 
-def passes_on(soc: str, seconds: float, *words: str | Path) -> None:
-    """Run tests of the folder on a simulated device; none may be skipped."""
-    environment = {"SRV_NPU_SIMULATOR": soc, "PYTHONPATH": str(SIMULATOR)}
-    assert " skipped" not in passes(*words, seconds=seconds, environment=environment)
+def run_on(soc: str, seconds: float, *words: str | Path) -> Outcome:
+    """Run tests of the folder on a simulated device."""
+    return run(*words, seconds=seconds, environment={"SRV_NPU_SIMULATOR": soc, "PYTHONPATH": str(SIMULATOR)})
 
 
 def test_device_attention_and_sampling_on_a2() -> None:
     files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_sampling.py")
-    passes_on("a2", 280, *(TESTS / file for file in files))
+    outcome = run_on("a2", 280, *(TESTS / file for file in files))
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
 
 
 @pytest.mark.slow
@@ -37,11 +38,15 @@ def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> Non
     """A minute or two each on an idle machine. The demo model takes the longest, so a3 runs a part of it: nothing that
     computes asks for the generation.
     """
-    passes_on(soc, 1700, TESTS / "test_npu_engine.py", "-k", chosen)
+    outcome = run_on(soc, 1700, TESTS / "test_npu_engine.py", "-k", chosen)
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("soc", ["a2-32g", "a3"])
 def test_device_attention_and_sampling_on_other_cards(soc: str) -> None:
     files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_sampling.py")
-    passes_on(soc, 280, *(TESTS / file for file in files))
+    outcome = run_on(soc, 280, *(TESTS / file for file in files))
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end

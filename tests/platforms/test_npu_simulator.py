@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from child_pytest import ROOT, passes
+from child_pytest import ROOT, run
 
 PLUGIN = ROOT / "plugins" / "npu_simulator"
 
 
 @pytest.mark.slow
 def test_the_npu_simulator_passes_its_own_tests() -> None:
-    passes("--timeout=120", PLUGIN / "tests", environment={"PYTHONPATH": str(PLUGIN)})
+    outcome = run("--timeout=120", PLUGIN / "tests", environment={"PYTHONPATH": str(PLUGIN)})
+    assert outcome.passed, outcome.end

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from child_pytest import ROOT, passes
+from child_pytest import ROOT, run
 
 TESTS = ROOT / "tests" / "simulated_device"
 MAKE = """
@@ -19,7 +19,8 @@ def make(name="sim", kind=SimulatedAccelerator, **options):
 
 
 def test_the_simulated_device_passes_its_tests() -> None:
-    passes("--timeout=120", TESTS, environment={"SRV_SIMULATED_DEVICE_TESTS": "1"})
+    outcome = run("--timeout=120", TESTS, environment={"SRV_SIMULATED_DEVICE_TESTS": "1"})
+    assert outcome.passed, outcome.end
 
 
 def python(code: str) -> str:

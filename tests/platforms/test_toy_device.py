@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from child_pytest import ROOT, passes
+from child_pytest import ROOT, run
 
 
 def test_the_toy_device_passes_its_own_tests() -> None:
-    passes("--timeout=120", ROOT / "plugins" / "toy_device" / "tests")
+    outcome = run("--timeout=120", ROOT / "plugins" / "toy_device" / "tests")
+    assert outcome.passed, outcome.end

@@ -4,8 +4,9 @@
 
 A round starts every server in turn (forwards, then backwards, and so on), alone on the machine, warms it up, puts every
 load on it and stops it. A figure is the median over rounds; within a round a short load is repeated and its median
-taken. In the last round each is also weighed, and tells the perplexity of one text. What does not install, start or
-answer is reported with its reason, and the rest goes on. Writes `docs/benchmarks/peers.json` and what `report.py` makes
+taken. In the last round each is also weighed, and tells the perplexity of one text. At the end a step of this server is
+taken apart (`step_profile.py`). What does not install, start or answer is reported with its reason, and the rest goes
+on. Writes `docs/benchmarks/peers.json` and what `report.py` makes
 of it.
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,12 +33,13 @@ from bench_loads import POINTS, Point, Prompts
 from catalogue import PEERS, POOL_TOKENS, ROOM, SEQUENCES, THREADS, Peer
 from floors import Shape
 from rich.console import Console
-from serving import ServerFailed, Serving
+from serving import ServerFailed, Serving, environment_of, free_port
 from stream_client import Load, run_load
 
 KEYS = dict(zip(("1", "4", "16", "prefill", "prefix"), POINTS, strict=True))
 WARM_UP = (Point("warm-up", 2, 32, 8), Point("warm-up", 16, 128, 4), Point("warm-up", 1, 512, 1))
 FILL = Point("filling the room for keys and values", SEQUENCES, ROOM - 40, 1)
+PROFILE_S = 600.0
 REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it filled so many seconds, or so many times
 LOGS = install.HOME / "logs"
 SAY = Console(soft_wrap=True)
@@ -54,6 +58,7 @@ class Score:
     pss_mb: float | None = None
     perplexity: float | None = None
     unmeasured: str | None = None
+    profile: dict[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,29 @@ def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
                 SAY.print(f"    {score.missing}", style="red", markup=False)
 
 
+def profile(peer: Peer, points: Sequence[Point], vocab: int) -> dict[str, object] | None:
+    """What `step_profile.py` finds of this server's steps, on as many cores as it had; None where it failed."""
+    script = Path(__file__).with_name("step_profile.py")
+    words = peer.command(free_port())
+    own = ["--vocab", str(vocab), "--points", *(str(POINTS.index(point)) for point in points)]
+    command = [sys.executable, str(script), *own, "--", *words[words.index("launch") + 1 :]]
+    SAY.print(f"where a step's time goes: {peer.name}", markup=False)
+    process = subprocess.Popen(command, env=environment_of(peer), stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:THREADS])
+    try:
+        told, _ = process.communicate(timeout=PROFILE_S)
+        if process.returncode == 0:
+            found: dict[str, object] = json.loads(told)
+            return found
+        SAY.print(f"    it ended with status {process.returncode}", style="red")
+    except subprocess.TimeoutExpired:
+        SAY.print(f"    it took longer than {PROFILE_S:g} s", style="red")
+    finally:
+        process.kill()
+        process.wait()
+    return None
+
+
 # ---- what is written down
 
 
@@ -186,6 +214,7 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "kv_item_bytes": peer.kv_item_bytes,
         "command": portable(peer.command(0)),
         "points": results(score, points),
+        "profile": score.profile,
     }
 
 
@@ -206,7 +235,9 @@ def weight_bytes(peer: Peer) -> int | None:
     """Bytes of the matrices that a step multiplies: the layers' and the output layer's, as they are multiplied."""
     from gguf import GGUFReader
 
-    file = install.model_file(peer.weights)
+    from srv.models.locate import demo_model
+
+    file = demo_model() if peer.engine == "srv" else install.model_file(peer.weights)
     if not file.exists():
         return None
     found = [tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2]
@@ -283,6 +314,9 @@ def main() -> int:
     ids = [] if options.no_perplexity else text_tokens()
     before = machine.measure(THREADS)
     race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
+    for score in scores:
+        if score.peer.name == report.OURS and score.missing is None:
+            score.profile = profile(score.peer, points, shape.vocab)
     after = machine.measure(THREADS)
     written: dict[str, object] = {
         "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",

@@ -33,6 +33,14 @@ OURS = "srv"
 NO_FIGURES = "There are no figures yet: `make bench-peers` writes them."
 NOISE = 0.2  # differences under this share are ties
 AIMS = {"1 stream": 1.3, "16 streams": 2.0, "prefill": 1.3, "16 requests": 2.5}
+# The parts of a step, as `step_profile.py` names them.
+PARTS = {
+    "products": "products",
+    "attention": "attention",
+    "other_kernels": "norms, rotation, gates, embedding",
+    "sampling": "sampling",
+    "python": "Python and torch",
+}
 
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -111,9 +119,10 @@ def _compared(
                 cells.append(f"{value:.{digits}f} ({ratio(mine, value):.2f})")
         rows.append(cells)
     last = []
+    peers = [peer for peer in _ran(report) if peer["engine"] != OURS]  # this server in another precision is no peer
     for point in points:
         mine = _value(ours, point, key)
-        others = [v for peer in _ran(report) if peer is not ours and (v := _value(peer, point, key)) is not None]
+        others = [v for peer in peers if (v := _value(peer, point, key)) is not None]
         last.append(f"{ratio(mine, choose(others)):.2f}" if mine is not None and others else "–")
     return rows, last
 
@@ -145,7 +154,7 @@ def _facts(report: Report) -> str:
         memory = _memory(report, peer)
         start = "–" if peer["start_s"] is None else f"{peer['start_s']:.1f}"
         rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, start])
-    weighed = ["memory (PSS), MB", "of that keys and values", "the rest"]
+    weighed = ["memory, MB: PSS of all processes", "its pool of keys and values", "memory less the pool"]
     head = ["server", "version", "precision", "perplexity", "weights, MB a step", *weighed, "healthy after, s"]
     return f"### Precision and memory\n\n{_table(head, rows)}"
 
@@ -180,14 +189,14 @@ def _floors(report: Report) -> str:
         return "### Floors\n\nNot measured: there is no C compiler."
     parts = ["### Floors"]
     if ours is not None and ours["weight_bytes"]:
-        parts.append(_own_floor(report, ours))
+        parts += [_own_floor(report, ours), _profile(report, ours)]
     rows = []
     for peer in _ran(report):
         shares = (share(report, peer, point) for point in _points(report))
         rows.append([peer["name"], peer["arithmetic"], *("–" if one is None else f"{one:.0%}" for one in shares)])
     parts.append("Share of the floor that each reaches, at its own precision:")
     parts.append(_table(["server", "products in", *(point.name for point in _points(report))], rows))
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _own_floor(report: Report, ours: Row) -> str:
@@ -198,19 +207,53 @@ def _own_floor(report: Report, ours: Row) -> str:
         tokens = point.prompt if point.output == 1 else point.requests
         least = floors.seconds(shape, point, ceilings, arithmetic)
         reached, measured = share(report, ours, point), _value(ours, point, "tokens_s")
+        one_s = one.seconds(ceilings, arithmetic)
         rows.append(
             [
                 point.name,
                 f"{one.read / tokens / 1e6:.1f}",
                 f"{one.operations / tokens / 1e6:.0f}",
                 one.bound(ceilings, arithmetic),
+                "–" if one_s is None else f"{1e3 * one_s:.2f}",
                 "–" if least is None else f"{point.counted / least:.0f}",
                 "–" if measured is None else f"{measured:.1f}",
                 "–" if reached is None else f"{reached:.0%}",
             ]
         )
-    head = ["load", "MB a token", "Mop a token", "a step is bound by", "floor, tokens/s", "measured", "share"]
-    return f"This server ({ours['precision']}):\n\n{_table(head, rows)}"
+    head = ["load", "MB a token", "Mop a token", "a step is bound by", "floor, ms a step", "floor, tokens/s"]
+    head += ["measured over HTTP", "share"]
+    return f"This server ({ours['precision']}); a prompt counts as one step:\n\n{_table(head, rows)}"
+
+
+def _profile(report: Report, ours: Row) -> str:
+    """Where a step's time goes: its parts in one process, and what a load takes longer over HTTP."""
+    found = ours.get("profile")
+    if not found:
+        return ""
+    shape, ceilings = _shape(report, ours), Ceilings(**report["ceilings"])
+    rows = []
+    for point in _points(report):
+        one = floors.prefill(shape, point) if point.output == 1 else floors.step(shape, point)
+        parts, least = found[point.name]["parts_ms"], one.seconds(ceilings, ours["arithmetic"])
+        tokens_s = _value(ours, point, "tokens_s")
+        beyond = None if tokens_s is None else (point.counted / tokens_s - found[point.name]["load_s"]) / point.output
+        rows.append(
+            [
+                point.name,
+                "–" if least is None else f"{1e3 * least:.2f}",
+                f"{parts['step']:.2f}",
+                "–" if least is None else f"{1e3 * least / parts['step']:.0%}",
+                *(f"{parts[name]:.2f}" for name in PARTS),
+                "–" if beyond is None else f"{1e3 * beyond:.2f}",
+            ]
+        )
+    head = ["load", "floor", "step", "share", *PARTS.values(), "HTTP, API process, client"]
+    note = (
+        "Where a step's time goes, in ms. The step is one of the middle of the load, in a single process without HTTP "
+        "and with nothing beside it; its parts add up to it. The last column is what a load takes longer over HTTP "
+        "than in that process, for each of its steps."
+    )
+    return f"{note}\n\n{_table(head, rows)}"
 
 
 def _missing(report: Report) -> str:

@@ -32,6 +32,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def environment_of(peer: Peer) -> dict[str, str]:
+    """This process's environment without what would change a server, and with what the peer asks for."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "OMP_", "VLLM_"))}
+    return {**kept, **peer.environment}
+
+
 class Serving:
     """A context in which `peer` serves on `port`. Its processes get as many cores as each may use threads."""
 
@@ -49,7 +55,7 @@ class Serving:
             try:
                 self._process = subprocess.Popen(
                     self.peer.command(self.port),
-                    env=self._environment(),
+                    env=environment_of(self.peer),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -82,10 +88,6 @@ class Serving:
             except psutil.NoSuchProcess:
                 continue  # ended since it was listed
         return total
-
-    def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "OMP_", "VLLM_"))}
-        return {**kept, **self.peer.environment}
 
     def _wait_healthy(self) -> None:
         assert self._process is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Coroutine
@@ -284,12 +285,22 @@ def test_a_product_without_an_instruction_of_its_own_is_reckoned_in_float32() ->
 # ---- the page
 
 
+PARTS_MS = {"step": 8.0, "products": 4.0, "attention": 1.0, "other_kernels": 0.5, "sampling": 0.5, "python": 2.0}
+
+
 def figures() -> dict[str, Any]:
     point = Point("1 stream, few", 1, 8, 10)
 
     def peer(name: str, tokens_s: float | None, **more: Any) -> dict[str, Any]:
         found = {} if tokens_s is None else {point.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
-        told = {"name": name, "version": "1", "precision": "bfloat16", "arithmetic": "bf16", "weight_bytes": 1000}
+        told = {
+            "name": name,
+            "engine": name.split()[0],
+            "version": "1",
+            "precision": "bfloat16",
+            "arithmetic": "bf16",
+            "weight_bytes": 1000,
+        }
         rest: dict[str, Any] = {
             "missing": None,
             "failed": {},
@@ -311,7 +322,8 @@ def figures() -> dict[str, Any]:
         "shape": vars(SHAPE),
         "points": [vars(point)],
         "peers": [
-            peer("srv", 60.0),
+            peer("srv", 60.0, profile={point.name: {"parts_ms": PARTS_MS, "load_s": 0.1}}),
+            peer("srv otherwise", 120.0),
             peer("slow", 20.0),
             peer("quick", 50.0, perplexity=None, perplexity_missing="it tells none"),
             peer("absent", None, missing="no wheel"),
@@ -352,10 +364,46 @@ def test_the_share_of_the_floor_is_its_time_over_the_measured() -> None:
     assert report.share(told, told["peers"][0], point) == pytest.approx(least / (10 / 60))
 
 
+def test_a_step_is_taken_apart_beside_its_floor_and_what_http_adds() -> None:
+    told = figures()
+    shape, point = floors.Shape(**told["shape"]), Point(**told["points"][0])
+    two_ms = floors.step(shape, point).read * 1e-9 / 2e-3
+    told["ceilings"] = {**told["ceilings"], "read": two_ms, "bf16": 1e6}
+    beyond = 1e3 * (point.counted / 60.0 - 0.1) / point.output
+    block = report.render(told)
+    cells = ["1 stream, few", "2.00", "8.00", "25%", "4.00", "1.00", "0.50", "0.50", "2.00", f"{beyond:.2f}"]
+    assert "| " + " | ".join(cells) + " |" in block
+    assert "| reading | 2.00 |" in block
+
+
+def test_without_a_profile_the_page_has_no_parts() -> None:
+    told = figures()
+    told["peers"][0]["profile"] = None
+    assert "Where a step's time goes" not in report.render(told)
+    assert "Where a step's time goes" in report.render(figures())
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    """Of this server's own engine with the demo model."""
+    command = [sys.executable, str(HERE / "step_profile.py"), "--vocab", "49152", "--points", "0", "3", "--"]
+    words = ("--device", "cpu", "--max-total-tokens", "2048", "--log-level", "warning", "--graph-batch-sizes", "1")
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == [POINTS[0].name, POINTS[3].name]
+    for each in found.values():
+        parts = each["parts_ms"]
+        assert set(parts) == {"step", *report.PARTS}
+        assert sum(parts[name] for name in report.PARTS) == pytest.approx(parts["step"])
+        assert all(parts[name] > 0 for name in report.PARTS), parts
+        assert 1e3 * each["load_s"] > parts["step"] / 2
+
+
 def test_the_plot_has_a_bar_for_each_figure() -> None:
     drawn = ElementTree.fromstring(report.plot(figures()))
     bars = [each for each in drawn.iter() if each.tag.endswith("rect")]
-    assert len(bars) == 1 + 3  # the ground, and those that ran
+    assert len(bars) == 1 + 4  # the ground, and those that ran
 
 
 def test_a_page_is_written_between_its_markers_and_then_no_longer_stale(tmp_path: Path) -> None:

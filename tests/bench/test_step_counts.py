@@ -1,0 +1,72 @@
+"""A step of the CPU engine reads, allocates and calls as often as this table says; which no machine's speed changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from step_counts import PREFILL, CountedEngine, Counts, counted_engine, moved
+
+from srv_kernels.cpu.library import load
+
+Engines = Callable[[str], CountedEngine]
+
+# As `python tests/bench/step_counts.py` prints it. Comprehensions are not among the Python calls, so they are the same
+# from 3.11 on; torch's calls are those of the release in constraints.txt.
+#   weight_bytes, kv_bytes, allocations, native_calls, torch_calls, python_calls
+EXPECTED = {
+    ("small", "decode of 1 row"): Counts(321_792, 86_016, 12, 30, 52, 88),
+    ("small", "decode of 4 rows"): Counts(321_792, 344_064, 12, 30, 51, 172),
+    ("small", "decode of 16 rows"): Counts(321_792, 1_376_256, 12, 30, 50, 508),
+    ("small", "prefill of 512"): Counts(321_792, 393_216, 91, 30, 159, 305),
+    ("demo", "decode of 1 row"): Counts(96_506_496, 2_580_480, 12, 273, 52, 88),
+    ("demo", "decode of 4 rows"): Counts(96_506_496, 10_321_920, 12, 273, 51, 172),
+    ("demo", "decode of 16 rows"): Counts(96_506_496, 41_287_680, 12, 273, 50, 508),
+    ("demo", "prefill of 512"): Counts(96_506_496, 11_796_480, 739, 273, 1_050, 1_277),
+}
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    """An engine for each model, made when it is first asked for."""
+    if load().library is None:
+        pytest.skip(f"what is counted are native kernels: {load().reason}")
+    made: dict[str, CountedEngine] = {}
+    with ExitStack() as stack:
+
+        def get(model: str) -> CountedEngine:
+            if model not in made:
+                made[model] = stack.enter_context(counted_engine(model))
+            return made[model]
+
+        yield get
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [pytest.param(*case, marks=pytest.mark.slow if case[0] == "demo" else ()) for case in EXPECTED],
+)
+def test_a_step_costs_what_the_table_says(engines: Engines, model: str, shape: str) -> None:
+    found, expected = engines(model).counts(shape), EXPECTED[model, shape]
+    assert found == expected, moved(model, shape, expected, found)
+
+
+def test_a_count_that_moves_is_told_with_what_to_do() -> None:
+    was = EXPECTED["small", PREFILL]
+    told = moved("small", PREFILL, was, replace(was, native_calls=31, torch_calls=150))
+    assert told.startswith("prefill of 512, small model: native_calls went from 30 to 31, torch_calls from 159 to 150.")
+    assert "python tests/bench/step_counts.py" in told
+
+
+def test_a_step_is_counted_the_same_again(engines: Engines) -> None:
+    """Whatever was counted before: nothing is left of it."""
+    shape = "decode of 4 rows"
+    first, _, again = (engines("small").counts(each) for each in (shape, PREFILL, shape))
+    assert asdict(first) == asdict(again)
