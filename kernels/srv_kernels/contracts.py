@@ -19,11 +19,11 @@ from srv_kernels.cases import (
     Case,
     add_rms_norm_cases,
     linear_gguf_cases,
-    linear_w8a8_cases,
     linear_w8a8_static_cases,
     rms_norm_cases,
     rotary_cases,
     rows_gguf_cases,
+    scaled_linear_cases,
     silu_and_mul_cases,
 )
 
@@ -123,7 +123,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "each row of x is rounded to 127 steps of its largest magnitude",
             sizes=("inputs", "outputs"),
             oracle=oracles.linear_w8a8,
-            cases=linear_w8a8_cases,
+            cases=scaled_linear_cases,
             tolerances=_STEPPED,
             reference="srv_kernels.reference:linear_w8a8",
         ),
@@ -136,6 +136,16 @@ CONTRACTS: Mapping[str, OpContract] = {
             cases=linear_w8a8_static_cases,
             tolerances=_STEPPED,
             reference="srv_kernels.reference:linear_w8a8_static",
+        ),
+        OpContract(
+            name="linear_int8",
+            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
+            "x is not rounded",
+            sizes=("inputs", "outputs"),
+            oracle=oracles.linear_int8,
+            cases=scaled_linear_cases,
+            tolerances=_ROUNDED,
+            reference="srv_kernels.reference:linear_int8",
         ),
         OpContract(
             name="linear_gguf",
