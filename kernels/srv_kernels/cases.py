@@ -115,7 +115,7 @@ def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor,
     yield "a row of zeros, and one with an outlier", mixed, 32, generator
 
 
-def linear_w8a8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+def scaled_linear_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for index, (label, x, outputs, generator) in enumerate(_linear_inputs(dtype, seed)):
         weight = _int8(generator, outputs, x.shape[1])
         scale = torch.rand(outputs, generator=generator) * 1e-3 + 1e-5

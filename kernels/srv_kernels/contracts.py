@@ -19,11 +19,11 @@ from srv_kernels.cases import (
     Case,
     add_rms_norm_cases,
     linear_gguf_cases,
-    linear_w8a8_cases,
     linear_w8a8_static_cases,
     rms_norm_cases,
     rotary_cases,
     rows_gguf_cases,
+    scaled_linear_cases,
     silu_and_mul_cases,
 )
 
@@ -124,7 +124,7 @@ CONTRACTS: Mapping[str, OpContract] = {
         ),
         _contract(
             oracles.linear_w8a8,
-            linear_w8a8_cases,
+            scaled_linear_cases,
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
             "each row of x is rounded to 127 steps of its largest magnitude",
             sizes=("inputs", "outputs"),
@@ -137,6 +137,14 @@ CONTRACTS: Mapping[str, OpContract] = {
             "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
             sizes=("inputs", "outputs"),
             tolerances=_STEPPED,
+        ),
+        _contract(
+            oracles.linear_int8,
+            scaled_linear_cases,
+            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
+            "x is not rounded",
+            sizes=("inputs", "outputs"),
+            tolerances=_ROUNDED,
         ),
         _contract(
             oracles.linear_gguf,

@@ -74,6 +74,12 @@ def linear_w8a8_static(
     return total * _wide(deq_scale)
 
 
+def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b with W = weight · weight_scale; x is not rounded."""
+    out = _wide(x) @ _wide(weight).T * _wide(weight_scale)
+    return out if bias is None else out + _wide(bias)
+
+
 def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
     """x Wᵀ, with W in a GGUF file's blocks of type `stored`, made plain by the `gguf` library."""
     return _wide(x) @ plain_weight(rows, stored).T

@@ -83,6 +83,12 @@ def _integer_product(steps: Tensor, weight: Tensor) -> Tensor:
     return whole.float()
 
 
+def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]. Widened at every call."""
+    out = x.float() @ weight.T.float() * weight_scale
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
 def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
     """x [T, K], rows uint8 [N, bytes of a row], their type in a GGUF file -> [T, N]. Made plain at every call: slow."""
     return F.linear(x, _plain(rows, stored, x.dtype))

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "prefill_attention_backend": "as attention_backend",
     "decode_attention_backend": "as attention_backend",
     "quantization": "it is the checkpoint's own, and each has its checkpoint",
+    "torchao_config": "it takes plain weights alone, and the array has a model in blocks",
     "disable_graphs": "not every attention backend replays steps: tests/core/test_args_effects.py starts engines",
     "disable_graph_padding": "as disable_graphs",
     "graph_batch_sizes": "as disable_graphs",

@@ -34,6 +34,7 @@ EFFECTS: Mapping[str, str] = {
     "model_impl": ENGINE + "test_model_impl",
     "quantization": ENGINE + "test_quantization",
     "dequantize_weights": ENGINE + "test_dequantize_weights",
+    "torchao_config": ENGINE + "test_torchao_config",
     "chat_template": SERVER + "test_chat_template",
     "random_seed": ENGINE + "test_random_seed_decides_dummy_weights",
     # platform

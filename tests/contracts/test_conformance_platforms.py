@@ -44,9 +44,9 @@ class Case:
 # Checks of what a device does not declare or cannot show; anything else that is skipped is a surprise. No dtype is
 # served twice. NPUs compute neither in float32, nor with windows, nor with capped scores.
 CPU = frozenset(("pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-BLOCKS = ("op.linear_gguf", "op.rows_gguf")
-TOY = frozenset((*BLOCKS, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-NPU = frozenset((*BLOCKS, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16"))
+KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf")  # of weights that stay as they are
+TOY = frozenset((*KEPT, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
+NPU = frozenset((*KEPT, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16"))
 
 CASES = (
     # `make test-all` runs all evidence of the processor anyway.

@@ -363,6 +363,7 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(page: list[dict[str, s
     started = {cell for row in ROWS for cell in cells(row)} | {f"port={LOWEST_PORT}", *IMPATIENT, *NOT_STARTED}
     started |= {f"{slot}={name}" for slot in ATTENTION for name in backends("attention")}
     started |= {f"quantization={method}" for method in choices("quantization")}  # tests/core/test_args_effects.py
+    started |= {f"torchao_config={method}" for method in choices("torchao_config")}  # there, too
     started |= {
         f"{name}={value}" for name in ("disable_graphs", "disable_graph_padding") for value in ("true", "false")
     }

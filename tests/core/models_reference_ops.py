@@ -45,6 +45,10 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     return (out if bias is None else out + bias).to(x.dtype)
 
 
+def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x.float(), weight.float() * weight_scale[:, None], bias).to(x.dtype)
+
+
 def linear_w8a8_static(
     x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
 ) -> Tensor:
@@ -61,7 +65,17 @@ def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) ->
 
 
 def reference_impls() -> list[OpImpl]:
-    ops = (rms_norm, add_rms_norm, rotary, silu_and_mul, linear_w8a8, linear_w8a8_static, linear_gguf, rows_gguf)
+    ops = (
+        rms_norm,
+        add_rms_norm,
+        rotary,
+        silu_and_mul,
+        linear_w8a8,
+        linear_w8a8_static,
+        linear_int8,
+        linear_gguf,
+        rows_gguf,
+    )
     return [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
 
 

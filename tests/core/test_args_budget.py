@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from args_world import GIB, device, model
+from args_world import CONFIG, GIB, device, model
 
 from srv.args.config import make_config
 from srv.errors import Refusal
 from srv.memory.budget import bytes_per_page, compute, estimate, weight_bytes
+from srv.models.decoder_config import decoder_config
 from srv.models.facts import CacheGroup
 
 TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
@@ -96,3 +97,13 @@ def test_blocks_that_are_kept_count_as_a_byte_and_an_eighth() -> None:
     assert weight_bytes(config(), blocks) == plain - 1600 * 2 + 1800
     for said in ({"dequantize_weights": True}, {"model_impl": "transformers"}, {"load_format": "dummy"}):
         assert weight_bytes(config(**said), blocks) == plain
+
+
+def test_integers_count_as_bytes_stored_or_made() -> None:
+    plain = weight_bytes(config(), model())
+    assert weight_bytes(config(), dataclasses.replace(model(), in_integers=1000)) == plain - 1000
+    sizes = decoder_config("LlamaForCausalLM", CONFIG)
+    small = model(config=CONFIG, parameters=sizes.parameters)
+    matrices = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of two layers
+    assert sizes.projections == matrices
+    assert weight_bytes(config(torchao_config="int8dq"), small) == 2 * (sizes.parameters - matrices) + matrices

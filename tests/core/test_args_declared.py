@@ -107,7 +107,6 @@ READ_ELSEWHERE = {
     "prefill_attention_backend": "srv.args.backends: the backend is chosen by it",
     "decode_attention_backend": "srv.args.backends: the backend is chosen by it",
     "sampling_backend": "srv.args.backends: the backend is chosen by it",
-    "quantization": "srv.args.defaults: it can only repeat what the checkpoint is, which the engine reads itself",
 }
 
 

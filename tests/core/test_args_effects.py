@@ -23,6 +23,7 @@ from torch import Tensor
 
 from srv.cli.main import main
 from srv.errors import ModelError, Refusal
+from srv.models.storage import rounded
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
 from srv.testing.conformance.small import quantized
 from srv.testing.engine import Generated, WatchedEngine
@@ -166,7 +167,7 @@ def test_load_format(small: Small) -> None:
     assert refusal(small, load_format="gguf") == "format_not_there"
 
 
-@covers("quantization=modelslim", "quantization=gguf", platform="cpu")
+@covers("quantization=modelslim", "quantization=gguf", "quantization=w8a8_int8", platform="cpu")
 def test_quantization(small: Small, tmp_path: Path) -> None:
     """What the checkpoint is can be said, what it is not is refused. Eight bits are nearly the same model."""
     eight = tmp_path / "eight"
@@ -186,6 +187,47 @@ def test_quantization(small: Small, tmp_path: Path) -> None:
     plain = tokens(small, model_path=file)
     assert tokens(small, model_path=file, quantization="gguf") == plain
     assert refusal(small, model_path=file, quantization="modelslim") == "other_method"
+
+    rows = tmp_path / "rows"
+    shutil.copytree(small.folder, rows)
+    _quantize_rows(rows)
+    given = _logprobs(small, model_path=rows, quantization="w8a8_int8")
+    assert given == _logprobs(small, torchao_config="int8dq")
+    distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
+    assert 0.001 < max(distances) < 1.0
+    assert refusal(small, quantization="w8a8_int8") == "no_integers"
+    assert refusal(small, model_path=file, quantization="w8a8_int8") == "other_method"
+
+
+def _quantize_rows(folder: Path) -> None:
+    """Projections in the layout of w8a8_int8; the configuration says nothing of it."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            stored[name], stored[f"{name}_scale"] = rounded(tensor)
+        else:
+            stored[name] = tensor
+    save_file(stored, folder / "model.safetensors")
+
+
+@covers("torchao_config=int8dq", "torchao_config=int8wo", platform="cpu")
+def test_torchao_config(small: Small, tmp_path: Path) -> None:
+    """Weights of 8 bits are nearly the same model; whether activations are rounded too makes a difference."""
+    far = {}
+    for word in ("int8dq", "int8wo"):
+        pairs = zip(_logprobs(small, torchao_config=word), _expected(small), strict=True)
+        far[word] = max(abs(one - two) for one, two in pairs)
+    assert all(0.001 < each < 1.0 for each in far.values())
+    assert far["int8wo"] != far["int8dq"]
+    file, eight = tmp_path / "model.gguf", tmp_path / "eight"
+    write_gguf(file, small_model("llama", **IN_BLOCKS), "llama", GGMLQuantizationType.Q8_0)
+    assert refusal(small, model_path=file, torchao_config="int8wo") == "quantized_already"
+    shutil.copytree(small.folder, eight)
+    _quantize_rows(eight)
+    assert refusal(small, model_path=eight, torchao_config="int8dq") == "quantized_already"
+    assert refusal(small, model_path=eight, quantization="w8a8_int8", torchao_config="int8dq") == "quantized_already"
+    assert refusal(small, torchao_config="int8dq", model_impl="transformers") == "native_layers_only"
+    assert refusal(small, torchao_config="int4wo-32") == "planned"
 
 
 @covers("dequantize_weights=true", "dequantize_weights=false", platform="cpu")

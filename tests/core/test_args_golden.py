@@ -68,6 +68,9 @@ def make(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "serve.yaml").write_text(FILE)
+    (folder / "eight").mkdir()  # the same model in 8 bits
+    eight = {**CONFIG, "quantization_config": {"quant_method": "w8a8_int8"}}
+    (folder / "eight" / "config.json").write_text(json.dumps(eight))
     return folder
 
 

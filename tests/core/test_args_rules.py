@@ -423,3 +423,25 @@ def test_checks_of_composed_values(check: Any, good: list[Any], bad: list[Any]) 
 def test_adapters_as_json_keep_their_commas() -> None:
     text = 'a=b,{"lora_name": "x", "lora_path": "y"},z'
     assert ARGUMENTS["lora_paths"].parse(text) == ("a=b", '{"lora_name": "x", "lora_path": "y"}', "z")
+
+
+@pytest.mark.parametrize(
+    ("said", "facts", "word"),
+    [
+        ({"torchao_config": "int8dq"}, {}, "w8a8"),
+        ({"torchao_config": "int8wo"}, {}, "int8_weights"),
+        ({}, {"quantization": "w8a8_int8", "in_integers": 9}, "w8a8"),
+        ({"quantization": "w8a8_int8"}, {"in_integers": 9}, "w8a8"),
+    ],
+)
+def test_8_bit_weights_need_a_platform_that_multiplies_them(
+    said: dict[str, Any], facts: dict[str, Any], word: str
+) -> None:
+    """The checkpoint alone is enough to be refused."""
+    with pytest.raises(Refusal) as caught:
+        resolved(user(**said), model=model(**facts))
+    (rejected,) = caught.value.rejections
+    assert (rejected.code, f"(capability {word})" in rejected.reason) == ("capability_missing", True)
+    able = manifest(capabilities=CAPABLE | {word})
+    config = resolved(user(**said), able, model=model(**facts)).config
+    assert config.weights.quantization == (None if "torchao_config" in said else "w8a8_int8")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kerne
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
-    *("linear_w8a8", "linear_w8a8_static", "linear_gguf", "rows_gguf"),
+    *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "rows_gguf"),
 )
 DTYPES = (torch.float32, torch.bfloat16)
 OF_AVX2 = [
@@ -154,6 +154,43 @@ def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float
     for row in (0, 13, 29):
         assert torch.equal(product(x[row : row + 1])[0], together[row])
     native_ops.set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
+@pytest.mark.parametrize("rows", [0, 1, 3, 12, 13, 25])
+def test_weights_of_8_bits_are_multiplied_as_they_are(
+    isa: str, outputs: int, inputs: int, rows: int, dtype: torch.dtype
+) -> None:
+    """Every step of a weight is exact in either dtype: whole numbers, and scales and biases that are, too."""
+    x = torch.randint(-9, 10, (rows, inputs), generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight, scales = _bytes(2, outputs, inputs), 2.0 ** (torch.arange(outputs) % 5 - 2)
+    bias = (torch.arange(outputs) % 7).to(dtype)
+    exact = x.double() @ weight.double().T * scales
+    assert torch.equal(native_ops.ScaledLinear(weight, scales)(x), exact.to(dtype))
+    assert torch.equal(native_ops.ScaledLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torch.dtype) -> None:
+    x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
+    product = native_ops.ScaledLinear(_bytes(10, 160, 177), torch.rand(160))
+    together = product(x)
+    native_ops.set_threads(3)
+    for row in (0, 13, 29):
+        assert torch.equal(product(x[row : row + 1])[0], together[row])
+    native_ops.set_threads(1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, bad: float) -> None:
+    x = _matrix(13, 3, 70, torch.float32)
+    product = native_ops.ScaledLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
+    clean = product(x)
+    x[1, 65] = bad
+    got = product(x)
+    assert not bool(got[1].isfinite().any())
+    assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

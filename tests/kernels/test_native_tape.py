@@ -17,6 +17,9 @@ GENERATOR = torch.Generator().manual_seed(3)
 WEIGHT = torch.rand(DIM, generator=GENERATOR)
 PRODUCT = native_ops.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
 GATES = native_ops.linear(torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR))
+INTEGERS = torch.randint(-128, 128, (DIM, DIM), generator=GENERATOR, dtype=torch.int8)
+WHOLE = native_ops.ScaledLinear(INTEGERS, WEIGHT / 512)
+STEPPED = native_ops.ByteLinear(INTEGERS, WEIGHT / 512)
 TABLE = torch.randn(10, DIM, generator=GENERATOR)
 
 
@@ -36,6 +39,11 @@ def native(x: Tensor) -> Tensor:
     return total
 
 
+def of_integers(x: Tensor) -> Tensor:
+    """Products with weights of 8 bits, inputs rounded and not."""
+    return STEPPED(WHOLE(x))
+
+
 def mixed(x: Tensor) -> Tensor:
     """Operators of torch between native ones: made anew, in place, into a given tensor, and several results at once."""
     first, second = native(x).split(DIM // 2, dim=-1)
@@ -53,7 +61,7 @@ def recorded(work: Callable[[Tensor], Tensor], x: Tensor, arena: Arena) -> tuple
     return tape, out
 
 
-@pytest.mark.parametrize("work", [native, mixed])
+@pytest.mark.parametrize("work", [native, of_integers, mixed])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
@@ -69,6 +77,8 @@ def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: 
 def test_native_work_is_one_call_and_torch_is_counted() -> None:
     tape, _ = recorded(native, torch.randn(2, DIM), Arena())
     assert (tape.native_calls, tape.torch_calls) == (15, 0)
+    tape, _ = recorded(of_integers, torch.randn(2, DIM), Arena())
+    assert (tape.native_calls, tape.torch_calls) == (2, 0)
     tape, _ = recorded(mixed, torch.randn(2, DIM), Arena())
     assert tape.native_calls == 16
     assert tape.torch_calls > 3

@@ -8,7 +8,7 @@ import torch
 from srv.models.blocks import BlockEmbedding, BlockWeights
 from srv.models.layers import Place
 from srv.models.loaders.dummy import load_dummy
-from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
+from srv.models.quantized import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
@@ -74,14 +74,14 @@ def test_blocks_give_the_same_after_repacking_and_an_embedding_is_packed_once(
         assert float((new - old).abs().max()) <= 0.02 * float(old.abs().max())
 
 
-@pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])
+@pytest.mark.parametrize("kind", [DynamicInt8Linear, WeightOnlyInt8Linear, StaticInt8Linear])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_8_bit_layers_give_the_same_after_repacking(
-    kind: type[DynamicInt8Linear | StaticInt8Linear], dtype: torch.dtype, platform: Platform
+    kind: type[ScaledInt8Linear | StaticInt8Linear], dtype: torch.dtype, platform: Platform
 ) -> None:
     """The plain weight goes, but for float16, which the native kernels do not read."""
     place = Place(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
-    further = {"bias": True} if kind is DynamicInt8Linear else {}
+    further = {} if kind is StaticInt8Linear else {"bias": True}
     linear = kind(place, {"first": 40, "second": 17}, 33, **further)
     load_dummy(linear.targets(), seed=2)
     assert linear.settle() is None

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from srv.args.rules import disaggregation, experts, graphs, lora, memory, parallel, reserve, speculative
+from srv.args.rules import disaggregation, experts, graphs, lora, memory, parallel, reserve, speculative, weights
 from srv.args.rules.reserve import ITEM_SIZES
-from srv.models import modelslim
 from srv.models.facts import ModelFacts
 from srv.platform.facts import Constraint, Contribution, Default, Seen
 
@@ -47,21 +46,6 @@ def _load_format(seen: Seen) -> str | None:
     return seen.model.format if seen.model and seen.model.format in ("gguf", "safetensors") else None
 
 
-def _method(model: ModelFacts) -> str | None:
-    """The value of `quantization` that a checkpoint stands for; None: plain numbers, or no method that is known."""
-    if model.format == "gguf":
-        return "gguf"
-    return model.quantization if model.quantization == modelslim.NAME else None
-
-
-def _method_fits(seen: Seen) -> str | None:
-    model, wanted = seen.model, seen["quantization"]
-    if model is None or wanted is None or wanted == _method(model):
-        return None
-    own = "are not quantized" if model.quantization is None else f"are quantized with {model.quantization}"
-    return f"the weights of {model.path} {own}"
-
-
 def _chunk(seen: Seen) -> int | None:
     if "chunked_prefill" not in seen.capabilities:
         return -1
@@ -89,9 +73,7 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     ),
     Default("served_model_name", lambda seen: seen.model.name if seen.model else None, "that is the name of the model"),
     Default("load_format", _load_format, "the weights lie in that format"),
-    Default(
-        "quantization", lambda seen: _method(seen.model) if seen.model else None, "the weights are stored in that way"
-    ),
+    *weights.MODEL_DEFAULTS,
     *speculative.MODEL_DEFAULTS,
     *memory.MODEL_DEFAULTS,
 )
@@ -206,7 +188,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _format_fits,
         "Name a model that has such weights (--model-path), or pass --load-format dummy for random ones.",
     ),
-    Constraint("quantization", "other_method", _method_fits, "Leave it out: the checkpoint says how it is stored."),
+    *weights.CONSTRAINTS,
     *parallel.CONSTRAINTS,
     *speculative.CONSTRAINTS,
     *experts.CONSTRAINTS,
@@ -218,16 +200,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 
 # Said only where a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
-    Constraint(
-        "quantization",
-        "capability_missing",
-        lambda seen: (
-            "the platform multiplies no 8-bit integers (capability w8a8)"
-            if seen["quantization"] == modelslim.NAME and "w8a8" not in seen.capabilities
-            else None
-        ),
-        "Use the checkpoint in full precision, or another platform.",
-    ),
+    *weights.DEVICE_CONSTRAINTS,
     _dtype_possible("dtype"),
     _dtype_possible("kv_cache_dtype"),
     _needs(

@@ -92,6 +92,8 @@ def _model(spec: EngineSpec, config: Config, platform: Platform, ops: Ops, devic
             model_impl=config.model.model_impl,
             load_format=config.model.load_format,
             dequantize=config.weights.dequantize_weights,
+            quantization=config.weights.quantization,
+            rounding=config.weights.torchao_config,
             seed=config.model.random_seed or 0,
             progress=progress,
         )

@@ -16,7 +16,9 @@ from srv.args.rules.reserve import item_size
 from srv.args.statement import amount_text
 from srv.errors import Refusal, Rejected
 from srv.memory.layout import KVLayout
+from srv.models.decoder_config import decoder_config
 from srv.models.facts import ModelFacts
+from srv.models.rope_config import UnsupportedConfig
 from srv.platform.facts import DeviceFacts
 
 SMALLEST_REQUEST = 2  # tokens: one of prompt, one of output
@@ -101,12 +103,21 @@ def weight_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of the weights on the device, at most.
 
     Blocks of a GGUF file that stay as they are count as a byte a number and a 16-bit scale for each 16 of them, which
-    no platform's packing is above; all else as plain numbers of the model's dtype.
+    no platform's packing is above; 8-bit integers as a byte; all else as plain numbers of the model's dtype.
     """
     kept = 0 if config.weights.dequantize_weights or config.model.model_impl == "transformers" else model.in_blocks
     if config.model.load_format == "dummy":
         kept = 0
-    return (model.parameters - kept) * item_size(config.model.dtype) + kept * 9 // 8
+    integers = _rounded(model) if config.weights.torchao_config else model.in_integers
+    return (model.parameters - kept - integers) * item_size(config.model.dtype) + kept * 9 // 8 + integers
+
+
+def _rounded(model: ModelFacts) -> int:
+    """Numbers that become 8-bit integers as they are loaded: the weights of all projections."""
+    try:
+        return decoder_config(model.architecture, model.config).projections
+    except (UnsupportedConfig, KeyError, TypeError, ValueError):  # refused when it is built
+        return 0
 
 
 def bytes_per_page(config: Config, model: ModelFacts) -> int:

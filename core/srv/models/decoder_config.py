@@ -85,13 +85,18 @@ class DecoderConfig:
     def parameters(self) -> int:
         """How many numbers the model has, tied embeddings counted once."""
         hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = hidden * (2 * queries + 2 * keys)
-        attention += (
+        attention = (
             (queries + 2 * keys) * self.qkv_bias + hidden * self.output_bias + 2 * self.head_dim * self.head_norms
         )
-        mlp = 3 * hidden * self.intermediate_size + (2 * self.intermediate_size + hidden) * self.mlp_bias
+        mlp = (2 * self.intermediate_size + hidden) * self.mlp_bias
         embeddings = self.vocab_size * hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * (attention + mlp + 2 * hidden) + hidden
+        return embeddings + self.projections + self.layers * (attention + mlp + 2 * hidden) + hidden
+
+    @property
+    def projections(self) -> int:
+        """How many of them are the weights of projections: all matrices but the embeddings and the output layer."""
+        attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
 
 def with_defaults(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:

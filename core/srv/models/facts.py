@@ -38,7 +38,8 @@ class ModelFacts:
     `dtype`: the checkpoint's own torch dtype name (for a quantised GGUF file: "float16", the type its
     scales are stored in). `quantization`: None, or the scheme's name ("gguf:Q4_1").
     `context_length` in tokens; `parameters` counted; `weight_bytes` on disk; `in_blocks`: parameters in blocks of a
-    GGUF file that some platforms multiply as they are (`srv.models.gguf_types.BLOCKS`).
+    GGUF file that some platforms multiply as they are (`srv.models.gguf_types.BLOCKS`); `in_integers`: parameters of
+    a safetensors checkpoint that are stored as int8.
     `end_tokens`: the ids that end a generation; `bos_token` the id that begins a text, if any.
     """
 
@@ -63,3 +64,4 @@ class ModelFacts:
     bos_token: int | None = None
     files: tuple[str, ...] = field(default=())
     in_blocks: int = 0
+    in_integers: int = 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models import modelslim
+from srv.models import int8, modelslim
 from srv.models.decoder_config import DEFAULTS, decoder_config, with_defaults
 from srv.models.facts import CacheGroup, ModelFacts
 from srv.models.limits import MAX_LAYERS, MAX_SIZE
@@ -76,6 +75,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         end_tokens=_end_tokens(config, generation),
         bos_token=_token(generation.get("bos_token_id", _text(config).get("bos_token_id"))),
         files=tuple(str(file.absolute()) for file in checkpoint.files) if checkpoint else (),
+        in_integers=_numbers(checkpoint, "int8") if checkpoint else 0,
     )
 
 
@@ -148,21 +148,22 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
 def _dtype(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
     """The type most of the stored numbers have; without weights what the configuration says."""
     if checkpoint is not None:
-        numbers: Counter[str] = Counter()
-        for tensor in checkpoint.tensors.values():
-            if tensor.dtype in ("float64", "float32", "float16", "bfloat16"):
-                numbers[tensor.dtype] += math.prod(tensor.shape)
-        if numbers:
+        numbers = {dtype: _numbers(checkpoint, dtype) for dtype in ("float64", "float32", "float16", "bfloat16")}
+        if any(numbers.values()):
             return max(numbers, key=lambda name: numbers[name])
     text = _text(config)
     return str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def _numbers(checkpoint: Checkpoint, dtype: str) -> int:
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values() if tensor.dtype == dtype)
 
 
 def _quantization(path: Path, config: Mapping[str, Any]) -> str | None:
     if read_description(path, config) is not None:
         return modelslim.NAME
     scheme = _text(config).get("quantization_config")
-    return str(scheme.get("quant_method", "unknown")) if isinstance(scheme, Mapping) else None
+    return int8.method(scheme) if isinstance(scheme, Mapping) else None
 
 
 def _parameters(

@@ -1,28 +1,31 @@
-"""Linear layers whose weights are 8-bit integers, their inputs rounded to 8 bits on the way in (W8A8).
+"""Linear layers whose weights are 8-bit integers, their inputs rounded to 8 bits on the way in (W8A8), or not.
 
-Owns the tensors of each scheme, and what must hold of them once they are loaded. The arithmetic is that of two ops,
-`linear_w8a8` and `linear_w8a8_static`, which a platform with the capability "w8a8" brings. Which layer is stored in
-which way is for `srv.models.modelslim`.
+Owns the tensors of each scheme, and what must hold of them once they are loaded. The arithmetic is that of ops:
+`linear_w8a8` and `linear_w8a8_static`, which a platform with the capability "w8a8" brings, and `linear_int8` of the
+capability "int8_weights". Which layer is stored in which way is for `srv.models.modelslim` and `srv.models.int8`; how
+stored tensors become these, for `srv.models.storage`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from srv.models import modelslim
+from srv.models import int8, modelslim
 from srv.models.layers import Linear, Place, Projection, Weights
 from srv.models.modelslim import Description
 
 
-class DynamicInt8Linear(Projection):
-    """y = x Wᵀ + b, with W = weight · weight_scale; each row of x is rounded by its own largest magnitude.
+class ScaledInt8Linear(Projection):
+    """y = x Wᵀ + b, with W = weight · weight_scale, by the op `op`.
 
-    weight int8 [out, in], weight_scale float32 [out], bias [out] of `dtype`, the model's, or None. Stored beside
-    them is an offset of each row's zero, which must be 0: a symmetric weight.
+    weight int8 [out, in], weight_scale float32 [out], bias [out] of `dtype`, the model's, or None.
     """
+
+    op: ClassVar[str]
 
     def __init__(self, place: Place, parts: Mapping[str, int], inputs: int, bias: bool) -> None:
         super().__init__(parts)
@@ -31,8 +34,7 @@ class DynamicInt8Linear(Projection):
         self.weight = place.empty(outputs, inputs, dtype=torch.int8)
         self.weight_scale = place.empty(outputs, dtype=torch.float32)
         self.bias = place.empty(outputs) if bias else None
-        self._offset = torch.empty(outputs, dtype=torch.float32)
-        self._multiply = place.bind("linear_w8a8", inputs=inputs, outputs=outputs)
+        self._multiply = place.bind(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -42,12 +44,39 @@ class DynamicInt8Linear(Projection):
     def targets(self) -> dict[str, Tensor]:
         targets = self.sliced("weight", self.weight)
         targets |= self.sliced("weight_scale", self.weight_scale.unsqueeze(1))
-        targets |= self.sliced("weight_offset", self._offset.unsqueeze(1))
         return targets if self.bias is None else targets | self.sliced("bias", self.bias)
 
+
+class DynamicInt8Linear(ScaledInt8Linear):
+    """Each row of x is rounded to 8 bits by its own largest magnitude.
+
+    `offset`: stored beside a weight is an offset of each row's zero, which must be 0: a symmetric weight.
+    """
+
+    op = "linear_w8a8"
+
+    def __init__(
+        self, place: Place, parts: Mapping[str, int], inputs: int, bias: bool, *, offset: bool = False
+    ) -> None:
+        super().__init__(place, parts, inputs, bias)
+        self._offset = torch.empty(sum(parts.values()) if offset else 0, dtype=torch.float32)
+
+    def targets(self) -> dict[str, Tensor]:
+        if not self._offset.numel():
+            return super().targets()
+        return super().targets() | self.sliced("weight_offset", self._offset.unsqueeze(1))
+
     def settle(self) -> str | None:
+        if not self._offset.numel():
+            return None
         moved = [name for name, offset in self.sliced("weight_offset", self._offset).items() if bool(offset.any())]
         return f"{moved[0]} is not 0, and weights are multiplied symmetrically around 0" if moved else None
+
+
+class WeightOnlyInt8Linear(ScaledInt8Linear):
+    """x keeps its dtype."""
+
+    op = "linear_int8"
 
 
 class StaticInt8Linear(Projection):
@@ -101,26 +130,32 @@ class StaticInt8Linear(Projection):
         return None if scale > 0 else f"{next(iter(self.parts))}.input_scale is {scale:g}, not above 0"
 
 
-def plain_scale(name: str, stored: Tensor) -> Tensor:
-    """A scale or offset of a modelslim checkpoint as a number; other tensors as they are.
+class DescribedWeights(Weights):
+    """Each layer in the kind that the checkpoint's description names; embeddings are plain.
 
-    `deq_scale` of checkpoints for float16 is int64 [out], each with the bits of a float32 in its lower half, as one
-    kernel wants them; `input_offset` is a whole number, in whatever dtype.
+    `offsets`: offsets are stored beside the weights of the kind W8A8_DYNAMIC.
     """
-    if name.endswith(".deq_scale") and stored.dtype is torch.int64:
-        return (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
-    return stored.float() if name.endswith(".input_offset") else stored
 
-
-class ModelslimWeights(Weights):
-    """Each layer in the kind that the checkpoint's description names; embeddings are plain."""
-
-    def __init__(self, place: Place, description: Description) -> None:
+    def __init__(self, place: Place, description: Description, *, offsets: bool) -> None:
         super().__init__(place)
-        self._description = description
+        self._description, self._offsets = description, offsets
 
     def linear(self, parts: Mapping[str, int], inputs: int, bias: bool) -> Projection:
         kind = self._description.kind(parts)
         if kind == modelslim.STATIC:
             return StaticInt8Linear(self.place, parts, inputs)  # a bias is part of what it stores
-        return (DynamicInt8Linear if kind == modelslim.DYNAMIC else Linear)(self.place, parts, inputs, bias)
+        if kind == modelslim.DYNAMIC:
+            return DynamicInt8Linear(self.place, parts, inputs, bias, offset=self._offsets)
+        return super().linear(parts, inputs, bias)
+
+
+class RoundedWeights(Weights):
+    """The projections of layers in 8 bits, of class `kind`; embeddings and the output layer are plain."""
+
+    def __init__(self, place: Place, kind: type[ScaledInt8Linear]) -> None:
+        super().__init__(place)
+        self._kind = kind
+
+    def linear(self, parts: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        kind = self._kind if all(map(int8.rounded_at_load, parts)) else Linear
+        return kind(self.place, parts, inputs, bias)

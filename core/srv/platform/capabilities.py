@@ -18,6 +18,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "overlap": "the host may plan the next step while the device computes one",
         "graphs": "a captured step can be replayed with new host lengths",
         "w8a8": "weights of 8-bit integers, times activations rounded to 8 bits: ops linear_w8a8, linear_w8a8_static",
+        "int8_weights": "weights of 8-bit integers, times activations as they are: op linear_int8",
         "gguf_blocks": "weights in the blocks of GGUF files, multiplied as they are: ops linear_gguf, rows_gguf",
         "float32": "weights, activations and KV pool in float32",
         "float16": "weights, activations and KV pool in float16",

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 4
+INTERFACE = 5
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -28,6 +28,7 @@ _SIGNATURES = {
     "srv_gate": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_rotary": (_INT, *[_POINTER] * 6, *[_LONG] * 7),
     "srv_linear": (_INT, *[_POINTER] * 4, *[_LONG] * 4),
+    "srv_scaled_linear": (_INT, *[_POINTER] * 5, *[_LONG] * 4),
     "srv_pack": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_attention": (_INT, _POINTER),
     "srv_byte_linear": (_INT, _POINTER),

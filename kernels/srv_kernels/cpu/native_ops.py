@@ -18,6 +18,7 @@ if _loaded.library is None:
     raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
 _library = _loaded.library
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_PACKED_TYPES = {**TYPES, torch.int8: 2}
 
 
 def set_threads(count: int) -> None:
@@ -108,7 +109,7 @@ def pack(weight: Tensor) -> Tensor:
     rows = _rows(weight)
     outputs, inputs = rows.shape
     packed = torch.empty(_library.srv_packed_elements(outputs, inputs), dtype=weight.dtype)
-    _library.srv_pack(TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
+    _library.srv_pack(_PACKED_TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
     return packed
 
 
@@ -131,6 +132,35 @@ def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return out
 
     return multiply
+
+
+class ScaledLinear:
+    """The product with a weight of 8-bit integers [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
+
+    Activations keep their dtype. scales: float32 [outputs]. bias: [outputs] of x's dtype, added last. The weight is
+    packed, that is copied, once; afterwards only the copy is used.
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        self._outputs, self._inputs = weight.shape
+        self._packed, self._scales, self._bias = pack(weight), scales.contiguous(), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = _rows(x)
+        out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
+        _library.srv_scaled_linear(
+            TYPES[x.dtype],
+            out.data_ptr(),
+            rows.data_ptr(),
+            self._packed.data_ptr(),
+            self._scales.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            rows.shape[0],
+            self._inputs,
+            self._outputs,
+            rows.stride(0),
+        )
+        return out
 
 
 class ByteLinear:
@@ -293,6 +323,11 @@ def linear_w8a8_static(
     """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
     static = (1.0 / float(input_scale), float(input_offset))
     return ByteLinear(weight, deq_scale, counted=quant_bias, static=static)(x)
+
+
+def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `ScaledLinear`."""
+    return ScaledLinear(weight, weight_scale, bias)(x)
 
 
 def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:

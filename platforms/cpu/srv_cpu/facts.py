@@ -18,6 +18,7 @@ _CAPABILITIES = frozenset(
         "host_memory",
         "overlap",
         "w8a8",
+        "int8_weights",
         "float32",
         "float16",
         "bfloat16",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from srv.models.blocks import BlockEmbedding, BlockLinear
 from srv.models.layers import Linear, Projection
-from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
+from srv.models.quantized import ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv_kernels.cpu.library import load
 
 if TYPE_CHECKING:
@@ -96,14 +96,15 @@ def _packed(projection: Projection, kernel: MakeKernel | None) -> Kernel | None:
         if kernel is None or projection.weight.dtype not in _DTYPES:
             return None
         return kernel(projection.weight, projection.bias)
-    if load().library is None or not isinstance(projection, (DynamicInt8Linear, StaticInt8Linear)):
+    if load().library is None or not isinstance(projection, (ScaledInt8Linear, StaticInt8Linear)):
         return None
-    from srv_kernels.cpu.native_ops import TYPES, ByteLinear
+    from srv_kernels.cpu.native_ops import TYPES, ByteLinear, ScaledLinear
 
     if projection.dtype not in TYPES:
         return None
-    if isinstance(projection, DynamicInt8Linear):
-        return ByteLinear(projection.weight, projection.weight_scale, projection.bias)
+    if isinstance(projection, ScaledInt8Linear):
+        kind = ScaledLinear if isinstance(projection, WeightOnlyInt8Linear) else ByteLinear
+        return kind(projection.weight, projection.weight_scale, projection.bias)
     static = (1.0 / float(projection.input_scale), float(projection.input_offset))
     return ByteLinear(projection.weight, projection.deq_scale, counted=projection.quant_bias, static=static)
 

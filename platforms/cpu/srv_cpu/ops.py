@@ -38,6 +38,7 @@ OPS = (
             "silu_and_mul",
             "linear_w8a8",
             "linear_w8a8_static",
+            "linear_int8",
             *BLOCK_OPS,
         )
     ),
@@ -47,5 +48,6 @@ OPS = (
     _impl("silu_and_mul", "reference", "torch (reference)"),
     _impl("linear_w8a8", "reference", "torch (reference)"),
     _impl("linear_w8a8_static", "reference", "torch (reference)"),
+    _impl("linear_int8", "reference", "torch (reference)"),
     *(_impl(op, "reference", "torch (reference)") for op in BLOCK_OPS),
 )

@@ -238,8 +238,9 @@ _UNSUPPORTED = (
     *_all(
         "unsupported",
         "that way of capturing or compiling is not built for NPUs",
-        "enable_piecewise_cuda_graph piecewise_cuda_graph_tokens torch_compile_max_bs torchao_config",
+        "enable_piecewise_cuda_graph piecewise_cuda_graph_tokens torch_compile_max_bs",
     ),
+    *_all("unsupported", "weights of 8 bits come from the modelslim tool on NPUs, ready made", "torchao_config"),
     *_all(
         "unsupported",
         "the allocator of NPUs cannot give memory back and take it again",

@@ -60,6 +60,13 @@ def _with_ops(change: Change) -> Alter:
 
 def with_blocks(name: str, op: str, function: Callable[..., Any]) -> Manifest:
     """Platform `name` also has the ops of blocks of GGUF files, as srv_kernels.reference has them, but `op`."""
+    return with_capability(name, "gguf_blocks", ("linear_gguf", "rows_gguf"), op, function)
+
+
+def with_capability(
+    name: str, capability: str, names: tuple[str, ...], op: str, function: Callable[..., Any]
+) -> Manifest:
+    """Platform `name` also has a capability with its ops, as srv_kernels.reference has them, but `op`."""
 
     def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         from srv.platform.interface import OpImpl
@@ -67,14 +74,14 @@ def with_blocks(name: str, op: str, function: Callable[..., Any]) -> Manifest:
         class Altered(toy):  # type: ignore[valid-type, misc]
             @property
             def ops(self) -> tuple[OpImpl, ...]:
-                right = {each: f"srv_kernels.reference:{each}" for each in ("linear_gguf", "rows_gguf")}
+                right = {each: f"srv_kernels.reference:{each}" for each in names}
                 targets: dict[str, Any] = {**right, op: function}
                 return (*super().ops, *(OpImpl(each, "reference", _any, target) for each, target in targets.items()))
 
         return Altered
 
     def capabilities(device: DeviceFacts) -> frozenset[str]:
-        return FACTS.capabilities(device) | {"gguf_blocks"}
+        return FACTS.capabilities(device) | {capability}
 
     return manifest(name, platform=platform, facts={"capabilities": capabilities})
 

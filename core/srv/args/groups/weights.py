@@ -9,7 +9,12 @@ from srv.args.spec import Arg
 _QUANTIZATION = "weights quantized by that method are not implemented yet"
 _LATER = (  # what other servers take
     *("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "marlin", "modelopt"),
-    *("modelopt_fp4", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8", "w8a8_int8"),
+    *("modelopt_fp4", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8"),
+)
+_ROUNDING = "rounding weights that way as they are loaded is not implemented yet"
+_ROUNDINGS = (
+    *(f"int4wo-{group}" for group in (32, 64, 128, 256)),
+    *("fp8wo", "fp8dq-per_tensor", "fp8dq-per_row"),
 )
 _UPDATES = "replacing weights while the server runs is not implemented yet"
 _REMOTE = "taking weights from another running server is not implemented yet"
@@ -46,7 +51,7 @@ class WeightsArgs(NamedTuple):
         bool, Arg("Delete the model's files once it is loaded.", planned="srv deletes no model files yet")
     ] = False
     quantization: Annotated[
-        Literal["gguf", "modelslim"] | None,
+        Literal["gguf", "modelslim", "w8a8_int8"] | None,
         Arg(
             "Method by which the checkpoint's weights are quantized. If it is not set, the checkpoint says it.",
             planned_values=tuple((method, _QUANTIZATION) for method in _LATER),
@@ -64,14 +69,14 @@ class WeightsArgs(NamedTuple):
         ),
     ] = None
     torchao_config: Annotated[
-        str,
+        Literal["int8dq", "int8wo"] | None,
         Arg(
-            "Quantization that torchao makes at load time: int8dq, int8wo, int4wo-GROUP, fp8wo, fp8dq-per_tensor or "
-            "fp8dq-per_row.",
-            planned="quantizing at load time is not implemented yet",
+            "What the plain weights of layers become as they are loaded, by torchao's names; srv makes it itself: 8 "
+            "bits, a scale for each output. int8dq rounds activations too, each token's by the largest of them.",
+            planned_values=tuple((method, _ROUNDING) for method in _ROUNDINGS),
             metavar="METHOD",
         ),
-    ] = ""
+    ] = None
     custom_weight_loader: Annotated[
         tuple[str, ...],
         Arg("Functions (module.function) that put new weights into the model.", planned=_UPDATES, metavar="FUNCTION"),

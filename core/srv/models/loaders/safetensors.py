@@ -15,38 +15,36 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.base import Progress
 from srv.models.loaders.filling import OTHER_CHECKPOINT, Meter, check_names
-from srv.models.modelslim import Description
-from srv.models.quantized import plain_scale
 from srv.models.safetensors_header import FETCH_AGAIN, Checkpoint, read_checkpoint
+from srv.models.storage import Storage
 
 
 def load_safetensors(
     folder: Path,
     targets: Mapping[str, Tensor],
     progress: Progress | None = None,
-    description: Description | None = None,
+    storage: Storage | None = None,
 ) -> None:
     """Fill every target from the folder's files, converting numbers to the target's dtype.
 
-    `description` says how the tensors of a quantized checkpoint are stored. Raises ModelError: no_weights,
+    `storage` says how stored tensors become those of a model in 8 bits. Raises ModelError: no_weights,
     missing_tensors, unexpected_tensors, shape_mismatch, dtype_mismatch, truncated, damaged.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint is None:
         remedy = "Fetch the weights, or give --load-format dummy for random ones"
         raise ModelError("no_weights", str(folder), "the folder has no safetensors file", remedy)
-    stored = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    contained = description.ignored(stored.keys() - targets.keys()) if description is not None else set()
-    check_names(str(folder), targets, stored, ignorable(checkpoint, targets) | contained)
-    meter = Meter(sum(checkpoint.tensors[name].size for name in targets), progress)
+    storage = storage or Storage()
+    made = storage.shapes({name: tensor.shape for name, tensor in checkpoint.tensors.items()})
+    unneeded = ignorable(checkpoint, targets) | storage.ignored(made.keys() - targets.keys())
+    check_names(str(folder), targets, made, unneeded)
+    meter = Meter(sum(tensor.size for name, tensor in checkpoint.tensors.items() if name in targets), progress)
     for path, names in checkpoint.files.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for name in (name for name in names if name in targets):
-                    stored_tensor = file.get_tensor(name)
-                    if description is not None:
-                        stored_tensor = plain_scale(name, stored_tensor)
-                    _fill(path, name, targets[name], stored_tensor)
+                    for target, tensor in storage.tensors(name, file.get_tensor(name)).items():
+                        _fill(path, target, targets[target], tensor)
                     meter.add(checkpoint.tensors[name].size, name)
         except SafetensorError as error:
             raise ModelError("damaged", str(path), f"its weights cannot be read ({error})", FETCH_AGAIN) from error

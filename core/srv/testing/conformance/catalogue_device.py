@@ -192,6 +192,7 @@ L2 = (
         _RIGHT_OP,
         needs="w8a8",
     ),
+    _op("linear_int8", "linear_int8 keeps its contract, in every dtype that it takes", _RIGHT_OP, needs="int8_weights"),
     _op("linear_gguf", "linear_gguf keeps its contract, in every dtype that it takes", _RIGHT_OP, needs="gguf_blocks"),
     _op("rows_gguf", "rows_gguf keeps its contract, in every dtype that it takes", _RIGHT_OP, needs="gguf_blocks"),
     _op("others", "every further op that the plugin brings keeps its contract", _RIGHT_OP),

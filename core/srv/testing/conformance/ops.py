@@ -23,6 +23,7 @@ VIOLATIONS = "srv_kernels.contracts:violations"
 MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # those that every model's layers bind
 OPS_OF = {
     "w8a8": ("linear_w8a8", "linear_w8a8_static"),
+    "int8_weights": ("linear_int8",),
     "gguf_blocks": ("linear_gguf", "rows_gguf"),
 }  # those that layers bind where a capability is declared
 _SIZE = 64  # of every dimension that an implementation is asked about
@@ -86,6 +87,11 @@ def linear_w8a8(kit: Kit) -> str:
 def linear_w8a8_static(kit: Kit) -> str:
     """A product of 8-bit weights with inputs that are rounded by a scale of the checkpoint's."""
     return _check(kit, "linear_w8a8_static")
+
+
+def linear_int8(kit: Kit) -> str:
+    """A product of 8-bit weights with rows as they are."""
+    return _check(kit, "linear_int8")
 
 
 def linear_gguf(kit: Kit) -> str:

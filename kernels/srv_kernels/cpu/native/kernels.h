@@ -10,7 +10,7 @@
 
 namespace srv {
 
-enum class Type : int32_t { float32 = 0, bfloat16 = 1 };
+enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2 };  // int8: of packed weights alone
 
 struct NormArgs {
     const void *x, *residual, *weight;  // residual: null, or added to x first
@@ -33,11 +33,12 @@ struct RotaryArgs {
     int64_t tokens, heads, kv_heads, dim, turned, q_stride, k_stride;
 };
 
-// y = x W^T + b. The weight is packed: see linear.cpp.
+// y = x W^T + b. The weight is packed: see linear.cpp. With `scales` it is of int8, and its rows are worth that much.
 struct LinearArgs {
     const void *x, *weight, *bias;  // bias: null, or [outputs]
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
+    const float* scales = nullptr;  // null, or [outputs]
 };
 
 struct PackArgs {

@@ -92,7 +92,7 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 4; }
+int32_t srv_interface() { return 5; }
 
 const char* srv_isa() { return srv::chosen->name; }
 
@@ -138,6 +138,13 @@ void srv_linear(int32_t type, void* out, const void* x, const void* weight, cons
                 int64_t inputs, int64_t outputs, int64_t x_stride) {
     call(srv::chosen->linear, type,
          srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
+}
+
+// With a weight of int8, packed as such; scales: float32 [outputs].
+void srv_scaled_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
+                       const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
+    call(srv::chosen->linear, type,
+         srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales});
 }
 
 void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {

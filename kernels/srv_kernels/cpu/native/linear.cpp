@@ -8,6 +8,9 @@
 //         for each tile of ROWS rows       accumulators [ROWS][2 vectors] stay in registers
 //             for each pair of inputs      two vectors of weights, one broadcast a row
 //
+// A weight of 8-bit integers lies in the same order. Its numbers become those of x's type in registers, exactly, and a
+// sum is multiplied by its output's scale at the end.
+//
 // An output's sum is taken in the order of its inputs, whatever the number of rows and threads: a row's result does
 // not depend on the batch it is in.
 #include "kernels.h"
@@ -27,8 +30,8 @@ constexpr int ROWS = 2;
 #endif
 constexpr int VECTORS = BLOCK_OUTPUTS / LANES;
 
-template <class T, int COUNT>
-inline void tile(const LinearArgs& a, const T* weight, int64_t block, int64_t row) {
+template <class T, class W, int COUNT>
+inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     Floats sums[COUNT][VECTORS] = {};
     const int64_t pairs = a.inputs / TOGETHER;
@@ -55,21 +58,22 @@ inline void tile(const LinearArgs& a, const T* weight, int64_t block, int64_t ro
         const int64_t lanes = count - v * LANES < LANES ? count - v * LANES : LANES;
         if (lanes <= 0) break;
         const int64_t column = first + v * LANES;
+        const Floats scale = a.scales == nullptr ? all(1.0f) : load_some(a.scales + column, lanes);
         const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
-            const Floats value = sums[r][v] + bias;
+            const Floats value = sums[r][v] * scale + bias;
             lanes == LANES ? store(out, value) : store_some(out, value, lanes);
         }
     }
 }
 
-template <class T>
+template <class T, class W>
 void linear_of(const LinearArgs& a) {
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
-    const T* packed = static_cast<const T*>(a.weight);
+    const W* packed = static_cast<const W*>(a.weight);
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
-        tile<T, COUNT>(a, packed + block * block_size, block, row);
+        tile<T, W, COUNT>(a, packed + block * block_size, block, row);
     });
 }
 
@@ -95,11 +99,20 @@ void pack_of(const PackArgs& a) {
 }  // namespace
 
 void linear(Type type, const LinearArgs& args) {
-    type == Type::float32 ? linear_of<float>(args) : linear_of<BFloat16>(args);
+    const bool integers = args.scales != nullptr;
+    if (type == Type::float32) {
+        integers ? linear_of<float, int8_t>(args) : linear_of<float, float>(args);
+    } else {
+        integers ? linear_of<BFloat16, int8_t>(args) : linear_of<BFloat16, BFloat16>(args);
+    }
 }
 
 void pack(Type type, const PackArgs& args) {
-    type == Type::float32 ? pack_of<float>(args) : pack_of<BFloat16>(args);
+    switch (type) {
+        case Type::float32: return pack_of<float>(args);
+        case Type::bfloat16: return pack_of<BFloat16>(args);
+        case Type::int8: return pack_of<int8_t>(args);
+    }
 }
 
 }  // namespace srv::SRV_ISA

@@ -12,7 +12,23 @@ struct Pair {
     Floats even, odd;
 };
 
+// Two inputs' 8-bit integers of sixteen outputs, as bfloat16, which holds them exactly.
+#if defined(__AVX512BF16__)
+inline __m512bh widened(const int8_t* from) {
+    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + LANES)));
+    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
+#endif
+
 // Weights of two inputs: lane = output.
+inline Pair pair(const int8_t* from) {
+    Halves both;
+    std::memcpy(&both, from, sizeof(both));
+    const Ints bits = __builtin_convertvector(both, Ints);
+    return {__builtin_convertvector((bits << 24) >> 24, Floats), __builtin_convertvector((bits << 16) >> 24, Floats)};
+}
+
 inline Pair pair(const BFloat16* from) {
     Words bits;
     std::memcpy(&bits, from, sizeof(bits));
@@ -33,14 +49,23 @@ inline Floats dot(Floats sum, const BFloat16* weight, const BFloat16* x) {
                                                      reinterpret_cast<__m512bh>(_mm512_loadu_si512(weight)),
                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
 }
+
+inline Floats dot(Floats sum, const int8_t* weight, const BFloat16* x) {
+    int32_t both;
+    std::memcpy(&both, x, sizeof(both));
+    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), widened(weight),
+                                                     reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
+}
 #else
-inline Floats dot(Floats sum, const BFloat16* weight, const BFloat16* x) {
+template <class W>
+inline Floats dot(Floats sum, const W* weight, const BFloat16* x) {
     const Pair w = pair(weight);
     return sum + w.even * to_float(x[0]) + w.odd * to_float(x[1]);
 }
 #endif
 
-inline Floats dot(Floats sum, const float* weight, const float* x) {
+template <class W>
+inline Floats dot(Floats sum, const W* weight, const float* x) {
     const Pair w = pair(weight);
     return sum + w.even * x[0] + w.odd * x[1];
 }
