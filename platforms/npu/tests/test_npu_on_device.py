@@ -20,6 +20,7 @@ from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
 from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
+from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
 from srv_npu.graphs import NpuGraphs
@@ -78,7 +79,7 @@ def test_backends_are_what_the_facts_name() -> None:
 
 
 # All but those of capabilities that NPUs do not have.
-OPS = [op for op in CONTRACTS if not op.endswith("_gguf")]
+OPS = (*MODEL_OPS, *OPS_OF["w8a8"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

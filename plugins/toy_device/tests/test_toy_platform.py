@@ -14,6 +14,7 @@ from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import FACTS
@@ -80,7 +81,7 @@ def test_backends_are_what_the_facts_name(platform: Platform) -> None:
 
 
 # All but those of capabilities that it does not have.
-OPS = [op for op in CONTRACTS if not op.endswith("_gguf")]
+OPS = (*MODEL_OPS, *OPS_OF["w8a8"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -134,14 +134,14 @@ def _speed(report: Report) -> str:
     rows += [["this server ÷ best peer", *last], ["aim", *aims]]
     head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
     note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
-    return f"### Tokens a second\n\n{note}\n\n{_table(head, rows)}\n\n![Tokens a second](benchmarks/{PLOT.name})"
+    return f"## Tokens a second\n\n{note}\n\n{_table(head, rows)}\n\n![Tokens a second](benchmarks/{PLOT.name})"
 
 
 def _first(report: Report) -> str:
     rows, last = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
     rows.append(["this server ÷ best peer", *last])
     note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
-    return f"### Time to the first token\n\n{note}\n\n{_table(['server', *(p.name for p in _points(report))], rows)}"
+    return f"## Time to the first token\n\n{note}\n\n{_table(['server', *(p.name for p in _points(report))], rows)}"
 
 
 def _facts(report: Report) -> str:
@@ -156,7 +156,7 @@ def _facts(report: Report) -> str:
         rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, start])
     weighed = ["memory, MB: PSS of all processes", "its pool of keys and values", "memory less the pool"]
     head = ["server", "version", "precision", "perplexity", "weights, MB a step", *weighed, "healthy after, s"]
-    return f"### Precision and memory\n\n{_table(head, rows)}"
+    return f"## Precision and memory\n\n{_table(head, rows)}"
 
 
 def _memory(report: Report, peer: Row) -> list[str]:
@@ -186,8 +186,8 @@ def share(report: Report, peer: Row, point: Point) -> float | None:
 def _floors(report: Report) -> str:
     ours = _ours(report)
     if not report["ceilings"]:
-        return "### Floors\n\nNot measured: there is no C compiler."
-    parts = ["### Floors"]
+        return "## Floors\n\nNot measured: there is no C compiler."
+    parts = ["## Floors"]
     if ours is not None and ours["weight_bytes"]:
         parts += [_own_floor(report, ours), _profile(report, ours)]
     rows = []
@@ -259,7 +259,7 @@ def _profile(report: Report, ours: Row) -> str:
 def _missing(report: Report) -> str:
     rows = [[peer["name"], "all", peer["missing"]] for peer in report["peers"] if peer["missing"]]
     rows += [[peer["name"], point, reason] for peer in report["peers"] for point, reason in peer["failed"].items()]
-    return f"### What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
+    return f"## What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
 
 
 # ---- the plot

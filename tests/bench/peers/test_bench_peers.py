@@ -340,8 +340,8 @@ def test_the_page_compares_with_each_peer_and_with_the_best() -> None:
 
 
 def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
-    block = report.render(figures()).split("### Time to the first token")[1]
-    assert "| this server ÷ best peer | 0.83 |" in block.split("###")[0]
+    block = report.render(figures()).split("## Time to the first token")[1]
+    assert "| this server ÷ best peer | 0.83 |" in block.split("## ")[0]
 
 
 def test_the_page_says_what_is_missing_and_why() -> None:
