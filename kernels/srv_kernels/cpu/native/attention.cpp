@@ -22,6 +22,7 @@ constexpr int64_t STRETCH = 64;
 constexpr int64_t PART = 1024;
 constexpr int64_t QUERIES = 32;  // rows of one piece: queries times heads of a group, where a group is no larger
 constexpr int64_t PAIRS = BLOCK_TOKENS / 2;
+constexpr int BLOCKS = STRETCH / BLOCK_TOKENS;
 constexpr float NOTHING = -__builtin_inff();
 
 int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -31,17 +32,17 @@ int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
 template <class T>
 struct Workspace {
-    std::vector<T> query, weights, last;
+    std::vector<T> query, weights, cut;
     std::vector<float> scores, out, top, total;
 
     void fit(int64_t rows, int64_t dim) {
         grow(query, rows * dim);
         grow(weights, rows * STRETCH);
-        grow(last, BLOCK_TOKENS * dim);
+        grow(cut, STRETCH * dim);
         grow(scores, rows * STRETCH);
         grow(out, rows * dim);
         grow(top, rows);
-        grow(total, rows);
+        grow(total, rows * LANES);
     }
 
     template <class V>
@@ -89,13 +90,13 @@ public:
         }
         const bool alone = work * a.heads * a.dim < 256 * 1024;
         parallel(alone || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int share, int shares) {
-            const Range mine = part(a.rows, share, shares);
-            for (int64_t row = mine.begin; row < mine.end; ++row) write(row);
+            for (int64_t row = 0; row < a.rows; ++row) write(row, share, shares);
         });
         std::atomic<int64_t> next{0};
+        const int64_t count = first_piece.back(), taken = count < 8 * a.kv_heads ? 1 : a.kv_heads;  // all heads of a row
         parallel(alone, [&](int, int) {
-            for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < first_piece.back();) {
-                attend(piece);
+            for (int64_t piece; (piece = next.fetch_add(taken, std::memory_order_relaxed)) < count;) {
+                for (const int64_t end = at_most(piece + taken, count); piece < end; ++piece) attend(piece);
             }
         });
         for (int64_t row = 0; row < a.rows; ++row) {
@@ -160,18 +161,28 @@ private:
         return static_cast<const T*>(pool) + number * BLOCK_TOKENS * a.dim;
     }
 
-    void write(int64_t row) const {
-        const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
-        for (int64_t i = 0; i < a.query_lens[row]; ++i) {
-            const int64_t place = (prefix + i) % BLOCK_TOKENS;
-            const T* k = static_cast<const T*>(a.k) + (a.starts[row] + i) * a.k_stride;
-            const T* v = static_cast<const T*>(a.v) + (a.starts[row] + i) * a.v_stride;
-            for (int64_t head = 0; head < a.kv_heads; ++head, k += a.dim, v += a.dim) {
-                T* keys = const_cast<T*>(block(a.keys, row, head, prefix + i)) + place * 2;
-                for (int64_t d = 0; d < a.dim; d += 2) std::memcpy(keys + d * BLOCK_TOKENS, k + d, 2 * sizeof(T));
-                T* values = const_cast<T*>(block(a.values, row, head, prefix + i)) + place / 2 * a.dim * 2 + place % 2;
-                for (int64_t d = 0; d < a.dim; ++d) values[d * 2] = v[d];
-            }
+    // One share of the new keys and values of a row, cut between blocks.
+    void write(int64_t row, int share, int shares) const {
+        const int64_t prefix = a.kv_lens[row] - a.query_lens[row], first = prefix / BLOCK_TOKENS;
+        const Range blocks = part(ceiling(a.kv_lens[row], BLOCK_TOKENS) - first, share, shares);
+        for (int64_t number = first + blocks.begin; number < first + blocks.end; ++number) {
+            const int64_t begin = at_least(prefix, number * BLOCK_TOKENS);
+            const int64_t end = at_most(a.kv_lens[row], (number + 1) * BLOCK_TOKENS);
+            for (int64_t head = 0; head < a.kv_heads; ++head) write_block(row, head, begin, end);
+        }
+    }
+
+    // Tokens [begin, end), of one block, of one head.
+    void write_block(int64_t row, int64_t head, int64_t begin, int64_t end) const {
+        T* keys = const_cast<T*>(block(a.keys, row, head, begin));
+        T* values = const_cast<T*>(block(a.values, row, head, begin));
+        const int64_t token = a.starts[row] + begin - (a.kv_lens[row] - a.query_lens[row]);
+        const T* k = static_cast<const T*>(a.k) + token * a.k_stride + head * a.dim;
+        const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
+        for (int64_t place = begin % BLOCK_TOKENS; begin < end; ++begin, ++place, k += a.k_stride, v += a.v_stride) {
+            for (int64_t d = 0; d < a.dim; d += 2) std::memcpy(keys + d * BLOCK_TOKENS + place * 2, k + d, 2 * sizeof(T));
+            T* to = values + place / 2 * a.dim * 2 + place % 2;
+            for (int64_t d = 0; d < a.dim; ++d) to[d * 2] = v[d];
         }
     }
 
@@ -206,8 +217,8 @@ private:
         for (int64_t r = 0; r < rows; ++r) {
             std::memcpy(&space.query[r * a.dim], query(piece, r), a.dim * sizeof(T));
             space.top[r] = NOTHING;
-            space.total[r] = 0;
         }
+        std::memset(space.total.data(), 0, rows * LANES * sizeof(float));
         std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
         int64_t last = 0;
         for (int64_t row = piece.run.first; row < piece.run.end; ++row) last = at_least(last, end_of(piece, row));
@@ -222,6 +233,14 @@ private:
             }
         }
         finish(space, piece, rows);
+    }
+
+    // What is read after this block of values: a block of keys, of the next stretch, or else of the next head's first.
+    const T* after(const Piece& piece, int64_t row, int64_t at) const {
+        const int64_t next = at + STRETCH, first = piece.first_key / STRETCH * STRETCH + at % STRETCH;
+        if (next < end_of(piece, row)) return block(a.keys, row, piece.kv_head, next);
+        const bool more = piece.kv_head + 1 < a.kv_heads && first < end_of(piece, row);
+        return more ? block(a.keys, row, piece.kv_head + 1, first) : nullptr;
     }
 
     // The rows [of.begin, of.end) of a piece against 64 keys, which lie where `row` has them.
@@ -247,26 +266,29 @@ private:
     void score(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key, int64_t end) const {
         for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
             const T* keys = block(a.keys, row, piece.kv_head, at);
-            for (int64_t r = of.begin; r < of.end;) {
+            const T* next = block(a.values, row, piece.kv_head, at);
+            for (int64_t r = of.begin; r < of.end; next = nullptr) {
                 const int64_t left = of.end - r;
                 float* scores = &space.scores[r * STRETCH + at - key];
                 const T* queries = &space.query[r * a.dim];
                 if (left >= 8) {
-                    score_rows<8>(keys, queries, scores), r += 8;
+                    score_rows<8>(keys, queries, scores, next), r += 8;
                 } else if (left >= 3) {
-                    score_rows<3>(keys, queries, scores), r += 3;
+                    score_rows<3>(keys, queries, scores, next), r += 3;
                 } else {
-                    score_rows<1>(keys, queries, scores), r += 1;
+                    score_rows<1>(keys, queries, scores, next), r += 1;
                 }
             }
         }
     }
 
-    // Two chains of sums a row, so that few rows do not wait for their own additions.
+    // Two chains of sums a row, so that few rows do not wait for their own additions. Blocks of a pool lie too far apart
+    // for the processor to guess where it will read next: it is asked for as much of `next` as is read of `keys`.
     template <int COUNT>
-    inline void score_rows(const T* keys, const T* queries, float* scores) const {
+    inline void score_rows(const T* keys, const T* queries, float* scores, const T* next) const {
         Floats even[COUNT] = {}, odd[COUNT] = {};
         for (int64_t d = 0; d < a.dim; d += 4, keys += 4 * BLOCK_TOKENS) {
+            ask(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; ++r) {
                 even[r] = dot(even[r], keys, queries + r * a.dim + d);
@@ -278,45 +300,52 @@ private:
 
     // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears.
     void weigh(Workspace<T>& space, const Piece& piece, Range of, int64_t key, int64_t end) const {
-        constexpr Ints COUNTING{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int64_t r = of.begin; r < of.end; ++r) {
             const int64_t row = row_of(piece, r);
             const int64_t position = a.kv_lens[row] - a.query_lens[row] + query_of(piece, r);
             const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
             const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
             float* scores = &space.scores[r * STRETCH];
-            const bool plain = first == 0 && last == STRETCH && a.soft_cap == 0;
-            Floats most = all(NOTHING);
-            for (int64_t i = 0; i < end - key; i += LANES) {
-                Floats value = load(scores + i) * a.scale;
-                if (!plain) {
-                    const Ints at = COUNTING + static_cast<int32_t>(i);
-                    const Ints seen = (at >= first) & (at < last);
-                    value = seen ? capped(value) : all(NOTHING);
-                }
-                store(scores + i, value);
-                most = larger(value, most);
-            }
-            const float before = space.top[r], top = larger_of(before, largest(most));
+            const Floats most = scaled(scores, end - key, first, last);
+            const float before = space.top[r], top = any_larger(most, before) ? largest(most) : before;
             T* weights = &space.weights[r * STRETCH];
             if (top == NOTHING) {  // nothing seen yet
                 std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(T));
                 continue;
             }
-            Floats total{};
+            Floats total = load(&space.total[r * LANES]);
+            if (top != before) {
+                const float factor = before == NOTHING ? 0.0f : exponential(all(before - top))[0];
+                total *= factor;
+                float* out = &space.out[r * a.dim];
+                for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
+                space.top[r] = top;
+            }
             for (int64_t i = 0; i < end - key; i += LANES) {
-                const Floats weight = exponential(load(scores + i) - top);
+                const Floats weight = weight_of(load(scores + i) - top, static_cast<const T*>(nullptr));
                 store(weights + i, weight);
                 total += weight;
             }
-            const float factor = before == top ? 1.0f : before == NOTHING ? 0.0f : exponential(all(before - top))[0];
-            space.total[r] = space.total[r] * factor + sum(total);
-            space.top[r] = top;
-            if (factor != 1.0f) {
-                float* out = &space.out[r * a.dim];
-                for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
-            }
+            store(&space.total[r * LANES], total);
         }
+    }
+
+    // Scores times the scale, in place, and nothing where a query does not see; returns the largest of each lane.
+    Floats scaled(float* scores, int64_t count, int32_t first, int32_t last) const {
+        constexpr Ints COUNTING{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const bool plain = first == 0 && last == STRETCH && a.soft_cap == 0;
+        Floats most = all(NOTHING);
+        for (int64_t i = 0; i < count; i += LANES) {
+            Floats value = load(scores + i) * a.scale;
+            if (!plain) {
+                const Ints at = COUNTING + static_cast<int32_t>(i);
+                const Ints seen = (at >= first) & (at < last);
+                value = seen ? capped(value) : all(NOTHING);
+            }
+            store(scores + i, value);
+            most = larger(value, most);
+        }
+        return most;
     }
 
     static float larger_of(float a, float b) { return a > b ? a : b; }
@@ -329,46 +358,62 @@ private:
 
     void add_values(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key, int64_t end) const {
         const int64_t last = end_of(piece, row);
-        for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
-            const T* values = block(a.values, row, piece.kv_head, at);
+        const T *values[BLOCKS], *next[BLOCKS];
+        int count = 0;
+        for (int64_t at = key; at < end; at += BLOCK_TOKENS, ++count) {
+            values[count] = block(a.values, row, piece.kv_head, at);
+            next[count] = after(piece, row, at);
             if (at < piece.first_key || at + BLOCK_TOKENS > last) {
-                values = only_seen(space, values, piece.first_key - at, last - at);
+                T* copy = &space.cut[count * BLOCK_TOKENS * a.dim];
+                values[count] = only_seen(copy, values[count], piece.first_key - at, last - at);
             }
-            for (int64_t r = of.begin; r < of.end;) {
-                const int64_t left = of.end - r;
-                const T* weights = &space.weights[r * STRETCH + at - key];
-                float* out = &space.out[r * a.dim];
-                if (left >= 4) {
-                    add_rows<4>(values, weights, out), r += 4;
-                } else if (left >= 3) {
-                    add_rows<3>(values, weights, out), r += 3;
-                } else {
-                    add_rows<1>(values, weights, out), r += 1;
-                }
+        }
+        for (int64_t r = of.begin; r < of.end;) {
+            const int64_t left = of.end - r;
+            const T* weights = &space.weights[r * STRETCH];
+            float* out = &space.out[r * a.dim];
+            if (left >= 4) {
+                add_rows<4>(values, next, count, weights, out), r += 4;
+            } else if (left >= 3) {
+                add_rows<3>(values, next, count, weights, out), r += 3;
+            } else {
+                add_rows<1>(values, next, count, weights, out), r += 1;
             }
+            for (const T*& asked : next) asked = nullptr;
         }
     }
 
+    // Starts to read [from, from + count) of a block, if there is one.
+    static void ask(const T* block, int64_t from, int64_t count) {
+        if (block == nullptr) return;
+        const auto* bytes = reinterpret_cast<const char*>(block + from);
+        for (int64_t line = 0; line < count * static_cast<int64_t>(sizeof(T)); line += 64) __builtin_prefetch(bytes + line);
+    }
+
     template <int COUNT>
-    inline void add_rows(const T* values, const T* weights, float* out) const {
+    inline void add_rows(const T* const* values, const T* const* next, int count, const T* weights, float* out) const {
         int64_t d = 0;
-        for (; d + 4 * LANES <= a.dim; d += 4 * LANES) add_columns<COUNT, 4>(values, weights, out, d);
-        for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(values, weights, out, d);
+        for (; d + 4 * LANES <= a.dim; d += 4 * LANES) add_columns<COUNT, 4>(values, next, count, weights, out, d);
+        for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(values, next, count, weights, out, d);
     }
 
     template <int COUNT, int VECTORS>
-    inline void add_columns(const T* values, const T* weights, float* out, int64_t d) const {
+    inline void add_columns(const T* const* values, const T* const* next, int count, const T* weights, float* out, int64_t d) const {
         Floats sums[COUNT][VECTORS];
         for (int r = 0; r < COUNT; ++r) {
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = load(out + r * a.dim + d + v * LANES);
         }
-        for (int64_t i = 0; i < PAIRS; ++i) {
-            const T* pair = values + (i * a.dim + d) * 2;
+        for (int number = 0; number < count; ++number) {
+            for (int64_t i = 0; i < PAIRS; ++i) {
+                const T* pair = values[number] + (i * a.dim + d) * 2;
+                ask(next[number], (i * a.dim + d) * 2, 2 * VECTORS * LANES);
 #pragma GCC unroll 4
-            for (int r = 0; r < COUNT; ++r) {
+                for (int r = 0; r < COUNT; ++r) {
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) {
-                    sums[r][v] = dot(sums[r][v], pair + v * LANES * 2, weights + r * STRETCH + i * 2);
+                    for (int v = 0; v < VECTORS; ++v) {
+                        const T* both = weights + r * STRETCH + number * BLOCK_TOKENS + i * 2;
+                        sums[r][v] = dot(sums[r][v], pair + v * LANES * 2, both);
+                    }
                 }
             }
         }
@@ -379,13 +424,20 @@ private:
 
     // A copy with zeros for tokens that the piece does not see: what lies there need not be finite, and
     // zero times infinity is not zero.
-    const T* only_seen(Workspace<T>& space, const T* values, int64_t first, int64_t end) const {
-        for (int64_t token = 0; token < BLOCK_TOKENS; ++token) {
-            const bool seen = token >= first && token < end;
-            const int64_t begin = token / 2 * a.dim * 2 + token % 2;
-            for (int64_t d = 0; d < a.dim; ++d) space.last[begin + d * 2] = seen ? values[begin + d * 2] : T{};
+    const T* only_seen(T* copy, const T* values, int64_t first, int64_t end) const {
+        for (int64_t pair = 0; pair < PAIRS; ++pair) {
+            const bool one = 2 * pair >= first && 2 * pair < end, other = 2 * pair + 1 >= first && 2 * pair + 1 < end;
+            const int64_t begin = pair * a.dim * 2;
+            if (one && other) {
+                std::memcpy(copy + begin, values + begin, 2 * a.dim * sizeof(T));
+                continue;
+            }
+            for (int64_t d = 0; d < a.dim; ++d) {
+                copy[begin + d * 2] = one ? values[begin + d * 2] : T{};
+                copy[begin + d * 2 + 1] = other ? values[begin + d * 2 + 1] : T{};
+            }
         }
-        return space.last.data();
+        return copy;
     }
 
     void finish(Workspace<T>& space, const Piece& piece, int64_t rows) {
@@ -396,13 +448,13 @@ private:
                 if (piece.part >= found) continue;  // another row of the run is longer
                 float* to = &partial[(first_part[row] + head * found + piece.part) * (a.dim + 2)];
                 to[0] = space.top[r];
-                to[1] = space.total[r];
+                to[1] = sum(load(&space.total[r * LANES]));
                 std::memcpy(to + 2, sums, a.dim * sizeof(float));
                 continue;
             }
             if (piece.together() && piece.part > 0) continue;
             T* out = static_cast<T*>(a.out) + ((a.starts[row] + query_of(piece, r)) * a.heads + head) * a.dim;
-            const float factor = 1.0f / space.total[r];
+            const float factor = 1.0f / sum(load(&space.total[r * LANES]));
             for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * factor);
         }
     }

@@ -159,4 +159,34 @@ inline Floats exponential(Floats x) {
     return x != x ? x : result;
 }
 
+// e^x for x up to 0, as a weight of type T needs it: 0 under -87, NaN stays NaN.
+inline Floats weight_of(Floats x, const float*) { return exponential(x); }
+
+// In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
+// rounding to bfloat16 takes. n is added to the exponent, from the low bits of the magic sum that holds it.
+inline Floats weight_of(Floats x, const BFloat16*) {
+    constexpr float LOG2_E = 1.44269504088896341f;
+    const Floats clamped = x < -87.0f ? all(-87.0f) : x;
+    const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Floats n = clamped * LOG2_E + magic;
+    const Floats r = clamped * LOG2_E - (n - magic);
+    Floats p = all(1.33335581e-3f);
+    p = p * r + 9.61812911e-3f;
+    p = p * r + 5.55041087e-2f;
+    p = p * r + 2.40226507e-1f;
+    p = p * r + 6.93147181e-1f;
+    p = p * r + 1.0f;
+    const Floats result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) + (reinterpret_cast<Ints>(n) << 23));
+    return x < -87.0f ? Floats{} : x != x ? x : result;
+}
+
+// Whether any lane is larger than the other value; NaN is not.
+inline bool any_larger(Floats values, float than) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(values), _mm512_set1_ps(than), _CMP_GT_OQ) != 0;
+#else
+    return largest(values) > than;
+#endif
+}
+
 }  // namespace srv::SRV_ISA
