@@ -4,7 +4,8 @@
          ──► table[g][slot]    host, page ids of cache group g, in order; zero past the end
          ──► last[slot]        device, the token sampled last, fed at the next position
 
-Sampled tokens never pass through the host on their way into the next step.
+Sampled tokens never pass through the host on their way into the next step. What is asked of the same slots step after
+step, as decoding does, is made once and given again: the same tensors, which nobody writes to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from srv.errors import InternalError
 from srv.sched.plan import Row, Start
 
 Ints = npt.NDArray[np.int64]
-Table = npt.NDArray[np.int32]
 
 
 class Slots:
@@ -31,7 +31,11 @@ class Slots:
         self._prompt_logprobs = [0] * count
         self._tables = [np.zeros((count, width), dtype=np.int32) for width in max_pages]
         self._used = [np.zeros(count, dtype=np.int64) for _ in max_pages]
+        self._device = device
         self._last = torch.zeros(count, dtype=torch.int64, device=device)
+        self._index: tuple[tuple[int, ...], torch.Tensor | None] = (), None
+        self._changes = 0  # of page tables
+        self._latest: list[tuple[object, torch.Tensor] | None] = [None for _ in max_pages]
 
     def start(self, start: Start) -> None:
         self.end(start.slot)
@@ -41,11 +45,13 @@ class Slots:
 
     def end(self, slot: int) -> None:
         self._tokens[slot] = None
+        self._changes += 1
         for table, used in zip(self._tables, self._used, strict=True):
             table[slot, : used[slot]] = 0
             used[slot] = 0
 
     def append_pages(self, row: Row) -> None:
+        self._changes += 1
         for group, pages in enumerate(row.new_pages):
             if pages:
                 begin = self._used[group][row.slot]
@@ -67,6 +73,14 @@ class Slots:
             raise InternalError(f"slot {row.slot} plans positions {row.computed}..{end} of {len(tokens)} known tokens")
         return None
 
+    def feeds_last(self, rows: Sequence[Row]) -> bool:
+        """Whether each row computes one token, which is the one that its slot sampled last."""
+        for row in rows:
+            tokens = self._tokens[row.slot]
+            if tokens is None or row.scheduled != 1 or row.computed < len(tokens):
+                return False
+        return True
+
     def targets(self, row: Row) -> Ints:
         """Prompt tokens that follow the row's scored positions, int64 [<= score]."""
         tokens = self._tokens[row.slot]
@@ -78,15 +92,32 @@ class Slots:
         """How many alternatives each scored prompt token of the slot is reported with."""
         return self._prompt_logprobs[slot]
 
-    def page_table(self, group: int, slots: Sequence[int]) -> Table:
-        """int32 [len(slots), columns]: the slots' pages, as wide as the longest of them."""
+    def page_table(self, group: int, slots: tuple[int, ...]) -> torch.Tensor:
+        """int32 [len(slots), columns] on the host: the slots' pages, as wide as the longest of them.
+
+        The very tensor that was given last, if nothing has changed; so a table that changes is a new one, and a copy of
+        the old one that is still on its way is left alone.
+        """
+        key, latest = (slots, self._changes), self._latest[group]
+        if latest is not None and latest[0] == key:
+            return latest[1]
         index = np.asarray(slots)
         width = int(self._used[group][index].max())
-        return self._tables[group][index, :width]
+        table = torch.from_numpy(self._tables[group][index, :width])
+        self._latest[group] = key, table
+        return table
 
-    def last(self, slots: torch.Tensor) -> torch.Tensor:
-        return self._last[slots]
+    def last(self, slots: tuple[int, ...]) -> torch.Tensor:
+        """int64 [len(slots)] on the device: the tokens that they sampled last."""
+        return self._last.index_select(0, self._on_device(slots))
 
-    def remember(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """The tokens just sampled, int64 [rows] on the device, become the slots' last ones."""
-        self._last[slots] = tokens
+    def remember(self, slots: tuple[int, ...], tokens: torch.Tensor) -> None:
+        """The tokens just sampled, int64 [len(slots)] on the device, become the slots' last ones."""
+        self._last.index_copy_(0, self._on_device(slots), tokens)
+
+    def _on_device(self, slots: tuple[int, ...]) -> torch.Tensor:
+        of, index = self._index
+        if index is None or of != slots:
+            index = torch.tensor(slots, dtype=torch.int64).to(self._device)
+            self._index = slots, index
+        return index
