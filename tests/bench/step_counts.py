@@ -61,6 +61,7 @@ WEIGHTS: Mapping[str, tuple[int | str, ...]] = {
     "srv_byte_linear": ("weight", "scales", "correction", "bias"),
     "srv_block_linear": ("weight", "bias"),
     "srv_block_rows": (),
+    "srv_most_likely": (),
 }
 
 

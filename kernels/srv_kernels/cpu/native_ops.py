@@ -98,6 +98,20 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
     return turned_q, turned_k
 
 
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [T, V] -> (int64 [T]: the place of the largest, the first among equals; bool [T]: whether there is one).
+
+    There is none, and the place is 0, where a logit is NaN or +inf, or all are -inf.
+    """
+    rows = _rows(logits)
+    count, vocab = rows.shape
+    tokens, finite = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+    _library.srv_most_likely(
+        TYPES[rows.dtype], tokens.data_ptr(), finite.data_ptr(), rows.data_ptr(), count, vocab, rows.stride(0)
+    )
+    return tokens, finite
+
+
 def _heads(x: Tensor) -> Tensor:
     """[T, H, D] whose heads lie one after the other; only the token axis may have another stride."""
     _, heads, dim = x.shape

@@ -116,6 +116,14 @@ struct PackBlocksArgs {
     Stored stored;
 };
 
+// The token of the largest logit of each row, the lowest among equals; see sampling.cpp.
+struct MostLikelyArgs {
+    const void* logits;  // [rows, vocab]
+    int64_t* tokens;     // [rows]; 0 where `finite` is
+    uint8_t* finite;     // [rows]: 0 where a logit is NaN or +inf, or all are -inf; else 1
+    int64_t rows, vocab, stride;
+};
+
 // Causal attention over a paged pool, after writing this step's keys and values to it.
 //
 // Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
@@ -150,6 +158,7 @@ struct Kernels {
     void (*block_linear)(Type, const BlockLinearArgs&);
     void (*block_rows)(Type, const BlockRowsArgs&);
     void (*pack_blocks)(const PackBlocksArgs&);
+    void (*most_likely)(Type, const MostLikelyArgs&);
 };
 
 }  // namespace srv

@@ -92,7 +92,7 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 5; }
+int32_t srv_interface() { return 6; }
 
 const char* srv_isa() { return srv::chosen->name; }
 
@@ -167,6 +167,11 @@ void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t i
 void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) { call(srv::chosen->block_linear, type, *args); }
 
 void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args) { call(srv::chosen->block_rows, type, *args); }
+
+void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
+                     int64_t stride) {
+    call(srv::chosen->most_likely, type, srv::MostLikelyArgs{logits, tokens, finite, rows, vocab, stride});
+}
 
 // 0 for a type that is not known.
 int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs) {
