@@ -37,7 +37,7 @@ class Inputs:
 def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     """Lay the rows out. Every tensor is built on the host in one piece and copied once."""
     if slots.feeds_last(rows) and all(row.sample and not row.score for row in rows):
-        return _decode(rows, slots, device)
+        return _decode(rows, slots)
     lens = np.fromiter((row.scheduled for row in rows), dtype=np.int64, count=len(rows))
     computed = np.fromiter((row.computed for row in rows), dtype=np.int64, count=len(rows))
     ends = np.cumsum(lens)
@@ -59,19 +59,19 @@ def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     )
 
 
-def _decode(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
+def _decode(rows: Sequence[Row], slots: Slots) -> Inputs:
     """Every row feeds what it sampled last, and samples again."""
     computed = [row.computed for row in rows]
-    places = torch.tensor(computed, dtype=torch.int64)
+    positions, sources = slots.positions(computed)
     return Inputs(
         tokens=slots.last(tuple([row.slot for row in rows])),
-        positions=places.to(device, non_blocking=True),
+        positions=positions,
         query_lens=[1] * len(rows),
         kv_lens=[position + 1 for position in computed],
         outputs=None,
         sampled=list(range(len(rows))),
         scores=[],
-        sources=(places,),
+        sources=sources,
     )
 
 

@@ -137,7 +137,7 @@ class Runner:
         if not inputs.sampled or logits is None:
             return None
         chosen = [rows[index] for index in inputs.sampled]
-        wanted = logits if len(logits) == len(chosen) else logits[: len(chosen)]
+        wanted = logits[: len(chosen)] if inputs.scores else logits
         drawn = self._sampler.sample(wanted, [SampleRow(row.slot, row.computed + row.scheduled) for row in chosen])
         self._slots.remember(tuple([row.slot for row in chosen]), drawn.tokens)
         return drawn

@@ -11,6 +11,7 @@ step, as decoding does, is made once and given again: the same tensors, which no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,15 @@ from srv.errors import InternalError
 from srv.sched.plan import Row, Start
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the last tokens of some slots lie: beside one another (`view`), or, if there is one, by `index`."""
+
+    slots: tuple[int, ...]
+    view: torch.Tensor
+    index: torch.Tensor | None
 
 
 class Slots:
@@ -33,7 +43,9 @@ class Slots:
         self._used = [np.zeros(count, dtype=np.int64) for _ in max_pages]
         self._device = device
         self._last = torch.zeros(count, dtype=torch.int64, device=device)
-        self._index: tuple[tuple[int, ...], torch.Tensor | None] = (), None
+        self._at: list[int] = []
+        self._positions = self._last[:0]
+        self._place = _Place((), self._last[:0], None)
         self._changes = 0  # of page tables
         self._latest: list[tuple[object, torch.Tensor] | None] = [None for _ in max_pages]
 
@@ -108,16 +120,37 @@ class Slots:
         return table
 
     def last(self, slots: tuple[int, ...]) -> torch.Tensor:
-        """int64 [len(slots)] on the device: the tokens that they sampled last."""
-        return self._last.index_select(0, self._on_device(slots))
+        """int64 [len(slots)] on the device: the tokens that they sampled last. Good until `remember`."""
+        place = self._placed(slots)
+        return place.view if place.index is None else self._last.index_select(0, place.index)
+
+    def positions(self, places: list[int]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """These positions, int64 on the device, good until the next call; and the host memory they are copied from.
+
+        Rows that decode are one further at every step: then nothing is copied, and one is added where they are.
+        """
+        if len(self._at) == len(places) and all(at + 1 == place for at, place in zip(self._at, places, strict=True)):
+            self._positions.add_(1)
+            sources: tuple[torch.Tensor, ...] = ()
+        else:
+            source = torch.tensor(places, dtype=torch.int64)
+            self._positions, sources = source.to(self._device, non_blocking=True, copy=True), (source,)
+        self._at = places
+        return self._positions, sources
 
     def remember(self, slots: tuple[int, ...], tokens: torch.Tensor) -> None:
         """The tokens just sampled, int64 [len(slots)] on the device, become the slots' last ones."""
-        self._last.index_copy_(0, self._on_device(slots), tokens)
+        place = self._placed(slots)
+        if place.index is None:
+            place.view.copy_(tokens)
+        else:
+            self._last.index_copy_(0, place.index, tokens)
 
-    def _on_device(self, slots: tuple[int, ...]) -> torch.Tensor:
-        of, index = self._index
-        if index is None or of != slots:
-            index = torch.tensor(slots, dtype=torch.int64).to(self._device)
-            self._index = slots, index
-        return index
+    def _placed(self, slots: tuple[int, ...]) -> _Place:
+        if self._place.slots != slots:
+            first, count = slots[0], len(slots)
+            index = None
+            if slots != tuple(range(first, first + count)):
+                index = torch.tensor(slots, dtype=torch.int64).to(self._device)
+            self._place = _Place(slots, self._last[first : first + count], index)
+        return self._place

@@ -70,10 +70,10 @@ class Roster:
 
         In the first row of a start these are the cached prefix's pages, too.
         """
-        lease = lease_of(request)
         told = request.pages_told
         if tokens <= told * self.cache.page_size:
             return self.cache.no_pages
+        lease = lease_of(request)
         self.cache.extend(lease, tokens)
         request.pages_told = lease.pages
         return tuple(tuple(table[told:]) for table in lease.tables)
