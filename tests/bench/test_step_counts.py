@@ -22,14 +22,14 @@ Engines = Callable[[str], CountedEngine]
 # from 3.11 on; torch's calls are those of the release in constraints.txt.
 #   weight_bytes, kv_bytes, allocations, native_calls, torch_calls, python_calls
 EXPECTED = {
-    ("small", "decode of 1 row"): Counts(321_792, 86_016, 3, 31, 16, 85),
-    ("small", "decode of 4 rows"): Counts(321_792, 344_064, 3, 31, 16, 163),
-    ("small", "decode of 16 rows"): Counts(321_792, 1_376_256, 3, 31, 16, 475),
-    ("small", "prefill of 512"): Counts(321_792, 393_216, 82, 31, 137, 304),
-    ("demo", "decode of 1 row"): Counts(96_506_496, 2_580_480, 3, 274, 16, 85),
-    ("demo", "decode of 4 rows"): Counts(96_506_496, 10_321_920, 3, 274, 16, 163),
-    ("demo", "decode of 16 rows"): Counts(96_506_496, 41_287_680, 3, 274, 16, 475),
-    ("demo", "prefill of 512"): Counts(96_506_496, 11_796_480, 730, 274, 1_028, 1_276),
+    ("small", "decode of 1 row"): Counts(321_792, 86_016, 2, 31, 13, 74),
+    ("small", "decode of 4 rows"): Counts(321_792, 344_064, 2, 31, 13, 116),
+    ("small", "decode of 16 rows"): Counts(321_792, 1_376_256, 2, 31, 13, 284),
+    ("small", "prefill of 512"): Counts(321_792, 393_216, 82, 31, 137, 308),
+    ("demo", "decode of 1 row"): Counts(96_506_496, 2_580_480, 2, 274, 13, 74),
+    ("demo", "decode of 4 rows"): Counts(96_506_496, 10_321_920, 2, 274, 13, 116),
+    ("demo", "decode of 16 rows"): Counts(96_506_496, 41_287_680, 2, 274, 13, 284),
+    ("demo", "prefill of 512"): Counts(96_506_496, 11_796_480, 730, 274, 1_028, 1_280),
 }
 
 
