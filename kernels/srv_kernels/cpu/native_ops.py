@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from srv_kernels.cpu.library import BlockLinearArgs, BlockRowsArgs, ByteLinearArgs, load
+from srv_kernels.cpu.room import Room
 
 _loaded = load()
 if _loaded.library is None:
@@ -118,22 +119,30 @@ def _heads(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) else x.contiguous()
 
 
-def pack(weight: Tensor) -> Tensor:
-    """[outputs, inputs] -> the same numbers in blocks, as `linear` reads them (native/linear.cpp); flat."""
+def _memory(size: int, room: Room | None) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8) if room is None else room.take(size)
+
+
+def pack(weight: Tensor, room: Room | None = None) -> Tensor:
+    """[outputs, inputs] -> the same numbers in blocks, as `linear` reads them (native/linear.cpp); flat.
+
+    They lie in `room`, if one is given, as everything does that is packed here.
+    """
     rows = _rows(weight)
     outputs, inputs = rows.shape
-    packed = torch.empty(_library.srv_packed_elements(outputs, inputs), dtype=weight.dtype)
+    size = _library.srv_packed_elements(outputs, inputs) * weight.itemsize
+    packed = _memory(size, room).view(weight.dtype)
     _library.srv_pack(_PACKED_TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
     return packed
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def linear(weight: Tensor, bias: Tensor | None, room: Room | None = None) -> Callable[[Tensor], Tensor]:
     """The product with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
     The weight is packed, that is copied, once; afterwards only the copy is used.
     """
     outputs, inputs = weight.shape
-    packed, kind = pack(weight), TYPES[weight.dtype]
+    packed, kind = pack(weight, room), TYPES[weight.dtype]
     weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
     product, dtype = _library.srv_linear, weight.dtype
 
@@ -155,9 +164,9 @@ class ScaledLinear:
     packed, that is copied, once; afterwards only the copy is used.
     """
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None, room: Room | None = None) -> None:
         self._outputs, self._inputs = weight.shape
-        self._packed, self._scales, self._bias = pack(weight), scales.contiguous(), bias
+        self._packed, self._scales, self._bias = pack(weight, room), scales.contiguous(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = _rows(x)
@@ -192,11 +201,12 @@ class ByteLinear:
         bias: Tensor | None = None,
         counted: Tensor | None = None,
         static: tuple[float, float] = (0.0, 0.0),
+        room: Room | None = None,
     ) -> None:
         rows = _rows(weight)
         self._outputs, self._inputs = rows.shape
         self._padded = -(-self._inputs // 4) * 4
-        self._packed = torch.empty(_library.srv_packed_bytes(self._outputs, self._inputs), dtype=torch.int8)
+        self._packed = _memory(_library.srv_packed_bytes(self._outputs, self._inputs), room)
         _library.srv_pack_bytes(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
         correction = -128 * weight.sum(1, dtype=torch.int32)
         self._correction = correction if counted is None else correction + counted
@@ -250,13 +260,13 @@ class BlockWeight:
     rows: uint8 [outputs, bytes of a row], as the file has them. `stored`: the type's name, one of `STORED`.
     """
 
-    def __init__(self, rows: Tensor, stored: str, inputs: int) -> None:
+    def __init__(self, rows: Tensor, stored: str, inputs: int, room: Room | None = None) -> None:
         self.outputs, self.inputs = rows.shape[0], inputs
         self._stored = STORED[stored]
         if inputs % _STRETCH or rows.shape[1] != _library.srv_stored_row_bytes(self._stored, inputs):
             raise ValueError(f"{inputs} weights of type {stored} do not lie in {rows.shape[1]} bytes")
         rows = _rows(rows)
-        self._packed = torch.empty(_library.srv_packed_blocks(self._stored, self.outputs, inputs), dtype=torch.uint8)
+        self._packed = _memory(_library.srv_packed_blocks(self._stored, self.outputs, inputs), room)
         _library.srv_pack_blocks(
             self._stored, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
         )

@@ -20,6 +20,7 @@ from srv.models.blocks import BlockEmbedding, BlockLinear
 from srv.models.layers import Linear, Projection
 from srv.models.quantized import ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv_kernels.cpu.library import load
+from srv_kernels.cpu.room import Room
 
 if TYPE_CHECKING:
     from srv_kernels.cpu.native_ops import BlockWeight
@@ -54,15 +55,16 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
 
     Returns how many were repacked, and by what.
     """
-    kernel, name = _kernel()
+    room = Room()
+    kernel, name = _kernel(room)
     packed = 0
     blocks: dict[int, BlockWeight] = {}  # by the matrix that they were packed from
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (BlockEmbedding, BlockLinear)):
-                packed += _pack_blocks(module, blocks)
+                packed += _pack_blocks(module, blocks, room)
                 continue
-            if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel)) is None:
+            if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel, room)) is None:
                 continue
             module.kernel = packed_kernel
             if not (isinstance(module, Linear) and module.shared):
@@ -71,7 +73,7 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
     return packed, name
 
 
-def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWeight]) -> bool:
+def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWeight], room: Room) -> bool:
     """Repack a GGUF file's blocks, once where an embedding is the output layer too. False: the default kernel stays."""
     from srv_kernels.cpu.native_ops import TYPES, BlockProduct, BlockWeight
 
@@ -80,7 +82,7 @@ def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWei
     matrices = [module.matrix] if isinstance(module, BlockEmbedding) else module.matrices
     for matrix in matrices:
         if id(matrix) not in known:
-            known[id(matrix)] = BlockWeight(matrix.rows, matrix.stored, matrix.inputs)
+            known[id(matrix)] = BlockWeight(matrix.rows, matrix.stored, matrix.inputs, room)
             matrix.release()
     weights = [known[id(matrix)] for matrix in matrices]
     if isinstance(module, BlockEmbedding):
@@ -90,7 +92,7 @@ def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWei
     return True
 
 
-def _packed(projection: Projection, kernel: MakeKernel | None) -> Kernel | None:
+def _packed(projection: Projection, kernel: MakeKernel | None, room: Room) -> Kernel | None:
     """The product on a repacked weight, or None where the default one stays."""
     if isinstance(projection, Linear):
         if kernel is None or projection.weight.dtype not in _DTYPES:
@@ -104,17 +106,18 @@ def _packed(projection: Projection, kernel: MakeKernel | None) -> Kernel | None:
         return None
     if isinstance(projection, ScaledInt8Linear):
         kind = ScaledLinear if isinstance(projection, WeightOnlyInt8Linear) else ByteLinear
-        return kind(projection.weight, projection.weight_scale, projection.bias)
+        return kind(projection.weight, projection.weight_scale, projection.bias, room=room)
     static = (1.0 / float(projection.input_scale), float(projection.input_offset))
-    return ByteLinear(projection.weight, projection.deq_scale, counted=projection.quant_bias, static=static)
+    counted = projection.quant_bias
+    return ByteLinear(projection.weight, projection.deq_scale, counted=counted, static=static, room=room)
 
 
-def _kernel() -> tuple[MakeKernel | None, str]:
+def _kernel(room: Room) -> tuple[MakeKernel | None, str]:
     """Makes a product from a weight and a bias; None: the plain product stays. And a name for the log."""
     if load().library is not None:
         from srv_kernels.cpu import native_ops
 
-        return native_ops.linear, f"native kernels, {load().isa}"
+        return partial(native_ops.linear, room=room), f"native kernels, {load().isa}"
     if packing_available():
         return PackedKernel, "oneDNN"
     return None, "torch's plain products"
