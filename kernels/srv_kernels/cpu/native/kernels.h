@@ -65,7 +65,7 @@ struct ByteLinearArgs {
     const int32_t* correction;  // [outputs], added to the sums of steps
     const void* bias;           // null, or [outputs], added last
     void* out;                  // [rows, outputs], contiguous
-    uint8_t* steps;             // scratch: [rows, padded_fours(inputs)]
+    uint8_t* steps;             // scratch: [rows, padded_fours(inputs)]; library.cpp's, as the next is
     float* row_scales;          // scratch: [rows]
     int64_t rows, inputs, outputs, x_stride;
     float per_input, offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0
@@ -92,7 +92,7 @@ struct BlockLinearArgs {
     const uint8_t* weight;  // packed: blocks(outputs) * inputs / STRETCH * stretch_bytes(form) bytes
     const void* bias;       // null, or [outputs]
     void* out;
-    int8_t* steps;          // scratch: [rows, inputs]
+    int8_t* steps;          // scratch: [rows, inputs]; library.cpp's, as the next two are
     float* x_scales;        // scratch: [rows, inputs / STRETCH, 2]
     StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
     int64_t rows, inputs, outputs, x_stride, out_stride;
