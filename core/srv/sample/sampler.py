@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,7 @@ NON_FINITE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnToken:
+class DrawnToken(NamedTuple):
     """One row's result on the host. With `error` (code, message), `token` means nothing."""
 
     token: int
@@ -130,8 +129,8 @@ class Sampler:
         scores = self._score(logits, tokens, layout)
         return SampledBatch(
             tokens,
-            tokens.to("cpu", non_blocking=True),
-            finite.to("cpu", non_blocking=True),
+            tokens if tokens.is_cpu else tokens.to("cpu", non_blocking=True),
+            finite if finite.is_cpu else finite.to("cpu", non_blocking=True),
             scores,
             layout.scored,
             noise,
