@@ -129,8 +129,8 @@ class Sampler:
         scores = self._score(logits, tokens, layout)
         return SampledBatch(
             tokens,
-            tokens if tokens.is_cpu else tokens.to("cpu", non_blocking=True),
-            finite if finite.is_cpu else finite.to("cpu", non_blocking=True),
+            tokens.to("cpu", non_blocking=True),
+            finite.to("cpu", non_blocking=True),
             scores,
             layout.scored,
             noise,
