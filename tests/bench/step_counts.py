@@ -61,6 +61,7 @@ WEIGHTS: Mapping[str, tuple[int | str, ...]] = {
     "srv_byte_linear": ("weight", "scales", "correction", "bias"),
     "srv_block_linear": ("weight", "bias"),
     "srv_block_rows": (),
+    "srv_most_likely": (),
 }
 
 
@@ -203,12 +204,16 @@ def _prompt(number: int, length: int) -> list[int]:
 
 
 def _sizes() -> dict[int, tuple[int, int]]:
-    """Of all tensors in host memory, by address: their bytes, and those of one along the first axis."""
+    """Of all tensors in host memory, by address: their bytes, and those of one along the first axis.
+
+    Of several that begin at one address the smallest counts (a weight may be the first in a chunk of memory), in the
+    shape whose first axis is the shortest.
+    """
     found: dict[int, tuple[int, int]] = {}
     for each in gc.get_objects():
         if type(each) in (Tensor, torch.nn.Parameter) and each.device.type == "cpu" and each.numel():
             one = (each.nbytes, each.nbytes // (each.shape[0] if each.dim() else 1))
-            found[each.data_ptr()] = max(one, found.get(each.data_ptr(), one))
+            found[each.data_ptr()] = min(one, found.get(each.data_ptr(), one), key=lambda size: (size[0], -size[1]))
     return found
 
 

@@ -131,3 +131,27 @@ def test_every_plan_of_a_row_count_sees_the_same_addresses() -> None:
         made.replay(count, given, table(*[[5]] * rows))
     assert {batch.page_table.data_ptr() for batch in attention.planned} == {buffers.pages.data_ptr()}
     assert [batch.page_table.shape for batch in attention.planned] == [(2, 5), (2, 5), (4, 5), (2, 5)]
+
+
+def test_a_table_that_was_given_last_is_not_copied_again_and_another_one_is() -> None:
+    made, _, _, buffers = steps()
+    pages = table([1, 2], [3, 4])
+    made.replay(2, inputs(2), pages)
+    buffers.pages.zero_()  # whoever writes to them sees whether they are filled
+    made.replay(2, inputs(2), pages)
+    assert buffers.pages.count_nonzero() == 0
+    made.replay(2, inputs(2), table([1, 2], [3, 4]))
+    assert buffers.pages[:2, :2].tolist() == [[1, 2], [3, 4]]
+
+
+def test_the_same_table_is_padded_for_another_row_count() -> None:
+    made, _, _, buffers = steps((2, 4))
+    four = table([1], [2], [3], [4])
+    made.replay(4, inputs(4), four)
+    pages = table([5])
+    made.replay(2, inputs(1), pages)
+    assert buffers.pages[:, 0].tolist() == [5, 0, 3, 4]
+    made.replay(4, inputs(1), pages)
+    assert buffers.pages[:, 0].tolist() == [5, 0, 0, 0]
+    assert buffers.tokens.tolist() == [10, 0, 0, 0]
+    assert buffers.positions.tolist() == [20, 0, 0, 0]

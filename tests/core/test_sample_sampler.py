@@ -32,9 +32,22 @@ class FakeBackend:
         return torch.where(batch.temperature == 0, batch.logits.argmax(-1), drawn)
 
 
+class GreedyBackend(FakeBackend):
+    """Takes the most likely tokens by itself, and remembers what of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen.append(logits)
+        finite = logits.float().amax(-1).isfinite()
+        return logits.argmax(-1).masked_fill(~finite, 0), finite
+
+
 class World:
-    def __init__(self, *asks: dict[str, Any]) -> None:
-        self.backend = FakeBackend()
+    def __init__(self, *asks: dict[str, Any], backend: FakeBackend | None = None) -> None:
+        self.backend = backend or FakeBackend()
         self.state = SamplerState(16, VOCAB, torch.device("cpu"))
         self.sampler = Sampler(self.backend, self.state)
         for slot, ask in enumerate(asks):
@@ -61,6 +74,31 @@ def test_greedy_rows_take_the_most_likely_token(dtype: torch.dtype) -> None:
     assert [one.token for one in drawn] == logits.argmax(-1).tolist()
     assert world.backend.batches[0].all_greedy
     assert world.backend.batches[0].logits.dtype == torch.float32
+
+
+def test_a_backend_that_can_takes_greedy_rows_as_the_model_gave_them() -> None:
+    backend, logits = GreedyBackend(), random_logits(3, torch.bfloat16)
+    world = World(GREEDY, GREEDY, {**GREEDY, "logprobs": 1}, backend=backend)
+    logits[1, 7] = torch.nan
+    drawn = world.sample(logits, [(0, 3), (1, 3), (2, 3)])
+    assert backend.seen[0] is logits
+    assert [one.token for one in drawn if one.error is None] == logits[[0, 2]].argmax(-1).tolist()
+    assert [one.error is not None for one in drawn] == [False, True, False]
+    assert drawn[2].logprob is not None
+    assert not backend.batches
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 3}, {**GREEDY, "logit_bias": ((4, 50.0),)}], ids=["a row that is drawn", "a processor at work"]
+)
+def test_such_a_backend_is_asked_the_long_way_beside(other: dict[str, Any]) -> None:
+    backend = GreedyBackend()
+    world = World(GREEDY, other, backend=backend)
+    world.sample(random_logits(2), [(0, 3), (1, 3)])
+    assert not backend.seen
+    assert len(backend.batches) == 1
+    world.sample(random_logits(1), [(0, 4)])
+    assert len(backend.seen) == 1
 
 
 def test_noise_of_a_row_is_that_of_its_seed_and_position() -> None:

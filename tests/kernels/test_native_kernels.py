@@ -280,6 +280,41 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+class TestMostLikely:
+    @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 50, 1024, 4099])
+    def test_the_largest_of_each_row(self, isa: str, threads: int, dtype: torch.dtype, vocab: int) -> None:
+        wide = _matrix(1, 7, vocab + 3, dtype)
+        for logits in (wide[:, :vocab], wide[:1, 3:].contiguous()):
+            tokens, finite = native_ops.most_likely(logits)
+            assert torch.equal(tokens, logits.float().argmax(-1))
+            assert finite.all()
+
+    @pytest.mark.parametrize("places", [(0, 16), (15, 16), (17, 33), (3, 48), (49, 50), (31, 49)])
+    def test_equals_are_taken_by_their_place(self, isa: str, dtype: torch.dtype, places: tuple[int, int]) -> None:
+        logits = torch.full((1, 51), -2.0, dtype=dtype)
+        logits[0, list(places)] = -0.5
+        assert native_ops.most_likely(logits)[0].tolist() == [places[0]]
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    @pytest.mark.parametrize("at", [0, 20, 49])
+    def test_a_row_with_a_bad_value_is_told_and_harms_no_other(
+        self, isa: str, dtype: torch.dtype, bad: float, at: int
+    ) -> None:
+        logits = _matrix(2, 3, 50, dtype)
+        want = logits.float().argmax(-1)
+        logits[1, at] = bad
+        tokens, finite = native_ops.most_likely(logits)
+        assert tokens.tolist() == [want[0], 0, want[2]]
+        assert finite.tolist() == [True, False, True]
+
+    def test_masked_values_are_passed_over_unless_there_is_nothing_else(self, isa: str, dtype: torch.dtype) -> None:
+        logits = torch.full((2, 50), -torch.inf, dtype=dtype)
+        logits[0, 37] = -1e30
+        tokens, finite = native_ops.most_likely(logits)
+        assert (tokens.tolist(), finite.tolist()) == ([37, 0], [True, False])
+
+
 class TestLibrary:
     def test_a_library_that_is_not_there(self, tmp_path: Path) -> None:
         found = library.open_library(tmp_path / "none.so")

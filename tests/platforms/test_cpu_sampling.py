@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from srv.platform.interface import BackendContext, SamplingBatch
 from srv_cpu import sampling
 from srv_cpu.sampling import TorchSampling
+from srv_kernels.cpu.library import Loaded
 
 BACKEND = TorchSampling(BackendContext(cast(Any, None), torch.device("cpu"), None, 16, 16))
 
@@ -182,6 +183,26 @@ def test_rows_settled_at_different_widths_draw_as_if_sorted(monkeypatch: pytest.
 def test_ends_of_the_scale_are_greedy(ask: Ask, noise: float, vocab: int) -> None:
     logits = normal(4, vocab, seed=1)
     assert draw(logits, [ask] * 4, [noise] * 4) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_short_way_of_greedy_rows_gives_the_same_tokens(
+    dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(sampling, "load", lambda: Loaded(None, "not here"))
+    backend = TorchSampling(BackendContext(cast(Any, None), torch.device("cpu"), None, 16, 16))
+    logits = normal(9, 1000, seed=4).to(dtype)
+    tokens, finite = backend.most_likely(logits)
+    assert tokens.tolist() == draw(logits.float(), [Ask(0.0)] * 9, [0.0] * 9)
+    assert finite.all()
+    logits[2, 30], logits[4, 999], logits[6] = torch.nan, torch.inf, -torch.inf
+    again, finite = backend.most_likely(logits)
+    assert finite.tolist() == [row not in (2, 4, 6) for row in range(9)]
+    assert again.tolist() == [
+        token if well else 0 for token, well in zip(tokens.tolist(), finite.tolist(), strict=True)
+    ]
 
 
 def test_huge_temperature_is_uniform() -> None:

@@ -6,6 +6,7 @@ prints a traceback for what an operator can fix.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -49,6 +50,7 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     channel.send(engine.ready)
     from srv.engine.loop import EngineLoop
 
+    gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
     try:
         EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == spec.parent)
     finally:

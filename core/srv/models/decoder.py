@@ -27,10 +27,11 @@ class Attention(nn.Module):
         super().__init__()
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, config.windows[index])
-        self.sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
+        self.heads, self.all_heads = [heads, kv_heads, kv_heads], heads + 2 * kv_heads
         names = (f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
         place = weights.place
-        self.qkv = weights.linear(dict(zip(names, self.sizes, strict=True)), config.hidden_size, config.qkv_bias)
+        parts = {name: count * dim for name, count in zip(names, self.heads, strict=True)}
+        self.qkv = weights.linear(parts, config.hidden_size, config.qkv_bias)
         self.output = weights.linear({f"{prefix}.o_proj": config.hidden_size}, heads * dim, config.output_bias)
         self.query_norm = self.key_norm = None
         if config.head_norms:
@@ -42,17 +43,14 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, attend: Attend) -> Tensor:
         """x [T, hidden], positions int64 [T], cos_sin float32 [P, rotary_dim] -> [T, hidden]."""
         layer = self.layer
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        heads = self.qkv.kernel(x).reshape(-1, self.all_heads, layer.head_dim)
+        q, k, v = heads.split_with_sizes(self.heads, 1)
         if self.query_norm is not None and self.key_norm is not None:
-            q = self.query_norm(q.reshape(-1, layer.head_dim))
-            k = self.key_norm(k.reshape(-1, layer.head_dim))
-        q = q.reshape(-1, layer.heads, layer.head_dim)
-        k = k.reshape(-1, layer.kv_heads, layer.head_dim)
-        v = v.reshape(-1, layer.kv_heads, layer.head_dim)
+            q = self.query_norm.forward(q.reshape(-1, layer.head_dim)).view(-1, layer.heads, layer.head_dim)
+            k = self.key_norm.forward(k.reshape(-1, layer.head_dim)).view(-1, layer.kv_heads, layer.head_dim)
         q, k = self._rotate(q, k, cos_sin, positions)
         attended = attend(layer, q, k, v)
-        projected: Tensor = self.output(attended.reshape(-1, layer.heads * layer.head_dim))
-        return projected
+        return self.output.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
 
 
 class DecoderLayer(nn.Module):
@@ -111,9 +109,9 @@ class Decoder(CausalLM):
                 normed = layer.attention_norm(residual)
             else:
                 normed, residual = layer.attention_norm.add(x, residual)
-            attended = layer.attention(normed, positions, self.cos_sin, attend)
+            attended = layer.attention.forward(normed, positions, self.cos_sin, attend)
             normed, residual = layer.mlp_norm.add(attended, residual)
-            x = layer.mlp(normed)
+            x = layer.mlp.forward(normed)
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add(x, residual)[0]

@@ -39,8 +39,9 @@ class Projection(nn.Module, ABC):
     """A matrix product [T, in] -> [T, out], by a kernel that the platform may exchange.
 
     `parts`: the checkpoint's names of the matrices that lie in this one, one below the other, with their rows.
-    `kernel` is what `forward` calls; a platform's `post_load` may set it to one that works on a repacked weight,
-    and may then put an empty tensor in the place of what was loaded.
+    `kernel` is what `forward` calls, and what a layer calls itself: a step has so many products that torch's own way
+    into a module would be felt. A platform's `post_load` may set it to one that works on a repacked weight, and may
+    then put an empty tensor in the place of what was loaded.
     """
 
     kernel: Callable[[Tensor], Tensor]
@@ -175,5 +176,4 @@ class GatedMLP(nn.Module):
         self._activate = weights.place.bind("silu_and_mul", dim=intermediate)
 
     def forward(self, x: Tensor) -> Tensor:
-        activated: Tensor = self.down(self._activate(self.gate_up(x)))
-        return activated
+        return self.down.kernel(self._activate(self.gate_up.kernel(x)))

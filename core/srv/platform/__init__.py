@@ -18,4 +18,4 @@ Every module but `interface`, `contract` and `ops` is torch-free:
     ops            from a platform's op implementations to the callables that layers hold
 """
 
-API_VERSION = (1, 1)
+API_VERSION = (1, 2)

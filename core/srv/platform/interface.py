@@ -180,6 +180,18 @@ class SamplingBackend(Protocol):
         """
 
 
+@runtime_checkable
+class GreedySampling(SamplingBackend, Protocol):
+    """A sampling backend with a shorter way where every row takes its most likely token (contract 1.2)."""
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [rows]: what `sample` gives rows of temperature 0; bool [rows]: whether the row's logits are finite.
+
+        logits: [rows, vocab] of the model's dtype, unchanged. They are not finite where one is NaN or +inf, or none is
+        above -inf: the row's token is then 0.
+        """
+
+
 class Graphs(Protocol):
     """Captured steps of one worker process (contract 1.1).
 

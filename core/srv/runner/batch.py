@@ -36,6 +36,8 @@ class Inputs:
 
 def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     """Lay the rows out. Every tensor is built on the host in one piece and copied once."""
+    if slots.feeds_last(rows) and all(row.sample and not row.score for row in rows):
+        return _decode(rows, slots)
     lens = np.fromiter((row.scheduled for row in rows), dtype=np.int64, count=len(rows))
     computed = np.fromiter((row.computed for row in rows), dtype=np.int64, count=len(rows))
     ends = np.cumsum(lens)
@@ -57,13 +59,29 @@ def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     )
 
 
+def _decode(rows: Sequence[Row], slots: Slots) -> Inputs:
+    """Every row feeds what it sampled last, and samples again."""
+    computed = [row.computed for row in rows]
+    positions, sources = slots.positions(computed)
+    return Inputs(
+        tokens=slots.last(tuple([row.slot for row in rows])),
+        positions=positions,
+        query_lens=[1] * len(rows),
+        kv_lens=[position + 1 for position in computed],
+        outputs=None,
+        sampled=list(range(len(rows))),
+        scores=[],
+        sources=sources,
+    )
+
+
 def _tokens(
     rows: Sequence[Row], slots: Slots, ends: Ints, device: torch.device
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """The step's tokens, and the host memory that they are copied from."""
     known = [slots.known(row) for row in rows]
     fed_back = [index for index, ids in enumerate(known) if ids is None]
-    last = torch.tensor([rows[index].slot for index in fed_back], dtype=torch.int64).to(device)
+    last = tuple([rows[index].slot for index in fed_back])
     if len(fed_back) == len(rows):
         return slots.last(last), ()
     host = np.zeros(int(ends[-1]), dtype=np.int64)

@@ -37,22 +37,39 @@ class StaticBuffers:
         self.pages = torch.zeros((rows, columns), dtype=torch.int32, device=device)
         self.logits = torch.zeros((rows, vocab), dtype=dtype, device=device)
         self._width = 0  # columns that may hold anything but 0
+        self._shape = (0, 0)  # the last fill's count and rows, the places of these rows, and their table
+        self._places = self.tokens[:0], self.positions[:0]
+        self._table: torch.Tensor | None = None
 
     def fill(self, count: int, inputs: Inputs, table: torch.Tensor) -> None:
         """Make the first `count` rows those of the step, and padding.
 
-        table: host, int32 [rows, columns <= mine], to be kept until the step is done.
+        table: host, int32 [rows, columns <= mine], to be kept until the step is done. The table that was given last
+        time must not have changed: it is not copied again.
         """
+        rows = table.shape[0]
+        if self._shape != (count, rows):
+            self._pad(count, rows)
+        if self._table is not table:
+            self._fill_pages(count, table)
+        tokens, positions = self._places
+        tokens.copy_(inputs.tokens)
+        positions.copy_(inputs.positions)
+
+    def _pad(self, count: int, rows: int) -> None:
+        self._places = self.tokens[:rows], self.positions[:rows]
+        self.tokens[rows:count].zero_()
+        self.positions[rows:count].zero_()
+        self._shape, self._table = (count, rows), None
+
+    def _fill_pages(self, count: int, table: torch.Tensor) -> None:
         rows, width = table.shape
         if width < self._width:
             self.pages[:, width : self._width].zero_()
-        self._width = width
         self.pages[:rows, :width].copy_(table, non_blocking=True)
-        self.pages[rows:count, :width].zero_()
-        self.tokens[:rows].copy_(inputs.tokens)
-        self.positions[:rows].copy_(inputs.positions)
-        self.tokens[rows:count].zero_()
-        self.positions[rows:count].zero_()
+        if rows < count:
+            self.pages[rows:count, :width].zero_()
+        self._width, self._table = width, table
 
 
 class CapturedSteps:
@@ -75,6 +92,7 @@ class CapturedSteps:
         self._graphs = graphs
         self._buffers = buffers
         self._padding = padding
+        self._pages = {count: buffers.pages[:count] for count in self.rows}
         self._logits: dict[int, torch.Tensor] = {}
 
     def capture(self) -> float:
@@ -107,9 +125,10 @@ class CapturedSteps:
         """Enqueue the step; its logits [rows, vocab], valid until the next replay in the order of the device's work."""
         self._buffers.fill(count, inputs, table)
         self._graphs.replay(count, self._plan(count, inputs.kv_lens))
-        return self._logits[count][: len(inputs.kv_lens)]
+        logits, rows = self._logits[count], len(inputs.kv_lens)
+        return logits if rows == count else logits[:rows]
 
     def _plan(self, count: int, kv_lens: Sequence[int]) -> Any:
         """The attention metadata of a step of `count` rows, of which the first have these kv lengths."""
         lengths = [*kv_lens, *([1] * (count - len(kv_lens)))]
-        return self._attention.plan(AttentionBatch([1] * count, lengths, self._buffers.pages[:count], graph=count))
+        return self._attention.plan(AttentionBatch([1] * count, lengths, self._pages[count], graph=count))

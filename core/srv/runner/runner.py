@@ -23,8 +23,9 @@ from srv.runner.graphs import CapturedSteps
 from srv.runner.slots import Slots
 from srv.sample.logprobs import Scores, score
 from srv.sample.processors import SampleRow
-from srv.sample.sampler import SampledBatch, Sampler
+from srv.sample.sampler import DrawnToken, SampledBatch, Sampler
 from srv.sched.plan import Plan, Result, Row, RowResult
+from srv.types import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,20 @@ class LaunchedStep:
 
     def collect(self) -> Result:
         self.event.synchronize()
-        rows = [RowResult(row.slot) for row in self.plan.rows]
-        for (index, _), scores in zip(self.inputs.scores, self.scores, strict=True):
-            rows[index] = RowResult(rows[index].slot, scores=scores.to_host())
-        if self.sampled is not None:
-            for index, drawn in zip(self.inputs.sampled, self.sampled.to_host(), strict=True):
-                rows[index] = RowResult(
-                    slot=rows[index].slot,
-                    tokens=() if drawn.error else (drawn.token,),
-                    logprobs=None if drawn.logprob is None else (drawn.logprob,),
-                    scores=rows[index].scores,
-                    error=drawn.error,
-                )
+        drawn = [] if self.sampled is None else self.sampled.to_host()
+        tokens = dict(zip(self.inputs.sampled, drawn, strict=True))
+        scored = zip(self.inputs.scores, self.scores, strict=True)
+        scores = {index: found.to_host() for (index, _), found in scored}
+        rows = [_row_result(row.slot, tokens.get(index), scores.get(index)) for index, row in enumerate(self.plan.rows)]
         return Result(self.plan.step, tuple(rows), self.replayed)
+
+
+def _row_result(slot: int, drawn: DrawnToken | None, scores: tuple[TokenLogprob, ...] | None) -> RowResult:
+    if drawn is None:
+        return RowResult(slot, scores=scores)
+    if drawn.error:
+        return RowResult(slot, scores=scores, error=drawn.error)
+    return RowResult(slot, (drawn.token,), None if drawn.logprob is None else (drawn.logprob,), scores)
 
 
 class Runner:
@@ -88,7 +90,7 @@ class Runner:
             self._take(plan)
             inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
-            table = torch.from_numpy(self._slots.page_table(0, [row.slot for row in plan.rows]))
+            table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
             logits = self._forward(inputs, table, count)
             sampled = self._sample(plan.rows, inputs, logits)
             scores = self._score(plan.rows, inputs, logits)
@@ -112,7 +114,8 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - raised again below
                 failures.append(error)
         for row in plan.rows:
-            self._slots.append_pages(row)
+            if any(row.new_pages):
+                self._slots.append_pages(row)
         if failures:
             raise failures[0]
 
@@ -134,11 +137,9 @@ class Runner:
         if not inputs.sampled or logits is None:
             return None
         chosen = [rows[index] for index in inputs.sampled]
-        drawn = self._sampler.sample(
-            logits[: len(chosen)], [SampleRow(row.slot, row.computed + row.scheduled) for row in chosen]
-        )
-        slots = torch.tensor([row.slot for row in chosen], dtype=torch.int64).to(self._device)
-        self._slots.remember(slots, drawn.tokens)
+        wanted = logits[: len(chosen)] if inputs.scores else logits
+        drawn = self._sampler.sample(wanted, [SampleRow(row.slot, row.computed + row.scheduled) for row in chosen])
+        self._slots.remember(tuple([row.slot for row in chosen]), drawn.tokens)
         return drawn
 
     def _score(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> tuple[Scores, ...]:

@@ -5,22 +5,26 @@ does) and waits for nothing: results start their way to the host here and are re
 
     logits ──► processors ──► backend.sample ──► tokens ──► processors observe them
        └────────────── log-probabilities of those tokens, before processors ──► host
+
+Where no processor has anything to do and every row is greedy, a backend that can takes the logits as the model gave
+them, and says by itself which rows are finite (`GreedySampling`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from srv.errors import InternalError
-from srv.platform.interface import SamplingBackend, SamplingBatch
+from srv.platform.interface import GreedySampling, SamplingBackend, SamplingBatch
 from srv.sample.logprobs import Scores, score
 from srv.sample.noise import SlotNoise
-from srv.sample.processors import SampleRow
+from srv.sample.processors import LogitsProcessor, SampleRow
 from srv.sample.state import SamplerState
 from srv.types import SamplingParams, TokenLogprob
 
@@ -33,8 +37,7 @@ NON_FINITE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnToken:
+class DrawnToken(NamedTuple):
     """One row's result on the host. With `error` (code, message), `token` means nothing."""
 
     token: int
@@ -100,6 +103,7 @@ class Sampler:
     def __init__(self, backend: SamplingBackend, state: SamplerState) -> None:
         self.state = state
         self._backend = backend
+        self._greedy = backend if isinstance(backend, GreedySampling) else None
         self._noise = SlotNoise(state.max_slots)
         self._latest: _Layout | None = None
 
@@ -111,12 +115,16 @@ class Sampler:
         """
         if logits.shape[0] != len(rows):
             raise InternalError(f"{logits.shape[0]} rows of logits came for {len(rows)} rows to sample")
-        layout = self._layout(tuple(row.slot for row in rows))
-        processed = self._process(logits, rows)
-        finite = processed.amax(-1).isfinite()
+        layout = self._layout(tuple([row.slot for row in rows]))
+        work = self._work(rows)
         noise = self._drawn(rows, layout)
-        tokens = self._backend.sample(self._batch(processed, noise, layout))
-        tokens = tokens.masked_fill(~finite, 0)
+        if layout.all_greedy and not work and self._greedy is not None:
+            tokens, finite = self._greedy.most_likely(logits)
+        else:
+            processed = _processed(logits, work)
+            finite = processed.amax(-1).isfinite()
+            tokens = self._backend.sample(self._batch(processed, noise, layout))
+            tokens = tokens.masked_fill(~finite, 0)
         self.state.observe(layout.slots, tokens)
         scores = self._score(logits, tokens, layout)
         return SampledBatch(
@@ -128,16 +136,10 @@ class Sampler:
             noise,
         )
 
-    def _process(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        """float32 logits after all processors; the argument itself if it is float32 and nothing changes it."""
+    def _work(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
+        """The processors that have something to do, with what they prepared for it."""
         work = [(processor, processor.prepare(rows)) for processor in self.state.processors]
-        work = [(processor, prepared) for processor, prepared in work if prepared is not None]
-        if not work:
-            return logits.float()
-        processed = logits.to(torch.float32, copy=True)
-        for processor, prepared in work:
-            processor.apply(processed, prepared)
-        return processed
+        return [(processor, prepared) for processor, prepared in work if prepared is not None]
 
     def _drawn(self, rows: Sequence[SampleRow], layout: _Layout) -> torch.Tensor | None:
         """Noise on the host, float64 [rows]; None if no row needs any."""
@@ -209,3 +211,13 @@ class Sampler:
         if params is None:
             raise InternalError(f"a token is to be drawn for sampler slot {slot}, but no request holds it")
         return params
+
+
+def _processed(logits: torch.Tensor, work: Sequence[tuple[LogitsProcessor, Any]]) -> torch.Tensor:
+    """float32 logits after these processors; the argument itself if it is float32 and nothing changes it."""
+    if not work:
+        return logits.float()
+    processed = logits.to(torch.float32, copy=True)
+    for processor, prepared in work:
+        processor.apply(processed, prepared)
+    return processed

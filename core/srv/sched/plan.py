@@ -1,7 +1,8 @@
 """The plan of one step and its result: the seam between scheduler and executor.
 
-Plain dataclasses, free of torch and of any device. A plan is a delta: the runner keeps, for each slot,
-the tokens it was started with, its page tables and, on the device, its last sampled token.
+Plain values, free of torch and of any device; those that come once a row are named tuples, quickest to make.
+A plan is a delta: the runner keeps, for each slot, the tokens it was started with, its page tables and, on the
+device, its last sampled token.
 
     scheduler.schedule() -> Plan -> executor.submit(plan) -> Future[Result] -> scheduler.apply(plan, result)
 
@@ -13,6 +14,7 @@ within them, else it is the slot's last sampled token, which the runner holds on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from srv.types import SamplingParams, TokenLogprob
 
@@ -34,8 +36,7 @@ class Start:
     grammar: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """The work on one slot in this step.
 
     `new_pages[group]` are page ids to append to the slot's page table of that cache group (page 0 is
@@ -76,8 +77,7 @@ class Plan:
         return sum(row.scheduled for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What a row brought. `tokens`: none in mid-prompt, one after sampling, several with speculation.
 
     `logprobs` goes with `tokens` one to one if the request asked for them. `scores` are the prompt

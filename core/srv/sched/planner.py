@@ -74,10 +74,10 @@ class Planner:
             count = self._prompt_share(prompt_left, step)
             if count and self._secure(request, request.planned + count, step):
                 self._add_row(request, count, 0, step)
-        elif request.total < request.most:
+        elif (left := request.most - request.total) > 0:
             if self._limits.lookahead and request.sampling:
                 return  # where the next row begins is known only when the tokens in flight are
-            lookahead = min(self._limits.lookahead, request.most - request.total - 1)
+            lookahead = min(self._limits.lookahead, left - 1)
             if self._secure(request, request.planned + 1 + lookahead, step):
                 self._add_row(request, 1, lookahead, step)
 
@@ -91,12 +91,12 @@ class Planner:
         begin, end = request.planned, request.planned + count
         new = self._roster.extend(request, end + lookahead)
         sample = end == request.total and end < request.most
-        row = Row(request.slot, begin, count, sample, new, request.score_count(end), lookahead)
         if begin < len(request.start_tokens):
+            row = Row(request.slot, begin, count, sample, new, request.score_count(end), lookahead)
             step.extend.append((request, row))
             step.budget -= count
         else:
-            step.decode.append((request, row))
+            step.decode.append((request, Row(request.slot, begin, count, sample, new, lookahead=lookahead)))
         request.planned = end
         request.in_flight += 1
         request.sampling += sample
@@ -105,6 +105,8 @@ class Planner:
 
     def _secure(self, request: Request, tokens: int, step: Step) -> bool:
         """Make sure that the first `tokens` positions can have pages, retracting later requests if need be."""
+        if tokens <= request.pages_told * self._limits.page_size:
+            return True  # they have them: most steps of most requests
         while not self._roster.can_extend(request, tokens):
             step.short = True
             victim = self._latest(step)

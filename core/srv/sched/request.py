@@ -95,11 +95,6 @@ class Request:
         self.abort_due = False  # ENDING, and its last Output is still to come
 
     @property
-    def known(self) -> int:
-        """Tokens whose values the scheduler has."""
-        return len(self.prompt) + len(self.output)
-
-    @property
     def total(self) -> int:
         return len(self.prompt) + len(self.output) + self.sampling
 
@@ -133,13 +128,13 @@ class Request:
 
         Returns how many were taken, and the reason if that ended it. Tokens after the end are dropped.
         """
-        taken = 0
+        taken, most_output = 0, self.most - len(self.prompt)
         for token in tokens:
             self.output.append(token)
             taken += 1
             if token in self.stops:
                 return taken, FinishReason.STOP
-            if self.known >= self.most:
+            if len(self.output) >= most_output:
                 return taken, FinishReason.LENGTH
         return taken, None
 

@@ -22,7 +22,7 @@ class Roster:
     def __init__(self, cache: Cache, slots: int) -> None:
         self.cache = cache
         self._slots = slots
-        self._free_slots = list(range(slots - 1, -1, -1))
+        self._free_slots = list(range(slots - 1, -1, -1))  # the lowest is taken first: requests lie close together
         self._ended_slots: list[int] = []
         self._requests: list[Request] = []
 
@@ -70,10 +70,10 @@ class Roster:
 
         In the first row of a start these are the cached prefix's pages, too.
         """
-        lease = lease_of(request)
         told = request.pages_told
         if tokens <= told * self.cache.page_size:
             return self.cache.no_pages
+        lease = lease_of(request)
         self.cache.extend(lease, tokens)
         request.pages_told = lease.pages
         return tuple(tuple(table[told:]) for table in lease.tables)
@@ -94,7 +94,7 @@ class Roster:
             raise IntegrityError(f"request {request.id} was released with {request.in_flight} rows in flight")
         self.cache.close(lease, request.computed_tokens())
         self._requests.remove(request)
-        self._free_slots.append(request.slot)
+        insort(self._free_slots, request.slot, key=lambda slot: -slot)
         self._ended_slots.append(request.slot)
         request.state, request.lease, request.slot = State.RELEASED, None, -1
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
-PER_ISA = ("pointwise", "linear", "integers", "blocks", "attention", "table")
+PER_ISA = ("pointwise", "linear", "integers", "blocks", "attention", "sampling", "table")
 ONCE = ("pool", "stored", "library")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
 ISAS = {

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 5
+INTERFACE = 6
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -36,6 +36,7 @@ _SIGNATURES = {
     "srv_block_linear": (_INT, _POINTER),
     "srv_block_rows": (_INT, _POINTER),
     "srv_pack_blocks": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_most_likely": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_set_threads": (_INT,),
     "srv_tape_run": (_POINTER,),
     "srv_tape_free": (_POINTER,),

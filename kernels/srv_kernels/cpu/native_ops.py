@@ -19,6 +19,7 @@ if _loaded.library is None:
     raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
 _library = _loaded.library
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_OWN = (None, None, None)  # scratch: the library has its own
 _PACKED_TYPES = {**TYPES, torch.int8: 2}
 
 
@@ -97,6 +98,20 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
         k.stride(0),
     )
     return turned_q, turned_k
+
+
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [T, V] -> (int64 [T]: the place of the largest, the first among equals; bool [T]: whether there is one).
+
+    There is none, and the place is 0, where a logit is NaN or +inf, or all are -inf.
+    """
+    rows = _rows(logits)
+    count, vocab = rows.shape
+    tokens, finite = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+    _library.srv_most_likely(
+        TYPES[rows.dtype], tokens.data_ptr(), finite.data_ptr(), rows.data_ptr(), count, vocab, rows.stride(0)
+    )
+    return tokens, finite
 
 
 def _heads(x: Tensor) -> Tensor:
@@ -191,7 +206,6 @@ class ByteLinear:
     ) -> None:
         rows = _rows(weight)
         self._outputs, self._inputs = rows.shape
-        self._padded = -(-self._inputs // 4) * 4
         self._packed = _memory(_library.srv_packed_bytes(self._outputs, self._inputs), room)
         _library.srv_pack_bytes(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
         correction = -128 * weight.sum(1, dtype=torch.int32)
@@ -202,8 +216,6 @@ class ByteLinear:
         rows = _rows(x)
         count = rows.shape[0]
         out = torch.empty(count, self._outputs, dtype=x.dtype)
-        steps = torch.empty(count * self._padded, dtype=torch.uint8)
-        row_scales = torch.empty(count)
         args = ByteLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
@@ -211,8 +223,7 @@ class ByteLinear:
             self._correction.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
-            steps.data_ptr(),
-            row_scales.data_ptr(),
+            *_OWN[:2],
             count,
             self._inputs,
             self._outputs,
@@ -237,7 +248,6 @@ STORED = {
     "Q6_K": 14,
 }
 _STRETCH = 32  # inputs that lie together in packed blocks
-_HALF = 16  # inputs whose activations share a scale
 
 
 class BlockWeight:
@@ -271,19 +281,14 @@ class BlockWeight:
         if x.shape[-1] != self.inputs:
             raise ValueError(f"{x.shape[-1]} inputs for a weight of {self.inputs}")
         rows = _rows(x)
-        count, halves = rows.shape[0], self.inputs // _HALF
+        count = rows.shape[0]
         out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
-        steps = torch.empty(count * self.inputs, dtype=torch.int8)
-        x_scales = torch.empty(count * halves)
-        x_sums = torch.empty(count * halves, dtype=torch.int32)
         args = BlockLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
-            steps.data_ptr(),
-            x_scales.data_ptr(),
-            x_sums.data_ptr(),
+            *_OWN,
             count,
             self.inputs,
             self.outputs,
@@ -314,6 +319,8 @@ class BlockProduct:
         self._biases = tuple(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if len(self._weights) == 1:
+            return self._weights[0].linear(x, self._biases[0])
         out = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
         at = 0
         for weight, bias in zip(self._weights, self._biases, strict=True):

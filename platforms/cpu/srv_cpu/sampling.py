@@ -15,11 +15,14 @@ every way adds the same numbers in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from srv.platform.interface import BackendContext, SamplingBatch
+from srv_cpu.ops import NATIVE_FLOATS
+from srv_kernels.cpu.library import load
 
 _TOP_P_CANDIDATES = 256  # most nuclei are smaller
 _GROWTH = 8  # times as many candidates for rows that need more; a full sort costs ten times 2,000 candidates
@@ -32,6 +35,19 @@ class TorchSampling:
 
     def __init__(self, context: BackendContext) -> None:
         self._device = context.device
+        self._native: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
+        if load().library is not None:
+            from srv_kernels.cpu.native_ops import most_likely
+
+            self._native = most_likely
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `srv.platform.interface.GreedySampling`. By the native library, in one pass, where that can be."""
+        if self._native is not None and logits.dtype in NATIVE_FLOATS:
+            return self._native(logits)
+        wide = logits.float()
+        finite = wide.amax(-1).isfinite()
+        return _most_likely(wide).masked_fill_(~finite, 0), finite
 
     def sample(self, batch: SamplingBatch) -> torch.Tensor:
         """int64 [rows]. See `srv.platform.interface.SamplingBackend`.

@@ -65,7 +65,7 @@ struct ByteLinearArgs {
     const int32_t* correction;  // [outputs], added to the sums of steps
     const void* bias;           // null, or [outputs], added last
     void* out;                  // [rows, outputs], contiguous
-    uint8_t* steps;             // scratch: [rows, padded_fours(inputs)]
+    uint8_t* steps;             // scratch: [rows, padded_fours(inputs)]; library.cpp's, as the next is
     float* row_scales;          // scratch: [rows]
     int64_t rows, inputs, outputs, x_stride;
     float per_input, offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0
@@ -92,7 +92,7 @@ struct BlockLinearArgs {
     const uint8_t* weight;  // packed: blocks(outputs) * inputs / STRETCH * stretch_bytes(form) bytes
     const void* bias;       // null, or [outputs]
     void* out;
-    int8_t* steps;          // scratch: [rows, inputs]
+    int8_t* steps;          // scratch: [rows, inputs]; library.cpp's, as the next two are
     float* x_scales;        // scratch: [rows, inputs / STRETCH, 2]
     StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
     int64_t rows, inputs, outputs, x_stride, out_stride;
@@ -114,6 +114,14 @@ struct PackBlocksArgs {
     uint8_t* packed;
     int64_t outputs, inputs, stride;
     Stored stored;
+};
+
+// The token of the largest logit of each row, the lowest among equals; see sampling.cpp.
+struct MostLikelyArgs {
+    const void* logits;  // [rows, vocab]
+    int64_t* tokens;     // [rows]; 0 where `finite` is
+    uint8_t* finite;     // [rows]: 0 where a logit is NaN or +inf, or all are -inf; else 1
+    int64_t rows, vocab, stride;
 };
 
 // Causal attention over a paged pool, after writing this step's keys and values to it.
@@ -150,6 +158,7 @@ struct Kernels {
     void (*block_linear)(Type, const BlockLinearArgs&);
     void (*block_rows)(Type, const BlockRowsArgs&);
     void (*pack_blocks)(const PackBlocksArgs&);
+    void (*most_likely)(Type, const MostLikelyArgs&);
 };
 
 }  // namespace srv

@@ -75,6 +75,50 @@ const Kernels* chosen = best();
 
 thread_local Tape* recording = nullptr;
 
+// Memory for what a kernel writes for itself, good until this thread asks again. It grows and stays, so that a step takes
+// none anew; and because it grows, its address must be asked for at every call, a tape's too.
+class Scratch {
+public:
+    ~Scratch() { std::free(memory_); }
+
+    uint8_t* of(int64_t bytes) {
+        if (bytes > size_) {
+            std::free(memory_);
+            size_ = (bytes + LINE - 1) / LINE * LINE;
+            memory_ = static_cast<uint8_t*>(std::aligned_alloc(LINE, size_));
+            if (memory_ == nullptr) std::abort();
+        }
+        return memory_;
+    }
+
+    static constexpr int64_t LINE = 64;
+
+private:
+    uint8_t* memory_ = nullptr;
+    int64_t size_ = 0;
+};
+
+thread_local Scratch scratch;
+
+inline int64_t lines(int64_t bytes) { return (bytes + Scratch::LINE - 1) / Scratch::LINE * Scratch::LINE; }
+
+void block_linear(Type type, const BlockLinearArgs& given) {
+    BlockLinearArgs args = given;
+    const int64_t steps = lines(args.rows * args.inputs), scales = args.rows * args.inputs / STRETCH * 2;
+    args.steps = reinterpret_cast<int8_t*>(scratch.of(steps + 2 * lines(scales * sizeof(float))));
+    args.x_scales = reinterpret_cast<float*>(args.steps + steps);
+    args.x_sums = reinterpret_cast<StepsSum*>(args.steps + steps + lines(scales * sizeof(float)));
+    chosen->block_linear(type, args);
+}
+
+void byte_linear(Type type, const ByteLinearArgs& given) {
+    ByteLinearArgs args = given;
+    const int64_t steps = lines(args.rows * padded_fours(args.inputs));
+    args.steps = scratch.of(steps + args.rows * sizeof(float));
+    args.row_scales = reinterpret_cast<float*>(args.steps + steps);
+    chosen->byte_linear(type, args);
+}
+
 // Every kernel of a step goes through here: it runs, and a tape that records on this thread keeps it.
 template <class Args>
 void call(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
@@ -92,7 +136,7 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 5; }
+int32_t srv_interface() { return 6; }
 
 const char* srv_isa() { return srv::chosen->name; }
 
@@ -153,7 +197,7 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
 
 void srv_attention(int32_t type, const srv::AttentionArgs* args) { call(srv::chosen->attention, type, *args); }
 
-void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) { call(srv::chosen->byte_linear, type, *args); }
+void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) { call(srv::byte_linear, type, *args); }
 
 int64_t srv_packed_bytes(int64_t outputs, int64_t inputs) {
     return srv::blocks(outputs) * srv::BLOCK_OUTPUTS * srv::padded_fours(inputs);
@@ -164,9 +208,14 @@ void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t i
                              stride});
 }
 
-void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) { call(srv::chosen->block_linear, type, *args); }
+void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) { call(srv::block_linear, type, *args); }
 
 void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args) { call(srv::chosen->block_rows, type, *args); }
+
+void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
+                     int64_t stride) {
+    call(srv::chosen->most_likely, type, srv::MostLikelyArgs{logits, tokens, finite, rows, vocab, stride});
+}
 
 // 0 for a type that is not known.
 int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs) {

@@ -14,12 +14,14 @@ void pack_bytes(const PackBytesArgs&);
 void block_linear(Type, const BlockLinearArgs&);
 void block_rows(Type, const BlockRowsArgs&);
 void pack_blocks(const PackBlocksArgs&);
+void most_likely(Type, const MostLikelyArgs&);
 
 #define SRV_TEXT_OF(name) #name
 #define SRV_TEXT(name) SRV_TEXT_OF(name)
 
 extern const Kernels kernels;
 const Kernels kernels = {SRV_TEXT(SRV_ISA), norm,       gate,         rotary,     linear,     pack,
-                         attention,         byte_linear, pack_bytes, block_linear, block_rows, pack_blocks};
+                         attention,         byte_linear, pack_bytes, block_linear, block_rows, pack_blocks,
+                         most_likely};
 
 }  // namespace srv::SRV_ISA
