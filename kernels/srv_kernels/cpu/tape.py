@@ -91,6 +91,11 @@ class Tape(TorchDispatchMode):
         self._native: int | None = None
         self.native_calls = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: no step is compiled, and keeping torch's compiler out of here would load all of it (over a second)."""
+        return False
+
     @property
     def torch_calls(self) -> int:
         """Operators of torch among what was recorded."""
