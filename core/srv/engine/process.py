@@ -6,6 +6,8 @@ prints a traceback for what an operator can fix.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -18,17 +20,22 @@ from srv.io.messages import LoadFailed
 
 logger = logging.getLogger(__name__)
 
+_ENGINE = "srv.engine.build"
+
 
 def main() -> int:
+    # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
+    # and ends this one: with Drain, by going away, or by force.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # What takes longest to import, while the specification is made. What fails here fails again where it can be told.
+    with contextlib.suppress(Exception):
+        importlib.import_module(_ENGINE)
     told = sys.stdin.buffer.read()
     if not told:
         return 1  # whoever started this process is gone already
     spec = decode(told)
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s engine %(levelname)s %(message)s")
-    # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
-    # and ends this one: with Drain, by going away, or by force.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
         return _serve(spec, channel)
