@@ -35,3 +35,11 @@ def test_a_process_that_was_never_told_is_ended() -> None:
     assert process.returncode is not None
     assert process.stdin is not None
     assert process.stdin.closed
+
+
+def test_the_engine_imports_only_what_every_model_needs() -> None:
+    """Progress bars, decoders of blocks, transformers and torch's compiler come when something asks for them."""
+    names = ("rich", "gguf", "transformers", "torch._dynamo", "sympy")
+    code = f"import sys, srv.engine.build; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

@@ -7,6 +7,7 @@ prints a traceback for what an operator can fix.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -28,6 +29,7 @@ def main() -> int:
     # and ends this one: with Drain, by going away, or by force.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.disable()  # until the engine is built: what importing and loading make, they keep
     # What takes longest to import, while the specification is made. What fails here fails again where it can be told.
     with contextlib.suppress(Exception):
         importlib.import_module(_ENGINE)
@@ -53,6 +55,8 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     except Exception as error:  # noqa: BLE001 - the launcher prints it; nothing may be lost
         channel.send(_failure(error))
         return 1
+    gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
+    gc.enable()
     channel.send(engine.ready)
     from srv.engine.loop import EngineLoop
 

@@ -20,8 +20,6 @@ from pathlib import Path
 
 import numpy
 import torch
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from srv.errors import ModelError
@@ -138,6 +136,9 @@ def _decode(stored: numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]], tensor:
     """Flat numbers from whole rows of bytes."""
     if tensor.type.name in PLAIN:
         return torch.frombuffer(bytearray(stored.tobytes()), dtype=PLAIN[tensor.type.name])
+    from gguf.constants import GGMLQuantizationType  # blocks that stay as they are need no decoder
+    from gguf.quants import dequantize
+
     row = tensor.shape[-1] // tensor.type.elements * tensor.type.size
     numbers = dequantize(stored.reshape(-1, row), GGMLQuantizationType[tensor.type.name])
     return torch.from_numpy(numbers).flatten()
