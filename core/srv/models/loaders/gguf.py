@@ -64,7 +64,7 @@ def load_gguf(facts: ModelFacts, targets: Mapping[str, Tensor], progress: Progre
     shapes = {name: _shape(tensor, targets.get(name)) for name, tensor in stored.items()}
     check_names(facts.path, targets, shapes)
     _check_types(facts.path, list(stored.values()))
-    data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="r")
+    data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="c")  # read alone; torch wants what it could write
     meter = Meter(sum(tensor.size for tensor in stored.values()), progress)
     for name, tensor in stored.items():
         if name in targets:
@@ -121,7 +121,7 @@ def _fill(view: Tensor, tensor: GGUFTensor, data: numpy.memmap[tuple[int], numpy
         size = tensor.size // view.shape[0]
         part = view[start:end]
         rows = stored[start * size : end * size]
-        numbers = torch.from_numpy(rows.copy()) if view.dtype == torch.uint8 else _decode(rows, tensor)
+        numbers = torch.from_numpy(rows) if view.dtype == torch.uint8 else _decode(rows, tensor)
         part.copy_(numbers.reshape(part.shape))
 
 
