@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy
@@ -66,10 +67,12 @@ def load_gguf(facts: ModelFacts, targets: Mapping[str, Tensor], progress: Progre
     _check_types(facts.path, list(stored.values()))
     data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="c")  # read alone; torch wants what it could write
     meter = Meter(sum(tensor.size for tensor in stored.values()), progress)
-    for name, tensor in stored.items():
-        if name in targets:
-            _fill(_view(facts, name, targets[name]), tensor, data)
-            meter.add(tensor.size, name)
+    in_bytes = any(target.dtype == torch.uint8 for target in targets.values())
+    with _one_thread() if in_bytes else nullcontext():
+        for name, tensor in stored.items():
+            if name in targets:
+                _fill(_view(facts, name, targets[name]), tensor, data)
+                meter.add(tensor.size, name)
 
 
 def stored_types(path: Path) -> dict[str, str]:
@@ -123,6 +126,17 @@ def _fill(view: Tensor, tensor: GGUFTensor, data: numpy.memmap[tuple[int], numpy
         rows = stored[start * size : end * size]
         numbers = torch.from_numpy(rows) if view.dtype == torch.uint8 else _decode(rows, tensor)
         part.copy_(numbers.reshape(part.shape))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copying bytes takes threads of the host less time than waiting for one another, where others want its cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _chunks(view: Tensor) -> Iterator[tuple[int, int]]:
