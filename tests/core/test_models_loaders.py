@@ -13,6 +13,7 @@ from models_small import built, edit_config, expected_logits, our_logits, small_
 from safetensors.torch import load_file, save_file
 
 from srv.errors import ModelError
+from srv.models.loaders import gguf
 
 KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 # Rows of K-quants come in 256s.
@@ -217,3 +218,14 @@ def test_index_that_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         built(tmp_path)
     assert caught.value.code == "damaged"
+
+
+def test_loading_bytes_gives_torch_its_threads_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with gguf._one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

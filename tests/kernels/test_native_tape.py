@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -152,3 +154,16 @@ def test_tapes_do_not_nest() -> None:
     tape, out = recorded(native, x, Arena())
     tape.run()
     assert torch.equal(out, native(x))
+
+
+def test_recording_leaves_torchs_compiler_unloaded() -> None:
+    """It has 800 modules: as much memory as a small model, and a second at every start."""
+    code = (
+        "import sys, torch\n"
+        "from srv_kernels.cpu.tape import Arena, Tape\n"
+        "with torch.inference_mode(), Tape(Arena()):\n"
+        "    torch.empty(2).zero_()\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

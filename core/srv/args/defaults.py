@@ -21,7 +21,6 @@ HOST_MEMORY = "host_memory"  # capability: the device computes in the host's own
 _GIB = 2**30
 _CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # GiB of device memory below which a step has so many prompt tokens
 _LARGEST_CHUNK = 16384
-_HOST_CHUNK = 256  # a processor multiplies so many rows as fast as more; the others' first tokens wait for a step
 _MOST_TOKENS = 10**15  # more than any memory holds, however many requests a user asks for
 
 
@@ -51,14 +50,10 @@ def _chunk(seen: Seen) -> int | None:
     if "chunked_prefill" not in seen.capabilities:
         return -1
     if HOST_MEMORY in seen.capabilities:
-        return None  # _host_chunk
+        return None
     total = seen.device.memory_bytes
     whole = next((tokens for below, tokens in _CHUNKS if total < below * _GIB), _LARGEST_CHUNK)
     return whole // seen["dp_size"] if seen["enable_dp_attention"] else whole
-
-
-def _host_chunk(seen: Seen) -> int | None:
-    return _HOST_CHUNK if {HOST_MEMORY, "chunked_prefill"} <= seen.capabilities else None
 
 
 def _total_tokens(seen: Seen) -> int | None:
@@ -110,11 +105,6 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         _chunk,
         "that much the platform and the device's memory bear in one step",
         reads=("enable_dp_attention", "dp_size"),
-    ),
-    Default(
-        "chunked_prefill_size",
-        _host_chunk,
-        "so many tokens keep a processor busy, and a step of more would keep others waiting",
     ),
     Default(
         "disable_radix_cache",

@@ -124,23 +124,24 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(situation: Situation, listener: socket.socket) -> int:
-    """Load the tokenizer, start the engine, serve; the engine never outlives this function."""
+    """Start the engine, load the tokenizer, serve; the engine never outlives this function."""
     import asyncio
 
     from srv.engine.supervisor import EngineProcess, EngineStartError
     from srv.platform.manifest import worker_environment
-    from srv.server.tokenizer import load_text_processor
 
     config = situation.resolved.config
     engine = EngineProcess()
     told = _CancelOnSigterm()
     served, status = False, 0
     try:
-        # The tokenizer first: it takes a moment, and what is wrong with it is told before weights are read.
+        engine.start(worker_environment(situation.manifest, situation.device))
+        from srv.server.tokenizer import load_text_processor
+
+        # The tokenizer while the engine's modules load: what is wrong with it is told before weights are read.
         text = load_text_processor(situation.model, config.model.tokenizer_path, _text(config.model.chat_template))
-        environment = worker_environment(situation.manifest, situation.device)
-        engine.start(lambda to, back: engine_spec(situation, to, back), environment)
-        await asyncio.to_thread(importlib.import_module, "srv.server.app")  # while the engine loads
+        engine.tell(lambda to, back: engine_spec(situation, to, back))
+        await asyncio.to_thread(_import_server)  # while the engine loads
         ready = await engine.ready(config.server.engine_start_timeout_seconds)
         logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
         status = await _serve_http(config, engine, _settings(situation, ready, text.vocab_size), text, listener)
@@ -157,6 +158,12 @@ async def _serve(situation: Situation, listener: socket.socket) -> int:
         told.close()
         engine.close(drained=served)
     return status
+
+
+def _import_server() -> None:
+    """What `_serve_http` is made of."""
+    for name in ("srv.server.app", "srv.server.graceful", "uvicorn"):
+        importlib.import_module(name)
 
 
 def _whose(situation: Situation, status: int) -> list[str]:

@@ -6,7 +6,9 @@ prints a traceback for what an operator can fix.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -19,17 +21,23 @@ from srv.io.messages import LoadFailed
 
 logger = logging.getLogger(__name__)
 
+_ENGINE = "srv.engine.build"
+
 
 def main() -> int:
+    # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
+    # and ends this one: with Drain, by going away, or by force.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.disable()  # until the engine is built: what importing and loading make, they keep
+    # What takes longest to import, while the specification is made. What fails here fails again where it can be told.
+    with contextlib.suppress(Exception):
+        importlib.import_module(_ENGINE)
     told = sys.stdin.buffer.read()
     if not told:
         return 1  # whoever started this process is gone already
     spec = decode(told)
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s engine %(levelname)s %(message)s")
-    # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
-    # and ends this one: with Drain, by going away, or by force.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
         return _serve(spec, channel)
@@ -51,6 +59,7 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     from srv.engine.loop import EngineLoop
 
     gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
+    gc.enable()
     try:
         EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == spec.parent)
     finally:

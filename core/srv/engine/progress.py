@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 logger = logging.getLogger(__name__)
 
@@ -17,30 +19,34 @@ class LoadProgress:
     def __init__(self, model: str) -> None:
         self._model = model
         self._total = 0
-        self._bar = Progress(
-            TextColumn("loading {task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=False,
-            disable=not Console(stderr=True).is_terminal,
-        )
+        self._bar = _bar() if sys.stderr.isatty() else None
         self._task: TaskID | None = None
 
     def __enter__(self) -> LoadProgress:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __call__(self, total_bytes: int, done_bytes: int, name: str) -> None:
+        self._total = total_bytes
+        if self._bar is None:
+            return
         if self._task is None:
             self._task = self._bar.add_task(self._model, total=total_bytes)
-        self._total = total_bytes
         self._bar.update(self._task, total=total_bytes, completed=done_bytes)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
         if error is None:
             logger.info("loaded %s, %.1f MiB of weights", self._model, self._total / 2**20)
+
+
+def _bar() -> Progress:
+    from rich.console import Console  # a server without a terminal need not wait for it
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=False)

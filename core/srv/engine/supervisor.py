@@ -37,16 +37,20 @@ class EngineProcess:
         self._channel = ApiChannel(self._directory)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, make_spec: Callable[[str, str], EngineSpec], environment: Mapping[str, str]) -> None:
-        """Start the process; `make_spec(to_engine, from_engine)` describes the engine."""
-        spec = make_spec(self._directory.to_engine, self._directory.from_engine)
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start the process. It imports what it is made of, and waits to be told what to serve."""
         self._process = subprocess.Popen(
             # -P: the folder that srv was started in is no place to import from.
             [sys.executable, "-P", "-m", "srv.engine.process"],
             stdin=subprocess.PIPE,
             env={**os.environ, **environment},
         )
+
+    def tell(self, make_spec: Callable[[str, str], EngineSpec]) -> None:
+        """Have the started process build its engine; `make_spec(to_engine, from_engine)` describes it."""
+        assert self._process is not None
         assert self._process.stdin is not None
+        spec = make_spec(self._directory.to_engine, self._directory.from_engine)
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(encode(spec))
 
@@ -98,5 +102,7 @@ class EngineProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
         self._channel.close()
         self._directory.close()

@@ -29,12 +29,14 @@ from torch.utils._pytree import tree_leaves
 from srv_kernels.cpu.library import load
 
 _ALIGNMENT = 64  # a cache line
-_ALLOCATE = (
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.empty_strided.default,
-    torch.ops.aten.empty_like.default,
-    torch.ops.aten.new_empty.default,
-    torch.ops.aten.new_empty_strided.default,
+_ALLOCATE = frozenset(
+    (
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    )
 )
 
 
@@ -56,8 +58,7 @@ class Arena:
 
     def like(self, tensor: Tensor) -> Tensor:
         """An uninitialised tensor of the same shape, strides and dtype."""
-        extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        block = self._take(max(extent, 1) * tensor.itemsize)
+        block = self._take(max(tensor.untyped_storage().nbytes(), tensor.itemsize))
         used = block[:]  # dies with the tensor's storage
         weakref.finalize(used, self._given_back.append, block).atexit = False
         flat = torch.from_numpy(used).view(tensor.dtype)
@@ -91,6 +92,11 @@ class Tape(TorchDispatchMode):
         self._native: int | None = None
         self.native_calls = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: no step is compiled, and keeping torch's compiler out of here would load all of it (over a second)."""
+        return False
+
     @property
     def torch_calls(self) -> int:
         """Operators of torch among what was recorded."""
@@ -113,17 +119,19 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
+        given = kwargs or {}
+        if func in _ALLOCATE:
+            return self._arena.like(func(*args, **given))
         if torch.Tag.dynamic_output_shape in func.tags and not _by_whole_numbers(func, args):
             raise NotRecordable(f"the size of what {func} gives depends on numbers that change from step to step")
         result = func(*args, **given)
-        if func in _ALLOCATE:
-            return self._arena.like(result)
+        if func.is_view and isinstance(result, Tensor) and _at(result) == _at(args[0]):
+            return result  # most operators between native calls: told apart without looking at every argument
         leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise NotRecordable(f"{func} reads a number of a tensor, which would stay that of the first step")
         known = _storages(tree_leaves((args, given)))
-        fresh = [leaf.untyped_storage().data_ptr() not in known for leaf in leaves]
+        fresh = [_at(leaf) not in known for leaf in leaves]
         if any(fresh) or not leaves or func._schema.is_mutable:
             self._add(partial(_again, func, args, given, leaves, fresh))
         return result
@@ -171,4 +179,9 @@ def _by_whole_numbers(func: Any, args: Sequence[Any]) -> bool:
 
 
 def _storages(leaves: Sequence[Any]) -> set[int]:
-    return {each.untyped_storage().data_ptr() for each in leaves if isinstance(each, Tensor)}
+    return {_at(each) for each in leaves if isinstance(each, Tensor)}
+
+
+def _at(tensor: Tensor) -> int:
+    """Where its storage lies."""
+    return tensor.untyped_storage().data_ptr()

@@ -8,6 +8,8 @@ from srv_kernels.cpu.library import MOST_DIM
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
+# Tokens of a prompt in one step. Steps of 2,048 take 5 to 8 % less time on two cores, and 70 MB more for 135M weights.
+_CHUNK = 512
 NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
 _BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
@@ -72,6 +74,11 @@ DEFAULTS = (
         lambda seen: None if seen["disable_graphs"] or seen["graph_batch_sizes"] else True,
         "a padded row costs as much arithmetic as any other, and each row count is captured",
         reads=("disable_graphs", "graph_batch_sizes"),
+    ),
+    Default(
+        "chunked_prefill_size",
+        lambda seen: _CHUNK,
+        "longer steps hold running requests up and keep more memory, and their products are hardly faster",
     ),
     Default(
         "mem_fraction_static",

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy
 import torch
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from srv.errors import ModelError
@@ -66,12 +65,14 @@ def load_gguf(facts: ModelFacts, targets: Mapping[str, Tensor], progress: Progre
     shapes = {name: _shape(tensor, targets.get(name)) for name, tensor in stored.items()}
     check_names(facts.path, targets, shapes)
     _check_types(facts.path, list(stored.values()))
-    data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="r")
+    data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="c")  # read alone; torch wants what it could write
     meter = Meter(sum(tensor.size for tensor in stored.values()), progress)
-    for name, tensor in stored.items():
-        if name in targets:
-            _fill(_view(facts, name, targets[name]), tensor, data)
-            meter.add(tensor.size, name)
+    in_bytes = any(target.dtype == torch.uint8 for target in targets.values())
+    with _one_thread() if in_bytes else nullcontext():
+        for name, tensor in stored.items():
+            if name in targets:
+                _fill(_view(facts, name, targets[name]), tensor, data)
+                meter.add(tensor.size, name)
 
 
 def stored_types(path: Path) -> dict[str, str]:
@@ -123,8 +124,19 @@ def _fill(view: Tensor, tensor: GGUFTensor, data: numpy.memmap[tuple[int], numpy
         size = tensor.size // view.shape[0]
         part = view[start:end]
         rows = stored[start * size : end * size]
-        numbers = torch.from_numpy(rows.copy()) if view.dtype == torch.uint8 else _decode(rows, tensor)
+        numbers = torch.from_numpy(rows) if view.dtype == torch.uint8 else _decode(rows, tensor)
         part.copy_(numbers.reshape(part.shape))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copying bytes takes threads of the host less time than waiting for one another, where others want its cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _chunks(view: Tensor) -> Iterator[tuple[int, int]]:
@@ -138,6 +150,9 @@ def _decode(stored: numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]], tensor:
     """Flat numbers from whole rows of bytes."""
     if tensor.type.name in PLAIN:
         return torch.frombuffer(bytearray(stored.tobytes()), dtype=PLAIN[tensor.type.name])
+    from gguf.constants import GGMLQuantizationType  # blocks that stay as they are need no decoder
+    from gguf.quants import dequantize
+
     row = tensor.shape[-1] // tensor.type.elements * tensor.type.size
     numbers = dequantize(stored.reshape(-1, row), GGMLQuantizationType[tensor.type.name])
     return torch.from_numpy(numbers).flatten()

@@ -1,0 +1,45 @@
+"""The engine process while it starts: what it does before it is told what to serve, and how it ends untold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from srv.engine.supervisor import EngineProcess
+
+UNTOLD = """
+import sys, types
+from srv.engine import process
+
+def read():
+    print("srv.engine.build" in sys.modules, "torch" in sys.modules)
+    return b""  # whoever would tell it has gone
+
+sys.stdin = types.SimpleNamespace(buffer=types.SimpleNamespace(read=read))
+print(process.main())
+"""
+
+
+def test_modules_are_imported_before_the_specification_is_there() -> None:
+    done = subprocess.run([sys.executable, "-c", UNTOLD], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["True", "True", "1"]
+
+
+def test_a_process_that_was_never_told_is_ended() -> None:
+    engine = EngineProcess()
+    engine.start({})
+    process = engine._process
+    assert process is not None
+    assert process.poll() is None
+    engine.close(drained=False)
+    assert process.returncode is not None
+    assert process.stdin is not None
+    assert process.stdin.closed
+
+
+def test_the_engine_imports_only_what_every_model_needs() -> None:
+    """Progress bars, decoders of blocks, transformers and torch's compiler come when something asks for them."""
+    names = ("rich", "gguf", "transformers", "torch._dynamo", "sympy")
+    code = f"import sys, srv.engine.build; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
