@@ -90,7 +90,7 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
         "page_size": (1, 2, 16, 64),
         "max_running_requests": (256, 1, 512),
         "max_queued_requests": (4096, 1, 8192),
-        "chunked_prefill_size": (2048, 1, -1, 4096),
+        "chunked_prefill_size": (256, 2048, 1, -1, 4096),
         "max_prefill_tokens": (16384, 1, 32768),
         "schedule_conservativeness": (1.0, 0.01, 2.0),
         "port": (65535, 30000, 60000),

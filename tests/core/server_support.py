@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from srv.server.app import ServerSettings, create_app
 from srv.server.client import EngineClient
@@ -26,7 +26,7 @@ CONTEXT = 256
 class Serving:
     engine: FakeEngine
     client: EngineClient
-    app: Starlette
+    app: FastAPI
     http: httpx.AsyncClient
 
     async def post(self, path: str, **body: Any) -> httpx.Response:

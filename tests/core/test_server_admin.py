@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -73,22 +71,6 @@ async def test_information() -> None:
         assert "temperature" in schemas["ChatBody"]["properties"]
         body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
         assert body["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatBody"}
-
-
-async def test_pages_about_the_api_are_served() -> None:
-    async with serving() as server:
-        for path, title in (("/docs", "srv - Swagger UI"), ("/redoc", "srv - ReDoc")):
-            page = await server.http.get(path)
-            assert (page.status_code, title in page.text, "/openapi.json" in page.text) == (200, True, True)
-
-
-def test_the_api_process_imports_no_torch_and_no_library_of_pages() -> None:
-    code = (
-        "import sys, srv.cli.launch, srv.server.app, srv.server.tokenizer, srv.engine.supervisor\n"
-        "print([name for name in ('torch', 'numpy', 'transformers', 'fastapi') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 async def test_health_generate_really_generates() -> None:

@@ -114,7 +114,7 @@ def test_npu_chunks_by_the_card_s_memory(profile: str, chunk: int) -> None:
 def test_a_processor_takes_short_chunks() -> None:
     defaults = FOUND["cpu"].loaded.facts.defaults
     (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
-    assert default.compute(seen("cpu", "avx512")) == 512
+    assert default.compute(seen("cpu", "avx512")) == 256
 
 
 def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import srv
 from srv.server import failures
@@ -40,19 +40,15 @@ REQUEST_BODIES: dict[str, type[RequestBody]] = {
     "/abort_request": AbortBody,
 }
 
-OPENAPI = "/openapi.json"
-_TITLE = "srv"
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(settings: ServerSettings, client: EngineClient, text: TextProcessor) -> Starlette:
+def create_app(settings: ServerSettings, client: EngineClient, text: TextProcessor) -> FastAPI:
     """The app over one engine. `app.state.lifecycle` drains it; `app.state.service` holds its parts, and is closed
     by whoever serves the app."""
     service = Service(settings, client, text)
 
-    app = Starlette()
-    app.router.redirect_slashes = False
+    app = FastAPI(title="srv", version=srv.__version__, redirect_slashes=False)
     app.state.service, app.state.lifecycle = service, service.lifecycle
     failures.install(app)
     _add_routes(app, service)
@@ -62,7 +58,7 @@ def create_app(settings: ServerSettings, client: EngineClient, text: TextProcess
     return app
 
 
-def _add_routes(app: Starlette, service: Service) -> None:
+def _add_routes(app: FastAPI, service: Service) -> None:
     chat = Chat(service)
     admin = Admin(service, chat)
     routes: list[tuple[str, str, Handler]] = [
@@ -81,31 +77,10 @@ def _add_routes(app: Starlette, service: Service) -> None:
         ("GET POST", "/flush_cache", admin.flush_cache),
         ("GET", "/metrics", admin.metrics),
     ]
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(_openapi(routes))
-
-    described: list[tuple[str, str, Handler]] = [
-        ("GET", OPENAPI, openapi),
-        ("GET", "/docs", _swagger),
-        ("GET", "/redoc", _redoc),
-    ]
-    for methods, path, handler in (*routes, *described):
+    for methods, path, handler in routes:
+        # A route of Starlette's own: our handlers read and check bodies themselves.
         app.add_route(path, handler, methods=methods.split(), name=path)
-
-
-async def _swagger(request: Request) -> Response:
-    """A page to try the API on; its scripts come from the network. Few ask for it, so its library is loaded then."""
-    from fastapi.openapi.docs import get_swagger_ui_html
-
-    return get_swagger_ui_html(openapi_url=OPENAPI, title=f"{_TITLE} - Swagger UI")
-
-
-async def _redoc(request: Request) -> Response:
-    """A page to read the API on, likewise."""
-    from fastapi.openapi.docs import get_redoc_html
-
-    return get_redoc_html(openapi_url=OPENAPI, title=f"{_TITLE} - ReDoc")
+    app.openapi = lambda: _openapi(routes)  # type: ignore[method-assign]
 
 
 def _openapi(routes: list[tuple[str, str, Handler]]) -> dict[str, Any]:
@@ -121,7 +96,7 @@ def _openapi(routes: list[tuple[str, str, Handler]]) -> dict[str, Any]:
         paths[path.replace(":path", "")] = {method.lower(): operation for method in methods.split()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": _TITLE, "version": srv.__version__},
+        "info": {"title": "srv", "version": srv.__version__},
         "paths": paths,
         "components": {"schemas": definitions["$defs"]},
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 import msgspec
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -103,7 +103,7 @@ def unexpected_response(method: str, path: str, error: Exception) -> Response:
     return error_response(status, body)
 
 
-def install(app: Starlette) -> None:
+def install(app: FastAPI) -> None:
     """Register the handlers of what is expected to go wrong."""
     app.add_exception_handler(RequestError, _ours)
     app.add_exception_handler(EngineDead, _ours)
