@@ -105,8 +105,6 @@ class Planner:
 
     def _secure(self, request: Request, tokens: int, step: Step) -> bool:
         """Make sure that the first `tokens` positions can have pages, retracting later requests if need be."""
-        if tokens <= request.pages_told * self._limits.page_size:
-            return True  # they have them: most steps of most requests
         while not self._roster.can_extend(request, tokens):
             step.short = True
             victim = self._latest(step)

@@ -253,8 +253,7 @@ class Scheduler:
             request.scored = min(end, len(request.prompt) - 1)
         if request.computed >= request.most:  # nothing was to be sampled, only the prompt to be scored
             reason = FinishReason.LENGTH
-        if not request.published:
-            self._roster.publish(request)
+        self._roster.publish(request)
         tokens = result.tokens[:taken]
         if reason is not None:
             return self._close(request, reason, tokens, result.logprobs, result.scores)

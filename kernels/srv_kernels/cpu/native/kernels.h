@@ -119,7 +119,7 @@ struct PackBlocksArgs {
 // The token of the largest logit of each row, the lowest among equals; see sampling.cpp.
 struct MostLikelyArgs {
     const void* logits;  // [rows, vocab]
-    int64_t* tokens;     // [rows]; 0 where `finite` is
+    int64_t* tokens;     // [rows]; 0 where `finite` is 0
     uint8_t* finite;     // [rows]: 0 where a logit is NaN or +inf, or all are -inf; else 1
     int64_t rows, vocab, stride;
 };

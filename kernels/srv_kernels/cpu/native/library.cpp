@@ -75,6 +75,10 @@ const Kernels* chosen = best();
 
 thread_local Tape* recording = nullptr;
 
+constexpr int64_t LINE = 64;  // bytes of a cache's
+
+inline int64_t lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
 // Memory for what a kernel writes for itself, good until this thread asks again. It grows and stays, so that a step takes
 // none anew; and because it grows, its address must be asked for at every call, a tape's too.
 class Scratch {
@@ -84,14 +88,12 @@ public:
     uint8_t* of(int64_t bytes) {
         if (bytes > size_) {
             std::free(memory_);
-            size_ = (bytes + LINE - 1) / LINE * LINE;
+            size_ = lines(bytes);
             memory_ = static_cast<uint8_t*>(std::aligned_alloc(LINE, size_));
             if (memory_ == nullptr) std::abort();
         }
         return memory_;
     }
-
-    static constexpr int64_t LINE = 64;
 
 private:
     uint8_t* memory_ = nullptr;
@@ -99,8 +101,6 @@ private:
 };
 
 thread_local Scratch scratch;
-
-inline int64_t lines(int64_t bytes) { return (bytes + Scratch::LINE - 1) / Scratch::LINE * Scratch::LINE; }
 
 void block_linear(Type type, const BlockLinearArgs& given) {
     BlockLinearArgs args = given;
