@@ -8,7 +8,7 @@ from srv_kernels.cpu.library import MOST_DIM
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
-# Tokens of a prompt in one step. The more, the longer others wait for their first tokens; steps of 2,048 keep some 70 MB
+# Tokens of a prompt in one step. The more, the longer others wait for their first tokens; steps of 2,048 keep 70 MB
 # more than of 512 (135M weights, two cores), which make prompts of many steps 5 to 8 % slower.
 _CHUNK = 256
 NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
