@@ -142,7 +142,9 @@ def cpu_dtype(features: tuple[str, ...], variant: str, dtype: str, fmt: str) -> 
     [
         (("avx512_bf16",), "avx512", "float16", "gguf", "bfloat16"),
         (("avx512_bf16",), "avx512", "float32", "safetensors", None),
-        ((), "amx", "bfloat16", "safetensors", "bfloat16"),
+        (("amx_bf16",), "amx", "bfloat16", "safetensors", "bfloat16"),
+        (("native_kernels",), "avx2", "float16", "gguf", "bfloat16"),
+        (("native_kernels",), "avx2", "float32", "safetensors", None),
         ((), "avx2", "float16", "gguf", "float32"),
         ((), "avx512", "float16", "safetensors", "float32"),
         ((), "avx2", "bfloat16", "safetensors", None),

@@ -28,7 +28,7 @@ _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mpr
 ISAS = {
     "x86_64": {
         "generic": (),
-        "avx2": ("-mavx2", "-mfma"),
+        "avx2": ("-mavx2", "-mfma", "-mf16c"),
         "avx512": _AVX512,
         "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     },

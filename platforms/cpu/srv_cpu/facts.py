@@ -29,9 +29,12 @@ _CAPABILITIES = frozenset(
 )
 
 
-def has_bfloat16_units(device: DeviceFacts) -> bool:
-    """Whether the processor multiplies bfloat16 itself, rather than torch converting each operand."""
-    return device.variant == "amx" or not _BFLOAT16_UNITS.isdisjoint(device.features)
+def _fast_in_bfloat16(device: DeviceFacts) -> bool:
+    """Whether the processor multiplies bfloat16 itself, or kernels widen it in registers: half the bytes are read.
+
+    Otherwise torch converts each operand in memory.
+    """
+    return NATIVE_KERNELS in device.features or not _BFLOAT16_UNITS.isdisjoint(device.features)
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
@@ -43,7 +46,7 @@ def _dtype(seen: Seen) -> str | None:
     """A checkpoint that is in float32 stays there; of the others, the type that this processor is fast in."""
     if seen.model is None or seen.model.dtype == "float32":
         return None
-    if has_bfloat16_units(seen.device):
+    if _fast_in_bfloat16(seen.device):
         return "bfloat16"
     return "float32" if seen.model.dtype == "float16" or seen.model.format == "gguf" else None
 
@@ -56,7 +59,7 @@ DEFAULTS = (
     Default(
         "dtype",
         _dtype,
-        "that is the type this processor multiplies fastest: bfloat16 where it has the units for it, else float32",
+        "that is the type that is fastest here: bfloat16 with the native kernels or units for it, else float32",
     ),
     Default(
         "dequantize_weights",

@@ -2,8 +2,10 @@
  *
  *     cc -O3 -march=native -fopenmp ceilings.c -o ceilings && OMP_NUM_THREADS=2 ./ceilings
  *
- * Prints one JSON object: GB/s and Gop/s (a multiplication and an addition are two), the best of several passes; null
- * where the processor has no instruction for a product. Products stay in registers: nothing but arithmetic is timed. */
+ * Prints one JSON object: GB/s and Gop/s (a multiplication and an addition are two), the best of several passes. Where
+ * the processor has no product of bfloat16, its numbers are widened: float32's figure. Where it has none of four bytes,
+ * AVX2's of two is taken, four times before 16 bits are widened to 32, for which weights of 4 bits leave room; null where
+ * it has neither. Products stay in registers: nothing but arithmetic is timed. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -11,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 #include <omp.h>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -96,6 +98,12 @@ PASS(bfloat16_pass, __m512, 64, __m512i left = _mm512_set1_epi16(0x3f00), __m512
 #ifdef __AVX512VNNI__
 PASS(int8_pass, __m512i, 128, __m512i left = _mm512_set1_epi8(1), __m512i right = left,
      _mm512_dpbusd_epi32(sums[i], left, right))
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+static __m256i pairs(__m256i a, __m256i b) { return _mm256_maddubs_epi16(a, b); }
+static __m256i both(__m256i a, __m256i b) { return _mm256_add_epi16(a, b); }
+PASS(int8_pass, __m256i, 256, __m256i left = _mm256_set1_epi8(1), __m256i right = _mm256_set1_epi16(1),
+     _mm256_add_epi32(sums[i], _mm256_madd_epi16(right, both(both(pairs(left, sums[i]), pairs(right, sums[i])),
+                                                             both(pairs(sums[i], left), pairs(sums[i], right))))))
 #endif
 
 static void print_best(const char *name, double (*pass)(void), const char *after) {
@@ -117,11 +125,11 @@ int main(void) {
         double one = read_pass(bytes);
         if (one > best) best = one;
     }
-    double (*passes[3])(void) = {float32_pass};
+    double (*passes[3])(void) = {float32_pass, float32_pass};
 #ifdef __AVX512BF16__
     passes[1] = bfloat16_pass;
 #endif
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
     passes[2] = int8_pass;
 #endif
     printf("{\"read\": %.1f, ", best);

@@ -25,6 +25,23 @@ constexpr int64_t PAIRS = BLOCK_TOKENS / 2;
 constexpr int BLOCKS = STRETCH / BLOCK_TOKENS;
 constexpr float NOTHING = -__builtin_inff();
 
+// Rows whose scores are taken together, and the chains of sums of each; rows to which values are added together, and
+// vectors of these: as many as the registers hold. Chains are the same for any number of rows, as a row's result is.
+#if defined(__AVX512F__)
+constexpr int SCORED = 8, CHAINS = 2, ADDED = 4, COLUMNS = 4;
+#else
+constexpr int SCORED = 5, CHAINS = 1, ADDED = 5, COLUMNS = 1;
+#endif
+
+// What keys and values are multiplied by: where there is no product of bfloat16, it is widened once.
+#if defined(__AVX512BF16__)
+template <class T>
+using Factor = T;
+#else
+template <class T>
+using Factor = float;
+#endif
+
 int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -32,7 +49,8 @@ int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
 template <class T>
 struct Workspace {
-    std::vector<T> query, weights, cut;
+    std::vector<Factor<T>> query, weights;
+    std::vector<T> cut;
     std::vector<float> scores, out, top, total;
 
     void fit(int64_t rows, int64_t dim) {
@@ -215,7 +233,8 @@ private:
         const int64_t rows = (piece.run.end - piece.run.first) * (piece.end_query - piece.first_query) * group;
         space.fit(rows, a.dim);
         for (int64_t r = 0; r < rows; ++r) {
-            std::memcpy(&space.query[r * a.dim], query(piece, r), a.dim * sizeof(T));
+            const T* from = query(piece, r);
+            for (int64_t d = 0; d < a.dim; d += LANES) store(&space.query[r * a.dim + d], load(from + d));
             space.top[r] = NOTHING;
         }
         std::memset(space.total.data(), 0, rows * LANES * sizeof(float));
@@ -270,9 +289,9 @@ private:
             for (int64_t r = of.begin; r < of.end; next = nullptr) {
                 const int64_t left = of.end - r;
                 float* scores = &space.scores[r * STRETCH + at - key];
-                const T* queries = &space.query[r * a.dim];
-                if (left >= 8) {
-                    score_rows<8>(keys, queries, scores, next), r += 8;
+                const Factor<T>* queries = &space.query[r * a.dim];
+                if (left >= SCORED) {
+                    score_rows<SCORED>(keys, queries, scores, next), r += SCORED;
                 } else if (left >= 3) {
                     score_rows<3>(keys, queries, scores, next), r += 3;
                 } else {
@@ -282,20 +301,26 @@ private:
         }
     }
 
-    // Two chains of sums a row, so that few rows do not wait for their own additions. Blocks of a pool lie too far apart
+    // More chains than one, so that few rows do not wait for their own additions. Blocks of a pool lie too far apart
     // for the processor to guess where it will read next: it is asked for as much of `next` as is read of `keys`.
     template <int COUNT>
-    inline void score_rows(const T* keys, const T* queries, float* scores, const T* next) const {
-        Floats even[COUNT] = {}, odd[COUNT] = {};
+    inline void score_rows(const T* keys, const Factor<T>* queries, float* scores, const T* next) const {
+        Floats sums[CHAINS][COUNT] = {};
         for (int64_t d = 0; d < a.dim; d += 4, keys += 4 * BLOCK_TOKENS) {
             ask(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
+#pragma GCC unroll 2
+            for (int pair = 0; pair < 2; ++pair) {
 #pragma GCC unroll 8
-            for (int r = 0; r < COUNT; ++r) {
-                even[r] = dot(even[r], keys, queries + r * a.dim + d);
-                odd[r] = dot(odd[r], keys + 2 * BLOCK_TOKENS, queries + r * a.dim + d + 2);
+                for (int r = 0; r < COUNT; ++r) {
+                    Floats& to = sums[pair % CHAINS][r];
+                    to = dot(to, keys + pair * 2 * BLOCK_TOKENS, queries + r * a.dim + d + pair * 2);
+                }
             }
         }
-        for (int r = 0; r < COUNT; ++r) store(scores + r * STRETCH, even[r] + odd[r]);
+        for (int r = 0; r < COUNT; ++r) {
+            for (int chain = 1; chain < CHAINS; ++chain) sums[0][r] += sums[chain][r];
+            store(scores + r * STRETCH, sums[0][r]);
+        }
     }
 
     // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears.
@@ -308,14 +333,14 @@ private:
             float* scores = &space.scores[r * STRETCH];
             const Floats most = scaled(scores, end - key, first, last);
             const float before = space.top[r], top = any_larger(most, before) ? largest(most) : before;
-            T* weights = &space.weights[r * STRETCH];
+            Factor<T>* weights = &space.weights[r * STRETCH];
             if (top == NOTHING) {  // nothing seen yet
-                std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(T));
+                std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(*weights));
                 continue;
             }
             Floats total = load(&space.total[r * LANES]);
             if (top != before) {
-                const float factor = before == NOTHING ? 0.0f : exponential(all(before - top))[0];
+                const float factor = before == NOTHING ? 0.0f : exponential(before - top);
                 total *= factor;
                 float* out = &space.out[r * a.dim];
                 for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
@@ -332,15 +357,13 @@ private:
 
     // Scores times the scale, in place, and nothing where a query does not see; returns the largest of each lane.
     Floats scaled(float* scores, int64_t count, int32_t first, int32_t last) const {
-        constexpr Ints COUNTING{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const bool plain = first == 0 && last == STRETCH && a.soft_cap == 0;
         Floats most = all(NOTHING);
         for (int64_t i = 0; i < count; i += LANES) {
             Floats value = load(scores + i) * a.scale;
             if (!plain) {
-                const Ints at = COUNTING + static_cast<int32_t>(i);
-                const Ints seen = (at >= first) & (at < last);
-                value = seen ? capped(value) : all(NOTHING);
+                const Ints at = counting() + static_cast<int32_t>(i);
+                value = choose((at >= first) & (at < last), capped(value), all(NOTHING));
             }
             store(scores + i, value);
             most = larger(value, most);
@@ -370,10 +393,10 @@ private:
         }
         for (int64_t r = of.begin; r < of.end;) {
             const int64_t left = of.end - r;
-            const T* weights = &space.weights[r * STRETCH];
+            const Factor<T>* weights = &space.weights[r * STRETCH];
             float* out = &space.out[r * a.dim];
-            if (left >= 4) {
-                add_rows<4>(values, next, count, weights, out), r += 4;
+            if (left >= ADDED) {
+                add_rows<ADDED>(values, next, count, weights, out), r += ADDED;
             } else if (left >= 3) {
                 add_rows<3>(values, next, count, weights, out), r += 3;
             } else {
@@ -391,14 +414,18 @@ private:
     }
 
     template <int COUNT>
-    inline void add_rows(const T* const* values, const T* const* next, int count, const T* weights, float* out) const {
+    inline void add_rows(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
+                         float* out) const {
         int64_t d = 0;
-        for (; d + 4 * LANES <= a.dim; d += 4 * LANES) add_columns<COUNT, 4>(values, next, count, weights, out, d);
+        for (; d + COLUMNS * LANES <= a.dim; d += COLUMNS * LANES) {
+            add_columns<COUNT, COLUMNS>(values, next, count, weights, out, d);
+        }
         for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(values, next, count, weights, out, d);
     }
 
     template <int COUNT, int VECTORS>
-    inline void add_columns(const T* const* values, const T* const* next, int count, const T* weights, float* out, int64_t d) const {
+    inline void add_columns(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
+                            float* out, int64_t d) const {
         Floats sums[COUNT][VECTORS];
         for (int r = 0; r < COUNT; ++r) {
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = load(out + r * a.dim + d + v * LANES);
@@ -411,7 +438,7 @@ private:
                 for (int r = 0; r < COUNT; ++r) {
 #pragma GCC unroll 4
                     for (int v = 0; v < VECTORS; ++v) {
-                        const T* both = weights + r * STRETCH + number * BLOCK_TOKENS + i * 2;
+                        const Factor<T>* both = weights + r * STRETCH + number * BLOCK_TOKENS + i * 2;
                         sums[r][v] = dot(sums[r][v], pair + v * LANES * 2, both);
                     }
                 }
@@ -468,7 +495,7 @@ private:
             for (int64_t i = 0; i < found; ++i) top = larger_of(top, from[i * (a.dim + 2)]);
             std::memset(sums, 0, a.dim * sizeof(float));
             for (int64_t i = 0; i < found; ++i, from += a.dim + 2) {
-                const float factor = exponential(all(from[0] - top))[0];
+                const float factor = exponential(from[0] - top);
                 total += from[1] * factor;
                 for (int64_t d = 0; d < a.dim; d += LANES) store(sums + d, load(sums + d) + load(from + 2 + d) * factor);
             }

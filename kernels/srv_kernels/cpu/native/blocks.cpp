@@ -15,52 +15,68 @@
 // Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
 #include "blocks.h"
 
+#include "bytes.h"
 #include "kernels.h"
 #include "pool.h"
 #include "tiles.h"
-#include "vector.h"
 
 namespace srv::SRV_ISA {
 namespace {
 
+// Rows of a tile, and vectors of its outputs: the sums of half a stretch, numbers and steps fill the registers; with
+// fewer than 32 of these, totals and products wait in memory. One row takes a whole block.
 #if defined(__AVX512F__)
-constexpr int ROWS = 4;  // 8 totals, 8 products, 8 sums, 2 vectors of numbers and a few to spare of 32 registers
+constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
+#elif defined(__AVX2__)
+constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
-constexpr int ROWS = 2;
+constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int VECTORS = 2;
 constexpr float MOST_FINITE = 3.4028234663852886e38f;
-using Bytes = int8_t __attribute__((vector_size(16)));
 
-// Sixteen sums, each plus four numbers times the same four signed steps.
-inline Ints dot(Ints sum, Ints numbers, int32_t steps) {
-#if defined(__AVX512VNNI__)
-    return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
-                                                      reinterpret_cast<__m512i>(numbers), _mm512_set1_epi32(steps)));
-#else
-    for (int i = 0; i < 4; ++i) sum += ((numbers >> (8 * i)) & 255) * (steps << (24 - 8 * i) >> 24);
-    return sum;
+// How a form's products are summed: as they are; of 4 bits, first in 16 bits; of 8 bits, counted from 128.
+enum class Way { plain, by_shorts, from_128 };
+
+constexpr Way way_of(int bits, bool least) {
+#if defined(SRV_BYTE_PAIRS)
+    if (bits == 4) return Way::by_shorts;
 #endif
-}
-
-inline Floats load_halves(const uint8_t* from) {
-    Halves halves;
-    std::memcpy(&halves, from, sizeof(halves));
-#if defined(__AVX512F__)
-    return reinterpret_cast<Floats>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));
-#else
-    const Words words = __builtin_convertvector(halves, Words);
-    Floats magnitude = reinterpret_cast<Floats>((words & 0x7fffu) << 13) * 0x1p112f;
-    magnitude = magnitude < 65536.0f ? magnitude : all(__builtin_inff());
-    return reinterpret_cast<Floats>(reinterpret_cast<Words>(magnitude) | (words & 0x8000u) << 16);
+#if defined(SRV_BYTE_SIGNS)
+    if (bits == 8 && !least) return Way::from_128;
 #endif
+    return Way::plain;
 }
 
-inline Ints load_integers(const uint8_t* from) {
-    Ints numbers;
-    std::memcpy(&numbers, from, sizeof(numbers));
-    return numbers;
-}
+// Sums of half a stretch: where they begin, and how four more numbers of each output are added.
+template <Way WAY>
+class Sums {
+public:
+    void begin(int32_t from) {
+        begin_ = from;
+        if constexpr (WAY != Way::by_shorts) sums_ = Ints{} + from;
+    }
+
+    void add(const Ints& numbers, const Ints& steps) {
+        if constexpr (WAY == Way::plain) sums_ = dot(sums_, numbers, steps);
+#if defined(SRV_BYTE_PAIRS)
+        if constexpr (WAY == Way::by_shorts) sums_ = dot_short(sums_, numbers, steps);
+#endif
+#if defined(SRV_BYTE_SIGNS)
+        if constexpr (WAY == Way::from_128) sums_ = dot_from_128(sums_, numbers, steps);
+#endif
+    }
+
+    Ints end() const {
+#if defined(SRV_BYTE_PAIRS)
+        if constexpr (WAY == Way::by_shorts) return joined(sums_) + begin_;
+#endif
+        return sums_;
+    }
+
+private:
+    Ints sums_{};
+    int32_t begin_ = 0;
+};
 
 // A row of x as steps of each half stretch's largest magnitude / 127, their scales, and what the sums of the steps are
 // worth: with least values, in units of x and for each group; otherwise taken times -constant, where products begin.
@@ -76,17 +92,15 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
         Floats value[2], most[2];
         for (int h = 0; h < 2; ++h) {
             value[h] = load(x + stretch * STRETCH + h * LANES);
-            most[h] = value[h] < 0 ? -value[h] : value[h];
-            most[h] = most[h] == most[h] ? most[h] : all(__builtin_inff());
+            most[h] = choose(value[h] < 0.0f, -value[h], value[h]);
+            most[h] = choose(most[h] == most[h], most[h], all(__builtin_inff()));
         }
         const Four scales = folded(most[0], most[1], larger) * (1.0f / 127.0f);
         const Four inverses = (scales < 0x1p-126f) | (scales > MOST_FINITE) ? Four{} : 1.0f / scales;
         for (int h = 0; h < 2; ++h) {
-            const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-            Floats step = (value[h] * inverses[h] + magic) - magic;
-            value[h] = step == step ? step : Floats{};
-            const Bytes bytes = __builtin_convertvector(__builtin_convertvector(value[h], Ints), Bytes);
-            std::memcpy(steps_at + stretch * STRETCH + h * LANES, &bytes, sizeof(bytes));
+            const Floats step = whole(value[h] * inverses[h]);
+            value[h] = choose(step == step, step, Floats{});
+            store_bytes(steps_at + stretch * STRETCH + h * LANES, to<int32_t>(value[h]));
             scales_at[stretch * 2 + h] = scales[h];
         }
         const Four sums = folded(value[0], value[1], added);
@@ -105,22 +119,24 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
     }
 }
 
-// The four numbers of each of 32 outputs that lie at place `four` of a group.
-template <int BITS>
-inline void numbers_of(const uint8_t* group, int four, Ints (&numbers)[VECTORS]) {
-    for (int v = 0; v < VECTORS; ++v) {
+// The four numbers of each output of COUNT vectors that lie at place `four` of a group.
+template <int BITS, int COUNT>
+inline void numbers_of(const uint8_t* group, int four, Ints (&numbers)[COUNT]) {
+    constexpr int PLACE = BLOCK_OUTPUTS * 4;  // bytes of one place
+    for (int v = 0; v < COUNT; ++v) {
         if constexpr (BITS == 8) {
-            numbers[v] = load_integers(group + (four * VECTORS + v) * 64);
+            numbers[v] = load_fours(group + four * PLACE + v * 64);
         } else {
-            const Ints both = load_integers(group + (four / 2 * VECTORS + v) * 64);
+            const Ints both = load_fours(group + four / 2 * PLACE + v * 64);
             numbers[v] = (four % 2 ? both >> 4 : both) & 0x0f0f0f0f;
         }
     }
 }
 
-// All rows' sums go on side by side, four after four: each waits for its own last addition, but not for the others'.
-template <class T, int BITS, int GROUP, bool LEAST, int COUNT>
-inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t row) {
+// Outputs of VECTORS vectors from `column` of a block on, of COUNT rows. All rows' sums go on side by side, four after
+// four: each waits for its own last addition, but not for the others'.
+template <class T, int BITS, int GROUP, bool LEAST, int COUNT, int VECTORS>
+inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t first, int64_t row) {
     constexpr Form form = {BITS, GROUP, LEAST, 0};
     constexpr int GROUPS = STRETCH / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a stretch is one vector");
@@ -131,16 +147,16 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
     Floats totals[COUNT][VECTORS] = {};
     for (int64_t group = 0; group < groups; ++group) {
         const int g = static_cast<int>(group % GROUPS);
-        const uint8_t* scales_at = packed + group / GROUPS * stretch_bytes(form) + g * 32 * 2;
-        const uint8_t* numbers_at = scales_at - g * 32 * 2 + scale_bytes(form) * (LEAST ? 2 : 1) + g * GROUP * 4 * BITS;
+        const uint8_t* stretch = packed + group / GROUPS * stretch_bytes(form);
+        const uint8_t* scales_at = stretch + g * BLOCK_OUTPUTS * 2 + first * 2;
+        const uint8_t* numbers_at = stretch + scale_bytes(form) * (LEAST ? 2 : 1) + g * GROUP * 4 * BITS + first * 4;
         Floats products[COUNT][VECTORS] = {};
 #pragma GCC unroll 2
         for (int h = 0; h < HALVES; ++h) {
             const int64_t half = group * HALVES + h;
-            Ints whole[COUNT][VECTORS];
+            Sums<way_of(BITS, LEAST)> sums[COUNT][VECTORS];
             for (int r = 0; r < COUNT; ++r) {
-                const int32_t begin = LEAST ? 0 : x_sums[r * halves + half].begin;
-                for (int v = 0; v < VECTORS; ++v) whole[r][v] = Ints{} + begin;
+                for (int v = 0; v < VECTORS; ++v) sums[r][v].begin(LEAST ? 0 : x_sums[r * halves + half].begin);
             }
 #pragma GCC unroll 4
             for (int four = 0; four < LANES / 4; ++four) {
@@ -148,15 +164,14 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
                 numbers_of<BITS>(numbers_at, h * (LANES / 4) + four, numbers);
 #pragma GCC unroll 4
                 for (int r = 0; r < COUNT; ++r) {
-                    int32_t step;
-                    std::memcpy(&step, steps + (r * halves + half) * LANES + four * 4, sizeof(step));
-                    for (int v = 0; v < VECTORS; ++v) whole[r][v] = dot(whole[r][v], numbers[v], step);
+                    const Ints step = four_bytes(steps + (r * halves + half) * LANES + four * 4);
+                    for (int v = 0; v < VECTORS; ++v) sums[r][v].add(numbers[v], step);
                 }
             }
 #pragma GCC unroll 4
             for (int r = 0; r < COUNT; ++r) {
                 for (int v = 0; v < VECTORS; ++v) {
-                    products[r][v] += __builtin_convertvector(whole[r][v], Floats) * x_scales[r * halves + half];
+                    products[r][v] += to<float>(sums[r][v].end()) * x_scales[r * halves + half];
                 }
             }
         }
@@ -170,7 +185,7 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
         }
     }
     for (int v = 0; v < VECTORS; ++v) {
-        const int64_t column = block * BLOCK_OUTPUTS + v * LANES;
+        const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
         const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
@@ -187,7 +202,10 @@ void multiply(const BlockLinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, GROUP, LEAST>(a, row); });
     const int64_t block_size = a.inputs / STRETCH * stretch_bytes({BITS, GROUP, LEAST, 0});
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
-        tile<T, BITS, GROUP, LEAST, COUNT>(a, a.weight + block * block_size, block, row);
+        constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
+        for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
+            tile<T, BITS, GROUP, LEAST, COUNT, VECTORS>(a, a.weight + block * block_size, block, first, row);
+        }
     });
 }
 
@@ -231,7 +249,8 @@ void rows_of(const BlockRowsArgs& a) {
 
 void block_linear(Type type, const BlockLinearArgs& given) {
     BlockLinearArgs args = given;
-    args.constant = form_of(args.stored).constant;
+    const Form form = form_of(args.stored);
+    args.constant = form.constant - (way_of(form.bits, form.least) == Way::from_128 ? 128 : 0);
     type == Type::float32 ? multiply_of<float>(args) : multiply_of<BFloat16>(args);
 }
 

@@ -5,8 +5,8 @@
 // processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); float32 keeps the same order.
 //
 //     for each block                       its own thread's, one after the other
-//         for each tile of ROWS rows       accumulators [ROWS][2 vectors] stay in registers
-//             for each pair of inputs      two vectors of weights, one broadcast a row
+//         for each tile of ROWS rows       accumulators [ROWS][vectors] stay in registers
+//             for each pair of inputs      vectors of weights, one broadcast a row
 //
 // A weight of 8-bit integers lies in the same order. Its numbers become those of x's type in registers, exactly, and a
 // sum is multiplied by its output's scale at the end.
@@ -21,17 +21,18 @@
 namespace srv::SRV_ISA {
 namespace {
 
+// Rows of a tile, and vectors of its outputs: sums, weights and inputs fill the registers. One row takes a whole block.
 #if defined(__AVX512F__)
-constexpr int ROWS = 12;  // 24 accumulators, 2 weights, and a few to spare of 32 registers
+constexpr int ROWS = 12, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__)
-constexpr int ROWS = 2;   // a vector of 16 lanes is two registers here, of 16
+constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
-constexpr int ROWS = 2;
+constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int VECTORS = BLOCK_OUTPUTS / LANES;
 
-template <class T, class W, int COUNT>
-inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t row) {
+// Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
+template <class T, class W, int COUNT, int VECTORS>
+inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     Floats sums[COUNT][VECTORS] = {};
     const int64_t pairs = a.inputs / TOGETHER;
@@ -52,12 +53,10 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t ro
             }
         }
     }
-    const int64_t first = block * BLOCK_OUTPUTS;
-    const int64_t count = a.outputs - first < BLOCK_OUTPUTS ? a.outputs - first : BLOCK_OUTPUTS;
     for (int v = 0; v < VECTORS; ++v) {
-        const int64_t lanes = count - v * LANES < LANES ? count - v * LANES : LANES;
+        const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
+        const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
-        const int64_t column = first + v * LANES;
         const Floats scale = a.scales == nullptr ? all(1.0f) : load_some(a.scales + column, lanes);
         const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
@@ -73,7 +72,10 @@ void linear_of(const LinearArgs& a) {
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const W* packed = static_cast<const W*>(a.weight);
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
-        tile<T, W, COUNT>(a, packed + block * block_size, block, row);
+        constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
+        for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
+            tile<T, W, COUNT, VECTORS>(a, packed + block * block_size + first * TOGETHER, block, first, row);
+        }
     });
 }
 

@@ -23,22 +23,43 @@ inline __m512bh widened(const int8_t* from) {
 
 // Weights of two inputs: lane = output.
 inline Pair pair(const int8_t* from) {
-    Halves both;
-    std::memcpy(&both, from, sizeof(both));
-    const Ints bits = __builtin_convertvector(both, Ints);
-    return {__builtin_convertvector((bits << 24) >> 24, Floats), __builtin_convertvector((bits << 16) >> 24, Floats)};
+    const Ints bits = fill<Ints>([=](auto& lanes, int lane) {
+        Vector<int16_t, LANES_OF<decltype(lanes)>> both;
+        std::memcpy(&both, from + lane * 2, sizeof(both));
+        lanes = __builtin_convertvector(both, std::remove_reference_t<decltype(lanes)>);
+    });
+    return {to<float>((bits << 24) >> 24), to<float>(bits >> 8)};
 }
 
 inline Pair pair(const BFloat16* from) {
-    Words bits;
-    std::memcpy(&bits, from, sizeof(bits));
-    return {reinterpret_cast<Floats>(bits << 16), reinterpret_cast<Floats>(bits & 0xffff0000u)};
+    const Ints bits = load_fours(from);
+    return {bits_as<float>(bits << 16), bits_as<float>(bits & static_cast<int32_t>(0xffff0000))};
+}
+
+// Every other lane of two vectors, from lane `FIRST` on.
+template <int FIRST, class V>
+inline V alternate(const V& low, const V& high) {
+    if constexpr (IS_TWO<V>) {
+        return {alternate<FIRST>(low.low, low.high), alternate<FIRST>(high.low, high.high)};
+    } else {
+        Vector<int32_t, LANES_OF<V>> lanes;
+        for (int i = 0; i < LANES_OF<V>; ++i) lanes[i] = 2 * i + FIRST;
+        return __builtin_shuffle(low, high, lanes);
+    }
 }
 
 inline Pair pair(const float* from) {
     const Floats low = load(from), high = load(from + LANES);
-    return {__builtin_shuffle(low, high, Ints{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}),
-            __builtin_shuffle(low, high, Ints{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31})};
+    return {alternate<0>(low, high), alternate<1>(low, high)};
+}
+
+// Two inputs in every lane.
+inline Pair both(const float* from) { return {all(from[0]), all(from[1])}; }
+inline Pair both(const BFloat16* from) {
+    int32_t two;
+    std::memcpy(&two, from, sizeof(two));
+    const Ints bits = held(Ints{} + two);
+    return {bits_as<float>(bits << 16), bits_as<float>(bits & static_cast<int32_t>(0xffff0000))};
 }
 
 #if defined(__AVX512BF16__)
@@ -58,16 +79,16 @@ inline Floats dot(Floats sum, const int8_t* weight, const BFloat16* x) {
 }
 #else
 template <class W>
-inline Floats dot(Floats sum, const W* weight, const BFloat16* x) {
-    const Pair w = pair(weight);
-    return sum + w.even * to_float(x[0]) + w.odd * to_float(x[1]);
+inline Floats dot(const Floats& sum, const W* weight, const BFloat16* x) {
+    const Pair w = pair(weight), two = both(x);
+    return sum + w.even * two.even + w.odd * two.odd;
 }
 #endif
 
 template <class W>
-inline Floats dot(Floats sum, const W* weight, const float* x) {
-    const Pair w = pair(weight);
-    return sum + w.even * x[0] + w.odd * x[1];
+inline Floats dot(const Floats& sum, const W* weight, const float* x) {
+    const Pair w = pair(weight), two = both(x);
+    return sum + w.even * two.even + w.odd * two.odd;
 }
 
 }  // namespace srv::SRV_ISA

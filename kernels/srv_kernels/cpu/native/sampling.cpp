@@ -29,15 +29,18 @@ Largest largest_of(const T* row, int64_t count) {
     const int64_t whole = count / LANES;
     for (int64_t block = 0; block < whole; ++block) {
         const Floats now = load(row + block * LANES);
-        const Ints larger = now > values;
-        values = larger ? now : values;
-        places = larger ? Ints{} + static_cast<int32_t>(block) : places;
+        const Ints later = now > values;
+        values = choose(later, now, values);
+        places = choose(later, Ints{} + static_cast<int32_t>(block), places);
         nan |= now != now;
     }
     Largest found;
+    float most[LANES];
+    int32_t blocks[LANES], nans[LANES];
+    store(most, values), store(blocks, places), store(nans, nan);
     for (int lane = 0; lane < LANES; ++lane) {
-        if (whole > 0) found.see(values[lane], places[lane] * LANES + lane);
-        found.nan |= nan[lane] != 0;
+        if (whole > 0) found.see(most[lane], blocks[lane] * LANES + lane);
+        found.nan |= nans[lane] != 0;
     }
     for (int64_t i = whole * LANES; i < count; ++i) found.see(to_float(row[i]), i);
     return found;

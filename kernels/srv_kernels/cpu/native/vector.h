@@ -1,4 +1,8 @@
-// Sixteen lanes of float32, written with the compiler's vector types: one source for every instruction set.
+// Sixteen lanes, written with the compiler's vector types: one source for every instruction set.
+//
+// A vector that is wider than the processor's registers is two halves (`Two`), each a register or two halves again:
+// a compiler keeps its own vector types in memory where no register holds them. Operators work on either; `each`,
+// `fill` and `over` come down to the registers.
 //
 // Every file that includes this is compiled once for each instruction set, into a namespace of that name
 // (SRV_ISA): no function here may be shared between them.
@@ -6,26 +10,195 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace srv::SRV_ISA {
 
 constexpr int LANES = 16;
-using Floats = float __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
-using Four = float __attribute__((vector_size(16)));
-using FourInts = int32_t __attribute__((vector_size(16)));
-using Words = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
+
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+
+template <class Half>
+struct Two {
+    Half low, high;
+};
+
+template <class V>
+constexpr bool IS_TWO = false;
+template <class Half>
+constexpr bool IS_TWO<Two<Half>> = true;
+
+template <class Number, int BYTES>
+struct Wide {
+    using Half = typename Wide<Number, BYTES / 2>::Type;
+    using Type = Two<Half>;
+};
+template <class Number, int BYTES>
+    requires(BYTES <= REGISTER)
+struct Wide<Number, BYTES> {
+    typedef Number Type __attribute__((vector_size(BYTES)));
+};
+template <class Number, int COUNT = LANES>
+using Vector = typename Wide<Number, COUNT * static_cast<int>(sizeof(Number))>::Type;
+
+using Floats = Vector<float>;
+using Ints = Vector<int32_t>;
+using Words = Vector<uint32_t>;
+using Four = Vector<float, 4>;
+using FourInts = Vector<int32_t, 4>;
+
+// Lanes of 32 bits.
+template <class V>
+constexpr int LANES_OF = static_cast<int>(sizeof(V) / 4);
+
+// f of the registers of some vectors, one of each at a time, as a vector.
+template <class F, class V, class... Others>
+inline auto each(const F& f, const V& value, const Others&... others) {
+    if constexpr (IS_TWO<V>) {
+        const auto low = each(f, value.low, others.low...);
+        return Two<std::remove_const_t<decltype(low)>>{low, each(f, value.high, others.high...)};
+    } else {
+        return f(value, others...);
+    }
+}
+
+// A vector whose registers f(register, lane of its first) has written.
+template <class V, class F>
+inline V fill(const F& f, int lane = 0) {
+    if constexpr (IS_TWO<V>) {
+        using Half = decltype(V::low);
+        return {fill<Half>(f, lane), fill<Half>(f, lane + LANES_OF<Half>)};
+    } else {
+        V value;
+        f(value, lane);
+        return value;
+    }
+}
+
+// f(register, lane of its first) for the registers of a vector.
+template <class V, class F>
+inline void over(const V& value, const F& f, int lane = 0) {
+    if constexpr (IS_TWO<V>) {
+        over(value.low, f, lane);
+        over(value.high, f, lane + LANES_OF<V> / 2);
+    } else {
+        f(value, lane);
+    }
+}
+
+// A number's type in a vector, and the number as one.
+template <class V>
+struct NumberOf {
+    using Type = std::remove_reference_t<decltype(std::declval<V&>()[0])>;
+};
+template <class Half>
+struct NumberOf<Two<Half>> : NumberOf<Half> {};
+
+#define SRV_OPERATOR(op)                                                              \
+    template <class H, class Other>                                                   \
+    inline auto operator op(const Two<H>& a, const Two<Other>& b) {                   \
+        return each([](const auto& x, const auto& y) { return x op y; }, a, b);       \
+    }                                                                                 \
+    template <class H, class S>                                                       \
+        requires std::is_arithmetic_v<S>                                              \
+    inline auto operator op(const Two<H>& a, S scalar) {                              \
+        const auto b = static_cast<typename NumberOf<H>::Type>(scalar);               \
+        return each([b](const auto& x) { return x op b; }, a);                        \
+    }                                                                                 \
+    template <class H, class S>                                                       \
+        requires std::is_arithmetic_v<S>                                              \
+    inline auto operator op(S scalar, const Two<H>& b) {                              \
+        const auto a = static_cast<typename NumberOf<H>::Type>(scalar);               \
+        return each([a](const auto& y) { return a op y; }, b);                        \
+    }
+SRV_OPERATOR(+)
+SRV_OPERATOR(-)
+SRV_OPERATOR(*)
+SRV_OPERATOR(/)
+SRV_OPERATOR(&)
+SRV_OPERATOR(|)
+SRV_OPERATOR(<<)
+SRV_OPERATOR(>>)
+SRV_OPERATOR(<)
+SRV_OPERATOR(>)
+SRV_OPERATOR(<=)
+SRV_OPERATOR(>=)
+SRV_OPERATOR(==)
+SRV_OPERATOR(!=)
+#undef SRV_OPERATOR
+
+template <class H>
+inline Two<H> operator-(const Two<H>& a) {
+    return each([](const auto& x) { return -x; }, a);
+}
+template <class H, class Other>
+inline Two<H>& operator+=(Two<H>& a, const Other& b) {
+    return a = a + b;
+}
+template <class H, class Other>
+inline Two<H>& operator*=(Two<H>& a, const Other& b) {
+    return a = a * b;
+}
+template <class H, class Other>
+inline Two<H>& operator|=(Two<H>& a, const Other& b) {
+    return a = a | b;
+}
+
+// In each lane the one or the other, as a comparison came out.
+template <class Mask, class V>
+inline V choose(const Mask& mask, const V& yes, const V& no) {
+    return each([](const auto& m, const auto& y, const auto& n) { return m ? y : n; }, mask, yes, no);
+}
+
+// The lanes' numbers as another type's.
+template <class Number, class V>
+inline auto to(const V& value) {
+    return each([](const auto& x) { return __builtin_convertvector(x, Vector<Number, LANES_OF<decltype(x)>>); }, value);
+}
+
+// The lanes' bits as another type's.
+template <class Number, class V>
+inline auto bits_as(const V& value) {
+    return each([](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
+}
+
+// The same vector, as a compiler must leave it: it would take sums apart to add in pairs, with more registers than there
+// are, or shift a number before it is in every lane.
+template <class V>
+inline V held(V value) {
+#if defined(__x86_64__)
+    return each(
+        [](auto x) {
+            asm("" : "+v"(x));
+            return x;
+        },
+        value);
+#else
+    return value;
+#endif
+}
+
+inline Floats all(float value) { return value - Floats{}; }
+
+// 0, 1, 2, ...
+inline Ints counting() {
+    static constexpr int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return fill<Ints>([](auto& lanes, int lane) { std::memcpy(&lanes, numbers + lane, sizeof(lanes)); });
+}
 
 struct BFloat16 {
     uint16_t bits;
 };
-
-inline Floats all(float value) { return value - Floats{}; }
 
 inline float to_float(float value) { return value; }
 
@@ -48,71 +221,132 @@ inline void put(float* to, float value) { *to = value; }
 inline void put(BFloat16* to, float value) { *to = to_bfloat16(value); }
 
 inline Floats load(const float* from) {
-    Floats value;
-    std::memcpy(&value, from, sizeof(value));
-    return value;
+    return fill<Floats>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
+}
+
+inline Ints load(const int32_t* from) {
+    return fill<Ints>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
+}
+
+// Sixteen times four bytes.
+inline Ints load_fours(const void* from) {
+    const auto* bytes = static_cast<const uint8_t*>(from);
+    return fill<Ints>([=](auto& lanes, int lane) { std::memcpy(&lanes, bytes + lane * 4, sizeof(lanes)); });
 }
 
 inline Floats load(const BFloat16* from) {
-    Halves halves;
-    std::memcpy(&halves, from, sizeof(halves));
-    return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+    return bits_as<float>(fill<Words>([=](auto& lanes, int lane) {
+        Vector<uint16_t, LANES_OF<decltype(lanes)>> halves;
+        std::memcpy(&halves, from + lane, sizeof(halves));
+        lanes = __builtin_convertvector(halves, std::remove_reference_t<decltype(lanes)>) << 16;
+    }));
 }
 
-inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
+// Of numbers in half precision.
+inline Floats load_halves(const uint8_t* from) {
+    return fill<Floats>([=](auto& lanes, int lane) {
+        using Lanes = std::remove_reference_t<decltype(lanes)>;
+        Vector<uint16_t, LANES_OF<Lanes>> halves;
+        std::memcpy(&halves, from + lane * 2, sizeof(halves));
+#if defined(__AVX512F__)
+        lanes = reinterpret_cast<Lanes>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));
+#elif defined(__F16C__)
+        lanes = reinterpret_cast<Lanes>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(halves)));
+#else
+        const auto words = __builtin_convertvector(halves, Vector<uint32_t, LANES_OF<Lanes>>);
+        Lanes magnitude = reinterpret_cast<Lanes>((words & 0x7fffu) << 13) * 0x1p112f;
+        magnitude = magnitude < 65536.0f ? magnitude : __builtin_inff() - Lanes{};
+        lanes = reinterpret_cast<Lanes>(bits_as<uint32_t>(magnitude) | (words & 0x8000u) << 16);
+#endif
+    });
+}
+
+inline void store(float* to, const Floats& value) {
+    over(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
+}
+
+inline void store(int32_t* to, const Ints& value) {
+    over(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
+}
 
 // The processor's own conversion makes zeros of what is below 2^-126 in magnitude.
-inline void store(BFloat16* to, Floats value) {
+inline void store(BFloat16* to, const Floats& value) {
+    over(value, [=](const auto& lanes, int lane) {
 #if defined(__AVX512BF16__)
-    const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(value));
+        const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(lanes));
 #else
-    const Words bits = reinterpret_cast<Words>(value);
-    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const Words chosen = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;
-    const Halves halves = __builtin_convertvector(chosen, Halves);
+        const auto bits = bits_as<uint32_t>(lanes);
+        const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const auto chosen = lanes == lanes ? rounded : decltype(rounded){} + 0x7fc0u;
+        const auto halves = __builtin_convertvector(chosen, Vector<uint16_t, LANES_OF<decltype(chosen)>>);
 #endif
-    std::memcpy(to, &halves, sizeof(halves));
+        std::memcpy(to + lane, &halves, sizeof(halves));
+    });
+}
+
+// The low bytes of the lanes.
+inline void store_bytes(void* to, const Ints& value) {
+#if defined(__x86_64__) && !defined(__AVX512F__)
+    const Ints low = value & 255;  // a compiler takes the bytes of shorter vectors one by one
+#if defined(__AVX2__)
+    const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(low.low), reinterpret_cast<__m256i>(low.high));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    const __m128i halves[2] = {_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)};
+#else
+    const __m128i halves[2] = {
+        _mm_packs_epi32(reinterpret_cast<__m128i>(low.low.low), reinterpret_cast<__m128i>(low.low.high)),
+        _mm_packs_epi32(reinterpret_cast<__m128i>(low.high.low), reinterpret_cast<__m128i>(low.high.high))};
+#endif
+    _mm_storeu_si128(static_cast<__m128i*>(to), _mm_packus_epi16(halves[0], halves[1]));
+#else
+    over(value, [=](const auto& lanes, int lane) {
+        const auto bytes = __builtin_convertvector(lanes, Vector<int8_t, LANES_OF<decltype(lanes)>>);
+        std::memcpy(static_cast<int8_t*>(to) + lane, &bytes, sizeof(bytes));
+    });
+#endif
 }
 
 // The first `count` lanes; the others are zero, and nothing past them is read.
 template <class T>
-inline Floats load_some(const T* from, int64_t count) {
+inline auto load_some(const T* from, int64_t count) {
     T padded[LANES] = {};
     std::memcpy(padded, from, count * sizeof(T));
     return load(padded);
 }
 
 template <class T>
-inline void store_some(T* to, Floats value, int64_t count) {
+inline void store_some(T* to, const Floats& value, int64_t count) {
     T padded[LANES];
     store(padded, value);
     std::memcpy(to, padded, count * sizeof(T));
 }
 
 // The value as it is after a store and a load: what the models published in T compute with.
-inline Floats rounded(Floats value, const float*) { return value; }
+inline Floats rounded(const Floats& value, const float*) { return value; }
 
-inline Floats rounded(Floats value, const BFloat16*) {
+inline Floats rounded(const Floats& value, const BFloat16*) {
     BFloat16 stored[LANES];
     store(stored, value);
     return load(stored);
 }
 
 // The lanes made four by `both`, a half with the other half, and again.
-template <class Both>
-inline Four quartered(Floats value, const Both& both) {
-    using Eight = float __attribute__((vector_size(32)));
-    Eight halves[2];
-    std::memcpy(halves, &value, sizeof(halves));
-    const Eight eight = both(halves[0], halves[1]);
-    Four quarters[2];
-    std::memcpy(quarters, &eight, sizeof(quarters));
-    return both(quarters[0], quarters[1]);
+template <class V, class Both>
+inline Four quartered(const V& value, const Both& both) {
+    if constexpr (IS_TWO<V>) {
+        return quartered(both(value.low, value.high), both);
+    } else if constexpr (sizeof(V) == sizeof(Four)) {
+        return value;
+    } else {
+        Vector<float, LANES_OF<V> / 2> halves[2];
+        std::memcpy(halves, &value, sizeof(halves));
+        return quartered(both(halves[0], halves[1]), both);
+    }
 }
 
 // The lanes made one.
 template <class Both>
-inline float folded(Floats value, const Both& both) {
+inline float folded(const Floats& value, const Both& both) {
     const Four four = quartered(value, both);
     const Four two = both(four, __builtin_shuffle(four, FourInts{2, 3, 0, 1}));
     return both(two, __builtin_shuffle(two, FourInts{1, 0, 3, 2}))[0];
@@ -120,25 +354,30 @@ inline float folded(Floats value, const Both& both) {
 
 // The lanes of two vectors made one each.
 template <class Both>
-inline Four folded(Floats first, Floats second, const Both& both) {
+inline Four folded(const Floats& first, const Floats& second, const Both& both) {
     const Four a = quartered(first, both), b = quartered(second, both);
     const Four two = both(__builtin_shuffle(a, b, FourInts{0, 4, 1, 5}), __builtin_shuffle(a, b, FourInts{2, 6, 3, 7}));
     return both(two, __builtin_shuffle(two, FourInts{2, 3, 0, 1}));
 }
 
-constexpr auto added = [](auto a, auto b) { return a + b; };
-constexpr auto larger = [](auto a, auto b) { return a > b ? a : b; };
+constexpr auto added = [](const auto& a, const auto& b) { return a + b; };
+constexpr auto larger = [](const auto& a, const auto& b) {
+    return each([](const auto& x, const auto& y) { return x > y ? x : y; }, a, b);
+};
 
-inline float sum(Floats value) { return folded(value, added); }
-inline float largest(Floats value) { return folded(value, larger); }
+inline float sum(const Floats& value) { return folded(value, added); }
+inline float largest(const Floats& value) { return folded(value, larger); }
+
+constexpr float ROUNDING = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, ties to even
+
+// The nearest whole number, of less than 2^22.
+inline Floats whole(const Floats& value) { return (value + ROUNDING) - ROUNDING; }
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite 1980), then the Taylor series of
 // e^r to r^7, whose error is below float32's own. Under -87 the result is 0, over 88 infinity; NaN stays NaN.
-inline Floats exponential(Floats x) {
-    const Floats clamped = x < -87.33f ? all(-87.33f) : (x > 88.72f ? all(88.72f) : x);
-    const Floats scaled = clamped * 1.44269504088896341f;
-    const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const Floats n = (scaled + magic) - magic;
+inline Floats exponential(const Floats& x) {
+    const Floats clamped = choose(x < -87.33f, all(-87.33f), choose(x > 88.72f, all(88.72f), x));
+    const Floats n = whole(clamped * 1.44269504088896341f);
     const Floats r = (clamped - n * 0.693145751953125f) - n * 1.428606765330187e-6f;
     Floats p = all(1.0f / 5040);
     p = p * r + 1.0f / 720;
@@ -149,41 +388,49 @@ inline Floats exponential(Floats x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     // n = 128 has no float32 of its own: 2^n is made in two factors.
-    const Ints whole = __builtin_convertvector(n, Ints);
-    const Ints half = whole >> 1;
-    const Floats first = reinterpret_cast<Floats>((half + 127) << 23);
-    const Floats second = reinterpret_cast<Floats>((whole - half + 127) << 23);
+    const Ints power = to<int32_t>(n);
+    const Ints half = power >> 1;
+    const Floats first = bits_as<float>((half + 127) << 23);
+    const Floats second = bits_as<float>((power - half + 127) << 23);
     Floats result = p * first * second;
-    result = x < -87.33f ? Floats{} : result;
-    result = x > 88.72f ? all(__builtin_inff()) : result;
-    return x != x ? x : result;
+    result = choose(x < -87.33f, Floats{}, result);
+    result = choose(x > 88.72f, all(__builtin_inff()), result);
+    return choose(x != x, x, result);
+}
+
+inline float exponential(float x) {
+    float lanes[LANES];
+    store(lanes, exponential(all(x)));
+    return lanes[0];
 }
 
 // e^x for x up to 0, as a weight of type T needs it: 0 under -87, NaN stays NaN.
-inline Floats weight_of(Floats x, const float*) { return exponential(x); }
+inline Floats weight_of(const Floats& x, const float*) { return exponential(x); }
 
 // In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
-// rounding to bfloat16 takes. n is added to the exponent, from the low bits of the magic sum that holds it.
-inline Floats weight_of(Floats x, const BFloat16*) {
+// rounding to bfloat16 takes. n is added to the exponent, from the low bits of the sum that rounds it.
+inline Floats weight_of(const Floats& x, const BFloat16*) {
     constexpr float LOG2_E = 1.44269504088896341f;
-    const Floats clamped = x < -87.0f ? all(-87.0f) : x;
-    const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const Floats n = clamped * LOG2_E + magic;
-    const Floats r = clamped * LOG2_E - (n - magic);
+    const Floats clamped = choose(x < -87.0f, all(-87.0f), x);
+    const Floats n = clamped * LOG2_E + ROUNDING;
+    const Floats r = clamped * LOG2_E - (n - ROUNDING);
     Floats p = all(1.33335581e-3f);
     p = p * r + 9.61812911e-3f;
     p = p * r + 5.55041087e-2f;
     p = p * r + 2.40226507e-1f;
     p = p * r + 6.93147181e-1f;
     p = p * r + 1.0f;
-    const Floats result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) + (reinterpret_cast<Ints>(n) << 23));
-    return x < -87.0f ? Floats{} : x != x ? x : result;
+    const Floats result = bits_as<float>(bits_as<int32_t>(p) + (bits_as<int32_t>(n) << 23));
+    return choose(x < -87.0f, Floats{}, choose(x != x, x, result));
 }
 
 // Whether any lane is larger than the other value; NaN is not.
-inline bool any_larger(Floats values, float than) {
+inline bool any_larger(const Floats& values, float than) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(values), _mm512_set1_ps(than), _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+    const auto found = values > than;
+    return _mm256_movemask_epi8(reinterpret_cast<__m256i>(found.low | found.high)) != 0;
 #else
     return largest(values) > than;
 #endif

@@ -1,0 +1,101 @@
+// The product of bytes that all matrices of whole numbers go through: sixteen sums, each plus four unsigned bytes times
+// four signed ones. All of it is exact.
+//
+// Where a processor has no such product (VPDPBUSD), that of pairs of 16 bits (PMADDWD) takes the bytes of even places
+// and then those of odd ones. Where one side is below 16, products of bytes (PMADDUBSW) can be summed in 16 bits first.
+#pragma once
+
+#include "vector.h"
+
+namespace srv::SRV_ISA {
+
+// Every lane: these four bytes.
+inline Ints four_bytes(const void* from) {
+    int32_t four;
+    std::memcpy(&four, from, sizeof(four));
+    return Ints{} + four;
+}
+
+#if defined(__x86_64__)
+// Pairs of 16 bits, multiplied and added.
+template <class V>
+inline V pair_products(V a, V b) {
+    if constexpr (sizeof(V) == 64) {
+        return reinterpret_cast<V>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+    } else if constexpr (sizeof(V) == 32) {
+        return reinterpret_cast<V>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+    } else {
+        return reinterpret_cast<V>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+    }
+}
+#endif
+
+// Sums of 32 bits plus the products of four bytes each: numbers from 0 to 255, steps from -128 to 127.
+inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
+    return each(
+        []<class V>(const V& to, const V& n, const V& s) {
+#if defined(__AVX512VNNI__)
+            return reinterpret_cast<V>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(to), reinterpret_cast<__m512i>(n),
+                                                           reinterpret_cast<__m512i>(s)));
+#elif defined(__x86_64__)
+            using Shorts = Vector<int16_t, LANES_OF<V> * 2>;
+            const auto pairs = reinterpret_cast<Shorts>(s);
+            const V even = pair_products(n & 0x00ff00ff, reinterpret_cast<V>((pairs << 8) >> 8));
+            return held(held(to + even) + pair_products((n >> 8) & 0x00ff00ff, reinterpret_cast<V>(pairs >> 8)));
+#else
+            V total = to;
+            for (int i = 0; i < 4; ++i) total += ((n >> (8 * i)) & 255) * (s << (24 - 8 * i) >> 24);
+            return total;
+#endif
+        },
+        sum, numbers, steps);
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define SRV_BYTE_PAIRS
+// Unsigned bytes times signed ones, added in pairs of which the sum must fit 16 bits (PMADDUBSW).
+template <class V>
+inline V byte_pair_products(V numbers, V steps) {
+    if constexpr (sizeof(V) == 64) {
+        return reinterpret_cast<V>(
+            _mm512_maddubs_epi16(reinterpret_cast<__m512i>(numbers), reinterpret_cast<__m512i>(steps)));
+    } else {
+        return reinterpret_cast<V>(
+            _mm256_maddubs_epi16(reinterpret_cast<__m256i>(numbers), reinterpret_cast<__m256i>(steps)));
+    }
+}
+
+// Sums of 16 bits, two a lane, plus the products of two bytes each: numbers up to 15, so that eight such fit.
+inline Ints dot_short(const Ints& sum, const Ints& numbers, const Ints& steps) {
+    return each(
+        []<class V>(const V& to, const V& n, const V& s) {
+            using Shorts = Vector<int16_t, LANES_OF<V> * 2>;
+            const auto products = reinterpret_cast<Shorts>(byte_pair_products(n, s));
+            return held(reinterpret_cast<V>(reinterpret_cast<Shorts>(to) + products));
+        },
+        sum, numbers, steps);
+}
+
+// A lane's two sums of 16 bits made one of 32.
+inline Ints joined(const Ints& sums) {
+    return each([]<class V>(const V& s) { return pair_products(s, V{} + 0x00010001); }, sums);
+}
+#endif
+
+#if defined(SRV_BYTE_PAIRS) && !defined(__AVX512F__)
+#define SRV_BYTE_SIGNS
+// Sums of 32 bits plus the products of four bytes each, counted from 128: (number - 128) * step, steps from -127 to 127.
+// The magnitude of the one times the other with its sign (PSIGNB): two such fit 16 bits.
+inline Ints dot_from_128(const Ints& sum, const Ints& numbers, const Ints& steps) {
+    return each(
+        []<class V>(const V& to, const V& n, const V& s) {
+            const auto counted = reinterpret_cast<__m256i>(n ^ static_cast<int32_t>(0x80808080));
+            const auto signed_steps = reinterpret_cast<V>(_mm256_sign_epi8(reinterpret_cast<__m256i>(s), counted));
+            const V products = byte_pair_products(reinterpret_cast<V>(_mm256_abs_epi8(counted)), signed_steps);
+            return held(to + pair_products(products, V{} + 0x00010001));
+        },
+        sum, numbers, steps);
+}
+#endif
+
+}  // namespace srv::SRV_ISA
