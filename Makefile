@@ -45,13 +45,11 @@ lint: env
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
-# All that is slow, and every test that is evidence: what is committed as such must show the same here. What needs no
-# core to itself goes two at a time.
-PAIRED := tests/contracts tests/core
+# All that is slow, two files at a time; then every test that is evidence, alone: what is committed as such must show the
+# same here.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
-	$(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile $(PAIRED)
-	$(BIN)/python -m pytest -m "slow and not covers" $(filter-out $(PAIRED),$(patsubst %/,%,$(wildcard tests/*/)))
+	$(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
 	$(BIN)/srv matrix check --rerun $(RERUN)
 
