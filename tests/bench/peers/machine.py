@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def measure(threads: int) -> Ceilings | None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         done = subprocess.run([program], check=True, capture_output=True, text=True, env=environment)
     return Ceilings(**json.loads(done.stdout))
+
+
+# The instructions that say most of a machine, best first, and the names that its races go by.
+KINDS = {"amx_tile": "amx", "avx512f": "avx512", "avx2": "avx2", "asimd": "neon"}
+
+
+def machine_kind(instructions: Iterable[str] | None = None) -> str:
+    """The name of a machine's race among those of others; without its instructions, that of this one."""
+    found = set(_instructions() if instructions is None else instructions)
+    return next((name for flag, name in KINDS.items() if flag in found), "plain")
 
 
 def describe() -> dict[str, object]:

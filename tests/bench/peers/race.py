@@ -6,13 +6,14 @@ A round starts every server in turn (forwards, then backwards, and so on), alone
 load on it and stops it. A figure is the median over rounds; within a round a short load is repeated and its median
 taken. In the last round each is also weighed, and tells the perplexity of one text. At the end a step of this server is
 taken apart (`step_profile.py`). What does not install, start or answer is reported with its reason, and the rest goes
-on. Writes `docs/benchmarks/peers.json` and what `report.py` makes
-of it.
+on. Writes `docs/benchmarks/peers-KIND.json`, where KIND names what the processor has (avx512, avx2, ...), and what
+`report.py` makes of it and of the races on other machines.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import signal
@@ -296,8 +297,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", metavar="NAME", help="names or engines; all, if none are given")
     parser.add_argument("--points", nargs="+", choices=KEYS, default=list(KEYS))
     parser.add_argument("--no-perplexity", action="store_true")
-    parser.add_argument("--json", type=Path, default=install.ROOT / "docs" / "benchmarks" / "peers.json")
-    parser.add_argument("--page", type=Path, default=install.ROOT / "docs" / "performance.md")
+    parser.add_argument("--page", type=Path, default=report.PAGE, help="figures and plot go to `benchmarks` beside it")
     options = parser.parse_args()
     known = {name for peer in PEERS for name in (peer.name, peer.engine)}
     if unknown := set(options.peers or ()) - known:
@@ -321,6 +321,7 @@ def main() -> int:
     written: dict[str, object] = {
         "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",
         "machine": machine.describe(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "threads": THREADS,
         "pool_tokens": POOL_TOKENS,
         "rounds": options.rounds,
@@ -330,9 +331,11 @@ def main() -> int:
         "points": [asdict(point) for point in points],
         "peers": [row(score, points) for score in scores],
     }
-    options.json.write_text(json.dumps(written, indent=1) + "\n")
-    report.write(written, options.page)
-    SAY.print(f"written: {options.json}, {options.page}", markup=False)
+    figures = report.figures_of(options.page, machine.machine_kind())
+    figures.parent.mkdir(exist_ok=True)
+    figures.write_text(json.dumps(written, indent=1) + "\n")
+    report.write(options.page)
+    SAY.print(f"written: {figures}, {options.page}", markup=False)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""The page of a race: tables in `docs/performance.md` and a plot beside its figures, made from `peers.json` alone.
+"""The page of the races: a section a kind of machine in `docs/performance.md`, and plots beside the figures.
 
     python tests/bench/peers/report.py [--check]
 
-Owns what stands between the markers of the page, and the plot. Must not measure anything; `--check` fails where page or
-plot are not what the figures say.
+Owns what stands between the markers of the page, and the plots; all of it made from `peers-KIND.json` alone. Must not
+measure anything; `--check` fails where page or plots are not what the figures say.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import floors
 from bench_loads import Point
-from machine import Ceilings
+from machine import Ceilings, machine_kind
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "performance.md"
-FIGURES = ROOT / "docs" / "benchmarks" / "peers.json"
-PLOT = ROOT / "docs" / "benchmarks" / "peers.svg"
 BEGIN = "<!-- written by tests/bench/peers/race.py: begin -->"
 END = "<!-- written by tests/bench/peers/race.py: end -->"
 OURS = "srv"
 NO_FIGURES = "There are no figures yet: `make bench-peers` writes them."
 NOISE = 0.2  # differences under this share are ties
+TITLES = {
+    "amx": "Cores with AMX",
+    "avx512": "Cores with AVX-512",
+    "avx2": "Cores with AVX2",
+    "neon": "Cores with NEON",
+    "plain": "Other cores",
+}
 AIMS = {"1 stream": 1.3, "16 streams": 2.0, "prefill": 1.3, "16 requests": 2.5}
 # The parts of a step, as `step_profile.py` names them.
 PARTS = {
@@ -51,10 +56,19 @@ def best(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> 
     return {name: value if value is None else max(value, other[name] or 0.0) for name, value in one.items()}
 
 
+def figures_of(page: Path, kind: str) -> Path:
+    """Where the figures of the race on a kind of machine lie, with its plot."""
+    return page.parent / "benchmarks" / f"peers-{kind}.json"
+
+
 def render(report: Report) -> str:
-    """What stands between the markers."""
+    """The section of one race."""
     parts = (_about(report), _speed(report), _first(report), _facts(report), _floors(report), _missing(report))
     return "\n\n".join(part for part in parts if part)
+
+
+def _kind(report: Report) -> str:
+    return machine_kind(report["machine"]["instructions"])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -85,7 +99,9 @@ def _about(report: Report) -> str:
     cores = f"{machine['cores']} cores ({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB"
     terms = f"{report['threads']} threads each, room for {report['pool_tokens']:,} tokens of keys and values"
     told = (
-        f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}; rounds: {report['rounds']}."
+        f"## {TITLES[_kind(report)]}\n\n"
+        f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}. {report['rounds']} rounds "
+        f"on {report['date']}."
     )
     if ceilings:
         sums = ", ".join(f"{ceilings[kind]:.0f} in {kind}" for kind in ("f32", "bf16", "int8") if ceilings[kind])
@@ -134,14 +150,15 @@ def _speed(report: Report) -> str:
     rows += [["this server ÷ best peer", *last], ["aim", *aims]]
     head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
     note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
-    return f"## Tokens a second\n\n{note}\n\n{_table(head, rows)}\n\n![Tokens a second](benchmarks/{PLOT.name})"
+    drawn = f"![Tokens a second](benchmarks/peers-{_kind(report)}.svg)"
+    return f"### Tokens a second\n\n{note}\n\n{_table(head, rows)}\n\n{drawn}"
 
 
 def _first(report: Report) -> str:
     rows, last = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
     rows.append(["this server ÷ best peer", *last])
     note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
-    return f"## Time to the first token\n\n{note}\n\n{_table(['server', *(p.name for p in _points(report))], rows)}"
+    return f"### Time to the first token\n\n{note}\n\n{_table(['server', *(p.name for p in _points(report))], rows)}"
 
 
 def _facts(report: Report) -> str:
@@ -156,7 +173,7 @@ def _facts(report: Report) -> str:
         rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, start])
     weighed = ["memory, MB: PSS of all processes", "its pool of keys and values", "memory less the pool"]
     head = ["server", "version", "precision", "perplexity", "weights, MB a step", *weighed, "healthy after, s"]
-    return f"## Precision and memory\n\n{_table(head, rows)}"
+    return f"### Precision and memory\n\n{_table(head, rows)}"
 
 
 def _memory(report: Report, peer: Row) -> list[str]:
@@ -186,8 +203,8 @@ def share(report: Report, peer: Row, point: Point) -> float | None:
 def _floors(report: Report) -> str:
     ours = _ours(report)
     if not report["ceilings"]:
-        return "## Floors\n\nNot measured: there is no C compiler."
-    parts = ["## Floors"]
+        return "### Floors\n\nNot measured: there is no C compiler."
+    parts = ["### Floors"]
     if ours is not None and ours["weight_bytes"]:
         parts += [_own_floor(report, ours), _profile(report, ours)]
     rows = []
@@ -259,7 +276,7 @@ def _profile(report: Report, ours: Row) -> str:
 def _missing(report: Report) -> str:
     rows = [[peer["name"], "all", peer["missing"]] for peer in report["peers"] if peer["missing"]]
     rows += [[peer["name"], point, reason] for peer in report["peers"] for point, reason in peer["failed"].items()]
-    return f"## What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
+    return f"### What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
 
 
 # ---- the plot
@@ -317,22 +334,29 @@ def between(page: str, block: str) -> str:
     return f"{head}{BEGIN}\n\n{block}\n\n{END}{rest.split(END, 1)[1]}"
 
 
-def write(report: Report, page: Path = PAGE) -> None:
-    """Page and plot; the plot goes to `benchmarks` beside the page."""
-    page.write_text(between(page.read_text(), render(report)))
-    drawing = page.parent / "benchmarks" / PLOT.name
-    drawing.parent.mkdir(exist_ok=True)
-    drawing.write_text(plot(report) + "\n")
+def races(page: Path) -> list[Report]:
+    """All races whose figures lie beside a page."""
+    found = (figures_of(page, kind) for kind in TITLES)
+    return [json.loads(path.read_text()) for path in found if path.exists()]
+
+
+def _files(page: Path) -> dict[Path, str]:
+    """Page and plots, as the figures say."""
+    reports = races(page)
+    block = "\n\n".join(render(report) for report in reports) or NO_FIGURES
+    plots = {figures_of(page, _kind(report)).with_suffix(".svg"): plot(report) + "\n" for report in reports}
+    return {page: between(page.read_text(), block), **plots}
+
+
+def write(page: Path = PAGE) -> None:
+    """Page and plots; the plots go beside the figures."""
+    for path, text in _files(page).items():
+        path.write_text(text)
 
 
 def stale(page: Path = PAGE) -> bool:
-    """Whether the page or its plot says something else than the figures beside it."""
-    folder, told = page.parent / "benchmarks", page.read_text()
-    figures = folder / FIGURES.name
-    if not figures.exists():
-        return between(told, NO_FIGURES) != told
-    report = json.loads(figures.read_text())
-    return between(told, render(report)) != told or (folder / PLOT.name).read_text() != plot(report) + "\n"
+    """Whether the page or a plot says something else than the figures beside it."""
+    return any(not path.exists() or path.read_text() != text for path, text in _files(page).items())
 
 
 def main() -> int:
@@ -341,7 +365,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.check:
         return int(stale())
-    write(json.loads(FIGURES.read_text()))
+    write()
     return 0
 
 

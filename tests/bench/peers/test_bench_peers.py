@@ -26,7 +26,7 @@ import report
 import stream_client
 import thin_server
 from bench_loads import POINTS, Point, Prompts
-from machine import Ceilings
+from machine import Ceilings, machine_kind
 from stream_client import Load
 from thin_server import Request, Send, Update
 
@@ -317,6 +317,7 @@ def figures() -> dict[str, Any]:
         "threads": 2,
         "pool_tokens": 1000,
         "rounds": 3,
+        "date": "2026-11-22",
         "ceilings": {"read": 1.0, "f32": 1.0, "bf16": 2.0, "int8": None},
         "text": {"tokens": 600, "windows": 1, "window": 512},
         "shape": vars(SHAPE),
@@ -340,8 +341,8 @@ def test_the_page_compares_with_each_peer_and_with_the_best() -> None:
 
 
 def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
-    block = report.render(figures()).split("## Time to the first token")[1]
-    assert "| this server ÷ best peer | 0.83 |" in block.split("## ")[0]
+    block = report.render(figures()).split("### Time to the first token")[1]
+    assert "| this server ÷ best peer | 0.83 |" in block.split("### ")[0]
 
 
 def test_the_page_says_what_is_missing_and_why() -> None:
@@ -410,8 +411,8 @@ def test_a_page_is_written_between_its_markers_and_then_no_longer_stale(tmp_path
     page = tmp_path / "performance.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / report.FIGURES.name).write_text(json.dumps(figures()))
-    report.write(figures(), page)
+    report.figures_of(page, "avx2").write_text(json.dumps(figures()))
+    report.write(page)
     assert not report.stale(page)
     written = page.read_text()
     assert written.startswith("before\n")
@@ -419,6 +420,33 @@ def test_a_page_is_written_between_its_markers_and_then_no_longer_stale(tmp_path
     assert "old" not in written
     page.write_text(written.replace("60.0", "61.0"))
     assert report.stale(page)
+    report.write(page)
+    report.figures_of(page, "avx2").with_suffix(".svg").write_text("another")
+    assert report.stale(page)
+
+
+def test_a_page_has_a_section_for_each_kind_of_machine(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"{report.BEGIN}{report.END}")
+    (tmp_path / "benchmarks").mkdir()
+    report.write(page)
+    assert report.NO_FIGURES in page.read_text()
+    newer = figures() | {"machine": figures()["machine"] | {"instructions": ["avx2", "avx512f"]}}
+    for told in (figures(), newer):
+        name = machine_kind(told["machine"]["instructions"])
+        report.figures_of(page, name).write_text(json.dumps(told))
+    report.write(page)
+    written = page.read_text()
+    assert written.index("## Cores with AVX-512") < written.index("## Cores with AVX2")
+    assert written.count("### Tokens a second") == 2
+    assert {path.name for path in (tmp_path / "benchmarks").glob("*.svg")} == {"peers-avx512.svg", "peers-avx2.svg"}
+
+
+def test_a_race_goes_by_the_best_that_its_processor_has() -> None:
+    assert machine_kind(["avx2", "avx512f", "amx_tile"]) == "amx"
+    assert machine_kind(["asimd", "bf16"]) == "neon"
+    assert machine_kind([]) == "plain"
+    assert machine_kind() in report.TITLES
 
 
 def test_a_page_without_markers_is_refused() -> None:

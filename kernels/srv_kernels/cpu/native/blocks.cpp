@@ -133,7 +133,7 @@ inline void numbers_of(const uint8_t* group, int four, Ints (&numbers)[COUNT]) {
     }
 }
 
-// Outputs of VECTORS vectors from `column` of a block on, of COUNT rows. All rows' sums go on side by side, four after
+// Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on. All rows' sums go on side by side, four after
 // four: each waits for its own last addition, but not for the others'.
 template <class T, int BITS, int GROUP, bool LEAST, int COUNT, int VECTORS>
 inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block, int64_t first, int64_t row) {
