@@ -91,7 +91,7 @@ def install(plugin: str, folder: Path) -> None:
     (info / "entry_points.txt").write_text(f"[srv.platforms]\n{plugin} = {plugin}:MANIFEST\n")
 
 
-def conformance(plugin: str, folder: Path) -> Report:
+def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Report:
     """The kit's report of all checks up to L2; above, where each is an engine of its own, of greedy output and the
     check that the fault is for."""
     install(plugin, folder)
@@ -100,10 +100,10 @@ def conformance(plugin: str, folder: Path) -> Report:
     if only:
         only += dict.fromkeys(("engine.greedy", FAULTS[plugin].check))
     report = folder / "report.jsonl"
-    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", RUN, plugin, level.name, str(report), *only],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
+        env={**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -124,8 +124,11 @@ def reports(
         if getattr(item, "module", None) is request.module and hasattr(item, "callspec")
     ]
     plugins = [call.params["fault"].plugin if "fault" in call.params else call.params["plugin"] for call in called]
+    environment = dict(os.environ)  # taken here: pytest writes to it while the threads would read
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
-        yield {plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin)) for plugin in plugins}
+        yield {
+            plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment) for plugin in plugins
+        }
         pool.shutdown(cancel_futures=True)
 
 

@@ -37,7 +37,7 @@ constexpr float MOST_FINITE = 3.4028234663852886e38f;
 // How a form's products are summed: as they are; of 4 bits, first in 16 bits; of 8 bits, counted from 128.
 enum class Way { plain, by_shorts, from_128 };
 
-constexpr Way way_of(int bits, bool least) {
+constexpr Way way_of([[maybe_unused]] int bits, [[maybe_unused]] bool least) {
 #if defined(SRV_BYTE_PAIRS)
     if (bits == 4) return Way::by_shorts;
 #endif

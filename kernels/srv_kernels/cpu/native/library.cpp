@@ -28,31 +28,21 @@ struct Choice {
     bool usable;
 };
 
-bool has_avx2() {
 #if defined(__x86_64__)
+bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-    return false;
-#endif
 }
 
 bool has_avx512() {
-#if defined(__x86_64__)
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-    return false;
-#endif
 }
 
 bool has_avx512_bf16() {
-#if defined(__x86_64__)
     return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
            __builtin_cpu_supports("avx512vnni");  // every processor with the first has the second
-#else
-    return false;
-#endif
 }
+#endif
 
 // Best first.
 const Choice CHOICES[] = {
