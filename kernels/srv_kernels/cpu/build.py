@@ -34,8 +34,7 @@ ISAS = {
     },
     "aarch64": {"generic": ()},  # NEON is part of the architecture
 }
-# Aliasing: GCC 12 takes one vector type, made by a template and by a comparison, for two that cannot be the same memory,
-# and loses what was stored in the halves of wide vectors (seen on aarch64).
+# With type-based aliasing GCC 12 loses what was stored in the halves of wide vectors (seen on aarch64).
 _FLAGS = (
     *("-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-Wall", "-Wextra", "-Wno-psabi"),
