@@ -224,11 +224,56 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
 
 
+def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
+    """Rows of 40 outputs as a file has them, of random numbers with finite scales."""
+    cases = CONTRACTS["linear_gguf"].cases(torch.float32, 3)
+    rows: torch.Tensor = next(each.args[1] for each in cases if each.label == f"{stored}, 5x512 to 70")
+    return rows[:40, : rows.shape[1] * inputs // 512].clone()
+
+
+def _scales_at(stored: str) -> list[slice]:
+    """Where a block's half precision scales lie."""
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    found = places.get(stored, (0, 2) if stored in ("Q4_1", "Q5_1") else (0,))
+    return [slice(place, place + 2) for place in found]
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
+    """Every bit of a block the same but for its scales, every input 127 steps to one side or to both in turn."""
+    rows = _stored_rows(stored, 256)
+    size = native_ops._library.srv_stored_row_bytes(native_ops.STORED[stored], 256)
+    blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
+    scales = [blocks[..., at].clone() for at in _scales_at(stored)]
+    blocks.fill_(byte)
+    for at, scale in zip(_scales_at(stored), scales, strict=True):
+        blocks[..., at] = scale
+    weight = native_ops.BlockWeight(rows, stored, 256)
+    plain = weight.rows(torch.arange(40), torch.float32).double()
+    x = 127 * torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 0.0]]).repeat(1, 128)
+    exact, most = x.double() @ plain.T, x.double().abs() @ plain.abs().T
+    assert bool(((weight.linear(x).double() - exact).abs() <= 2e-6 * most).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
+    isa: str, threads: int, stored: str, dtype: torch.dtype
+) -> None:
+    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    x = _matrix(17, 13, 512, dtype)
+    together = weight.linear(x)
+    for row in (0, 5, 7, 12):
+        assert torch.equal(weight.linear(x[row : row + 1])[0], together[row])
+    assert torch.equal(weight.linear(x[9:]), together[9:])
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, bad: float) -> None:
-    rows = torch.randint(0, 60, (40, 34 * 3), dtype=torch.uint8)
-    weight = native_ops.BlockWeight(rows, "Q8_0", 96)
-    x = _matrix(13, 3, 96, torch.float32)
+@pytest.mark.parametrize("stored", ["Q8_0", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
+def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:
+    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    x = _matrix(13, 3, 512, torch.float32)
     clean = weight.linear(x)
     x[1, 65] = bad
     got = weight.linear(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from srv_cpu.attention import TorchNativeAttention
 from srv_cpu.native_attention import NativeAttention
 from srv_cpu.packed import ORDER, shapes
 from srv_kernels import oracles
+from srv_kernels.cpu.library import load
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 BACKENDS = {"torch_native": TorchNativeAttention, "native": NativeAttention}
@@ -241,6 +243,17 @@ def test_layers_of_different_windows_share_one_plan(backend: Any) -> None:
         torch.testing.assert_close(got.double(), world.oracle(q), rtol=2e-5, atol=2e-5)
 
 
+@pytest.fixture(params=("generic", "avx2", "avx512", "avx512_bf16"))
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The native kernels of one instruction set, each with cuts of its own, and the best again afterwards."""
+    loaded = load()
+    best = loaded.isa
+    if loaded.library is None or not loaded.library.srv_choose_isa(request.param.encode()):
+        pytest.skip(f"this processor, or this build, has no {request.param}")
+    yield request.param
+    loaded.library.srv_choose_isa(best.encode())
+
+
 @each_backend
 def test_a_row_does_not_depend_on_its_neighbours(backend: Any) -> None:
     world = World([(1, 40), (1, 700), (1, 350), (1, 41)], backend=backend)
@@ -267,7 +280,7 @@ PREFIXES = {
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize(("rows", "shared"), PREFIXES.values(), ids=PREFIXES)
 def test_rows_that_begin_with_the_same_pages_go_together_and_each_is_as_if_alone(
-    rows: list[tuple[int, int]], shared: list[int], heads: tuple[int, int], dtype: torch.dtype
+    isa: str, rows: list[tuple[int, int]], shared: list[int], heads: tuple[int, int], dtype: torch.dtype
 ) -> None:
     world = World(rows, heads=heads, dtype=dtype, backend=NativeAttention)
     for row, pages in enumerate(shared):

@@ -302,6 +302,10 @@ def parse() -> argparse.Namespace:
     known = {name for peer in PEERS for name in (peer.name, peer.engine)}
     if unknown := set(options.peers or ()) - known:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    try:
+        report.between(options.page.read_text(), "")  # before hours of racing, not after
+    except (OSError, ValueError) as error:
+        parser.error(f"--page {options.page}: {error}")
     return options
 
 

@@ -335,9 +335,17 @@ def between(page: str, block: str) -> str:
 
 
 def races(page: Path) -> list[Report]:
-    """All races whose figures lie beside a page."""
-    found = (figures_of(page, kind) for kind in TITLES)
-    return [json.loads(path.read_text()) for path in found if path.exists()]
+    """All races whose figures lie beside a page. Raises ValueError for one of another kind than its file says."""
+    found = []
+    for name in TITLES:
+        if (path := figures_of(page, name)).exists():
+            report: Report = json.loads(path.read_text())
+            if _kind(report) != name:
+                raise ValueError(
+                    f"{path} holds a race on {_kind(report)}: move it to {figures_of(page, _kind(report))}"
+                )
+            found.append(report)
+    return found
 
 
 def _files(page: Path) -> dict[Path, str]:

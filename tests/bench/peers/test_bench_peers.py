@@ -442,6 +442,14 @@ def test_a_page_has_a_section_for_each_kind_of_machine(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "benchmarks").glob("*.svg")} == {"peers-avx512.svg", "peers-avx2.svg"}
 
 
+def test_figures_of_another_kind_of_machine_than_their_file_says_are_refused(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    (tmp_path / "benchmarks").mkdir()
+    report.figures_of(page, "neon").write_text(json.dumps(figures()))
+    with pytest.raises(ValueError, match=r"holds a race on avx2: move it to .*peers-avx2\.json"):
+        report.races(page)
+
+
 def test_a_race_goes_by_the_best_that_its_processor_has() -> None:
     assert machine_kind(["avx2", "avx512f", "amx_tile"]) == "amx"
     assert machine_kind(["asimd", "bf16"]) == "neon"

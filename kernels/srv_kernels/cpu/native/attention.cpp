@@ -29,8 +29,10 @@ constexpr float NOTHING = -__builtin_inff();
 // vectors of these: as many as the registers hold. Chains are the same for any number of rows, as a row's result is.
 #if defined(__AVX512F__)
 constexpr int SCORED = 8, CHAINS = 2, ADDED = 4, COLUMNS = 4;
-#else
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int SCORED = 5, CHAINS = 1, ADDED = 5, COLUMNS = 1;
+#else
+constexpr int SCORED = 3, CHAINS = 1, ADDED = 3, COLUMNS = 1;
 #endif
 
 // What keys and values are multiplied by: where there is no product of bfloat16, it is widened once.

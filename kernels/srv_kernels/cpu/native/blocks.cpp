@@ -5,8 +5,8 @@
 // each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
 // product multiplies and adds fours (VPDPBUSD): numbers, which are not negative, times the signed steps of x.
 //
-//     for each 16 inputs   sum of number * step           whole, exact
-//                          - constant * sum of steps      as the sum's beginning
+//     for each 16 inputs   sum of number * step           whole, exact; or of (number - 128) * step
+//                          - constant * sum of steps      as the sum's beginning; less 128 of it then
 //                          * scale of x
 //     for each group       sum of these * scale           + least value * sum of (sum of steps * scale of x)
 //
@@ -34,15 +34,16 @@ constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
 constexpr float MOST_FINITE = 3.4028234663852886e38f;
 
-// How a form's products are summed: as they are; of 4 bits, first in 16 bits; of 8 bits, counted from 128.
+// How a form's products are summed: as they are; of numbers up to 31, which those of 8 bits with least values are too
+// (Q5_1, Q5_K), first in 16 bits; of others, counted from 128.
 enum class Way { plain, by_shorts, from_128 };
 
 constexpr Way way_of([[maybe_unused]] int bits, [[maybe_unused]] bool least) {
 #if defined(SRV_BYTE_PAIRS)
-    if (bits == 4) return Way::by_shorts;
+    if (bits == 4 || least) return Way::by_shorts;
 #endif
 #if defined(SRV_BYTE_SIGNS)
-    if (bits == 8 && !least) return Way::from_128;
+    if (bits == 8) return Way::from_128;
 #endif
     return Way::plain;
 }

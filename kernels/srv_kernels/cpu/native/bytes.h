@@ -2,7 +2,7 @@
 // four signed ones. All of it is exact.
 //
 // Where a processor has no such product (VPDPBUSD), that of pairs of 16 bits (PMADDWD) takes the bytes of even places
-// and then those of odd ones. Where one side is below 16, products of bytes (PMADDUBSW) can be summed in 16 bits first.
+// and then those of odd ones. Where numbers are small, products of bytes (PMADDUBSW) can be summed in 16 bits first.
 #pragma once
 
 #include "vector.h"
@@ -65,7 +65,9 @@ inline V byte_pair_products(V numbers, V steps) {
     }
 }
 
-// Sums of 16 bits, two a lane, plus the products of two bytes each: numbers up to 15, so that eight such fit.
+// Sums of 16 bits, two a lane, plus the products of two bytes each. Of numbers up to 31 and steps from -127 to 127, four
+// such additions fit.
+static_assert(4 * 2 * 31 * 127 < 1 << 15);
 inline Ints dot_short(const Ints& sum, const Ints& numbers, const Ints& steps) {
     return each(
         []<class V>(const V& to, const V& n, const V& s) {

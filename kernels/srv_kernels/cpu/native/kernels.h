@@ -97,7 +97,7 @@ struct BlockLinearArgs {
     StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
     int64_t rows, inputs, outputs, x_stride, out_stride;
     Stored stored;
-    int32_t constant;       // of the form; filled in by the kernel
+    int32_t constant;       // what is to be taken off numbers as they are multiplied; filled in by the kernel
 };
 
 // Rows of a packed weight, as an embedding needs them.

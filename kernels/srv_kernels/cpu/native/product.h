@@ -77,16 +77,10 @@ inline Floats dot(Floats sum, const int8_t* weight, const BFloat16* x) {
     return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), widened(weight),
                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
 }
-#else
-template <class W>
-inline Floats dot(const Floats& sum, const W* weight, const BFloat16* x) {
-    const Pair w = pair(weight), two = both(x);
-    return sum + w.even * two.even + w.odd * two.odd;
-}
 #endif
 
-template <class W>
-inline Floats dot(const Floats& sum, const W* weight, const float* x) {
+template <class W, class X>
+inline Floats dot(const Floats& sum, const W* weight, const X* x) {
     const Pair w = pair(weight), two = both(x);
     return sum + w.even * two.even + w.odd * two.odd;
 }

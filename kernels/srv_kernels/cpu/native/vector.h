@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -224,15 +225,13 @@ inline Floats load(const float* from) {
     return fill<Floats>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
 }
 
-inline Ints load(const int32_t* from) {
-    return fill<Ints>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
-}
-
 // Sixteen times four bytes.
 inline Ints load_fours(const void* from) {
     const auto* bytes = static_cast<const uint8_t*>(from);
     return fill<Ints>([=](auto& lanes, int lane) { std::memcpy(&lanes, bytes + lane * 4, sizeof(lanes)); });
 }
+
+inline Ints load(const int32_t* from) { return load_fours(from); }
 
 inline Floats load(const BFloat16* from) {
     return bits_as<float>(fill<Words>([=](auto& lanes, int lane) {
@@ -408,7 +407,7 @@ inline float exponential(float x) {
 inline Floats weight_of(const Floats& x, const float*) { return exponential(x); }
 
 // In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
-// rounding to bfloat16 takes. n is added to the exponent, from the low bits of the sum that rounds it.
+// rounding to bfloat16, of weights or of what they make, takes. n is added to the exponent, from the low bits of the sum that rounds it.
 inline Floats weight_of(const Floats& x, const BFloat16*) {
     constexpr float LOG2_E = 1.44269504088896341f;
     const Floats clamped = choose(x < -87.0f, all(-87.0f), x);
