@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -224,10 +225,16 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
 
 
+@functools.cache
+def _contract_rows() -> dict[str, torch.Tensor]:
+    """Of each type 70 rows of 512 random numbers with finite scales, as a file has them."""
+    cases = {each.label: each.args[1] for each in CONTRACTS["linear_gguf"].cases(torch.float32, 3)}
+    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_ops.STORED}
+
+
 def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
-    """Rows of 40 outputs as a file has them, of random numbers with finite scales."""
-    cases = CONTRACTS["linear_gguf"].cases(torch.float32, 3)
-    rows: torch.Tensor = next(each.args[1] for each in cases if each.label == f"{stored}, 5x512 to 70")
+    """The first 40 of a type's rows, and the first inputs of them."""
+    rows = _contract_rows()[stored]
     return rows[:40, : rows.shape[1] * inputs // 512].clone()
 
 
@@ -258,9 +265,7 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
-def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
-    isa: str, threads: int, stored: str, dtype: torch.dtype
-) -> None:
+def test_a_row_of_blocks_does_not_depend_on_its_neighbours(isa: str, stored: str, dtype: torch.dtype) -> None:
     weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(17, 13, 512, dtype)
     together = weight.linear(x)
