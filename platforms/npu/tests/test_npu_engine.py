@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from npu_forced import Forced, on_cpu, on_npu
-from npu_rounding import FURTHER, Rounding, comes_from_rounding, distance
+from npu_rounding import FURTHER, MEASURED, Rounding, comes_from_rounding, distance
 from torch import Tensor
 
 from srv.io.messages import FlushCache, Generate
@@ -158,7 +158,8 @@ def test_teacher_forced_logits_are_off_by_rounding_alone(world: World, platform:
         simulated = on_npu(world.path, dtype, platform)
         for chunks in ([150], [100, 47, 1, 1, 1]):
             found = distance(simulated.logits(tokens, chunks), exact)
-            assert found <= FURTHER * host, f"{dtype}, chunks {chunks}: {found:.4g} from float32, the CPU {host:.4g}"
+            most = FURTHER * MEASURED * host
+            assert found <= most, f"{dtype}, chunks {chunks}: {found:.4g} from float32, the CPU {host:.4g}"
             far.setdefault(f"npu, chunks {chunks}", {})[dtype] = found
         far.setdefault("cpu", {})[dtype] = host
     assert [who for who, distances in far.items() if not comes_from_rounding(**distances)] == [], far
