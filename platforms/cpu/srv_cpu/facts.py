@@ -59,7 +59,7 @@ DEFAULTS = (
     Default(
         "dtype",
         _dtype,
-        "that is the type that is fastest here: bfloat16 with the native kernels or units for it, else float32",
+        "bfloat16, half of float32's bytes, where the native kernels or units for it are; else float32",
     ),
     Default(
         "dequantize_weights",

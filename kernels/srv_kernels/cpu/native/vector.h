@@ -407,7 +407,8 @@ inline float exponential(float x) {
 inline Floats weight_of(const Floats& x, const float*) { return exponential(x); }
 
 // In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
-// rounding to bfloat16, of weights or of what they make, takes. n is added to the exponent, from the low bits of the sum that rounds it.
+// rounding to bfloat16, of weights or of what they make, takes. n is added to the exponent, from the low bits of the sum
+// that rounds it.
 inline Floats weight_of(const Floats& x, const BFloat16*) {
     constexpr float LOG2_E = 1.44269504088896341f;
     const Floats clamped = choose(x < -87.0f, all(-87.0f), x);
