@@ -32,8 +32,12 @@ ISAS = {
         "avx512": _AVX512,
         "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     },
-    "aarch64": {"generic": ()},  # NEON is part of the architecture
+    "aarch64": {  # NEON is part of the architecture
+        "generic": (),
+        "neon_dot": ("-march=armv8.2-a+i8mm+bf16",),
+    },
 }
+MACHINE = platform.machine().replace("arm64", "aarch64")
 # With type-based aliasing GCC 12 loses what was stored in the halves of wide vectors (seen on aarch64).
 _FLAGS = (
     *("-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"),
@@ -56,10 +60,13 @@ def compiler() -> list[str]:
     raise CannotBuild("no C++ compiler found (CXX, g++, clang++); install g++ to get the native CPU kernels")
 
 
-def build(library: Path = LIBRARY, sanitize: bool = False) -> Path:
-    """Compile and link everything into `library`, replacing it in one move. Raises CannotBuild."""
+def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = "") -> Path:
+    """Compile and link everything into `library`, replacing it in one move. Raises CannotBuild.
+
+    machine: what the compiler compiles for (a key of ISAS), if not for this machine.
+    """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
-    isas = ISAS.get(platform.machine().replace("arm64", "aarch64"), {"generic": ()})
+    isas = ISAS.get(machine or MACHINE, {"generic": ()})
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         jobs = [(source, work / f"{source}.o", ()) for source in ONCE]

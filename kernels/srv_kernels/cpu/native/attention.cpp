@@ -30,18 +30,9 @@ constexpr float NOTHING = -__builtin_inff();
 #if defined(__AVX512F__)
 constexpr int SCORED = 8, CHAINS = 2, ADDED = 4, COLUMNS = 4;
 #elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int SCORED = 5, CHAINS = 1, ADDED = 5, COLUMNS = 1;
+constexpr int SCORED = 6, CHAINS = 1, ADDED = 5, COLUMNS = 1;
 #else
 constexpr int SCORED = 3, CHAINS = 1, ADDED = 3, COLUMNS = 1;
-#endif
-
-// What keys and values are multiplied by: where there is no product of bfloat16, it is widened once.
-#if defined(__AVX512BF16__)
-template <class T>
-using Factor = T;
-#else
-template <class T>
-using Factor = float;
 #endif
 
 int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -51,7 +42,7 @@ int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
 template <class T>
 struct Workspace {
-    std::vector<Factor<T>> query, weights;
+    std::vector<Input<T>> query, weights;
     std::vector<T> cut;
     std::vector<float> scores, out, top, total;
 
@@ -291,7 +282,7 @@ private:
             for (int64_t r = of.begin; r < of.end; next = nullptr) {
                 const int64_t left = of.end - r;
                 float* scores = &space.scores[r * STRETCH + at - key];
-                const Factor<T>* queries = &space.query[r * a.dim];
+                const Input<T>* queries = &space.query[r * a.dim];
                 if (left >= SCORED) {
                     score_rows<SCORED>(keys, queries, scores, next), r += SCORED;
                 } else if (left >= 3) {
@@ -306,48 +297,43 @@ private:
     // More chains than one, so that few rows do not wait for their own additions. Blocks of a pool lie too far apart
     // for the processor to guess where it will read next: it is asked for as much of `next` as is read of `keys`.
     template <int COUNT>
-    inline void score_rows(const T* keys, const Factor<T>* queries, float* scores, const T* next) const {
-        Floats sums[CHAINS][COUNT] = {};
+    inline void score_rows(const T* keys, const Input<T>* queries, float* scores, const T* next) const {
+        Floats sums[CHAINS][COUNT][1];
+#pragma GCC unroll 16
+        for (int i = 0; i < CHAINS * COUNT; ++i) sums[i / COUNT][i % COUNT][0] = Floats{};
         for (int64_t d = 0; d < a.dim; d += 4, keys += 4 * BLOCK_TOKENS) {
-            ask(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
-#pragma GCC unroll 2
-            for (int pair = 0; pair < 2; ++pair) {
-#pragma GCC unroll 8
-                for (int r = 0; r < COUNT; ++r) {
-                    Floats& to = sums[pair % CHAINS][r];
-                    to = dot(to, keys + pair * 2 * BLOCK_TOKENS, queries + r * a.dim + d + pair * 2);
-                }
-            }
+            ask_of(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
+            add_products(sums[0], keys, queries + d, a.dim);
+            add_products(sums[1 % CHAINS], keys + 2 * BLOCK_TOKENS, queries + d + 2, a.dim);
         }
+#pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
-            for (int chain = 1; chain < CHAINS; ++chain) sums[0][r] += sums[chain][r];
-            store(scores + r * STRETCH, sums[0][r]);
+            for (int chain = 1; chain < CHAINS; ++chain) sums[0][r][0] += sums[chain][r][0];
+            store(scores + r * STRETCH, sums[0][r][0]);
         }
     }
 
-    // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears.
+    // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears: first for all rows,
+    // then their weights, so that one row's exponentials do not wait for another's largest score.
     void weigh(Workspace<T>& space, const Piece& piece, Range of, int64_t key, int64_t end) const {
         for (int64_t r = of.begin; r < of.end; ++r) {
             const int64_t row = row_of(piece, r);
             const int64_t position = a.kv_lens[row] - a.query_lens[row] + query_of(piece, r);
             const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
             const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
-            float* scores = &space.scores[r * STRETCH];
-            const Floats most = scaled(scores, end - key, first, last);
-            const float before = space.top[r], top = any_larger(most, before) ? largest(most) : before;
-            Factor<T>* weights = &space.weights[r * STRETCH];
+            const Floats most = scaled(&space.scores[r * STRETCH], end - key, first, last);
+            const float before = space.top[r];
+            if (any_larger(most, before)) rescale(space, r, before, largest(most));
+        }
+        for (int64_t r = of.begin; r < of.end; ++r) {
+            const float* scores = &space.scores[r * STRETCH];
+            Input<T>* weights = &space.weights[r * STRETCH];
+            const float top = space.top[r];
             if (top == NOTHING) {  // nothing seen yet
                 std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(*weights));
                 continue;
             }
             Floats total = load(&space.total[r * LANES]);
-            if (top != before) {
-                const float factor = before == NOTHING ? 0.0f : exponential(before - top);
-                total *= factor;
-                float* out = &space.out[r * a.dim];
-                for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
-                space.top[r] = top;
-            }
             for (int64_t i = 0; i < end - key; i += LANES) {
                 const Floats weight = weight_of(load(scores + i) - top, static_cast<const T*>(nullptr));
                 store(weights + i, weight);
@@ -355,6 +341,15 @@ private:
             }
             store(&space.total[r * LANES], total);
         }
+    }
+
+    void rescale(Workspace<T>& space, int64_t r, float before, float top) const {
+        const float factor = before == NOTHING ? 0.0f : exponential(before - top);
+        float* total = &space.total[r * LANES];
+        float* out = &space.out[r * a.dim];
+        store(total, load(total) * factor);
+        for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
+        space.top[r] = top;
     }
 
     // Scores times the scale, in place, and nothing where a query does not see; returns the largest of each lane.
@@ -395,7 +390,7 @@ private:
         }
         for (int64_t r = of.begin; r < of.end;) {
             const int64_t left = of.end - r;
-            const Factor<T>* weights = &space.weights[r * STRETCH];
+            const Input<T>* weights = &space.weights[r * STRETCH];
             float* out = &space.out[r * a.dim];
             if (left >= ADDED) {
                 add_rows<ADDED>(values, next, count, weights, out), r += ADDED;
@@ -409,14 +404,12 @@ private:
     }
 
     // Starts to read [from, from + count) of a block, if there is one.
-    static void ask(const T* block, int64_t from, int64_t count) {
-        if (block == nullptr) return;
-        const auto* bytes = reinterpret_cast<const char*>(block + from);
-        for (int64_t line = 0; line < count * static_cast<int64_t>(sizeof(T)); line += 64) __builtin_prefetch(bytes + line);
+    static void ask_of(const T* block, int64_t from, int64_t count) {
+        if (block != nullptr) ask(block + from, count * static_cast<int64_t>(sizeof(T)));
     }
 
     template <int COUNT>
-    inline void add_rows(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
+    inline void add_rows(const T* const* values, const T* const* next, int count, const Input<T>* weights,
                          float* out) const {
         int64_t d = 0;
         for (; d + COLUMNS * LANES <= a.dim; d += COLUMNS * LANES) {
@@ -426,27 +419,24 @@ private:
     }
 
     template <int COUNT, int VECTORS>
-    inline void add_columns(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
+    inline void add_columns(const T* const* values, const T* const* next, int count, const Input<T>* weights,
                             float* out, int64_t d) const {
         Floats sums[COUNT][VECTORS];
+#pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
+#pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = load(out + r * a.dim + d + v * LANES);
         }
         for (int number = 0; number < count; ++number) {
             for (int64_t i = 0; i < PAIRS; ++i) {
                 const T* pair = values[number] + (i * a.dim + d) * 2;
-                ask(next[number], (i * a.dim + d) * 2, 2 * VECTORS * LANES);
-#pragma GCC unroll 4
-                for (int r = 0; r < COUNT; ++r) {
-#pragma GCC unroll 4
-                    for (int v = 0; v < VECTORS; ++v) {
-                        const Factor<T>* both = weights + r * STRETCH + number * BLOCK_TOKENS + i * 2;
-                        sums[r][v] = dot(sums[r][v], pair + v * LANES * 2, both);
-                    }
-                }
+                ask_of(next[number], (i * a.dim + d) * 2, 2 * VECTORS * LANES);
+                add_products(sums, pair, weights + number * BLOCK_TOKENS + i * 2, STRETCH);
             }
         }
+#pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
+#pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) store(out + r * a.dim + d + v * LANES, sums[r][v]);
         }
     }

@@ -27,11 +27,12 @@ namespace {
 // fewer than 32 of these, totals and products wait in memory. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
+constexpr int64_t AHEAD = 4096;  // bytes between what is multiplied and what memory is asked for meanwhile
 constexpr float MOST_FINITE = 3.4028234663852886e38f;
 
 // How a form's products are summed: as they are; of numbers up to 31, which those of 8 bits with least values are too
@@ -151,6 +152,10 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
         const uint8_t* stretch = packed + group / GROUPS * stretch_bytes(form);
         const uint8_t* scales_at = stretch + g * BLOCK_OUTPUTS * 2 + first * 2;
         const uint8_t* numbers_at = stretch + scale_bytes(form) * (LEAST ? 2 : 1) + g * GROUP * 4 * BITS + first * 4;
+        if (row == 0 && first == 0) {  // the one time that a block comes from memory
+            constexpr int64_t BYTES = stretch_bytes(form) / GROUPS;
+            ask(stretch + g * BYTES + AHEAD, BYTES);
+        }
         Floats products[COUNT][VECTORS] = {};
 #pragma GCC unroll 2
         for (int h = 0; h < HALVES; ++h) {

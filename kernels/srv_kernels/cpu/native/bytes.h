@@ -1,8 +1,9 @@
 // The product of bytes that all matrices of whole numbers go through: sixteen sums, each plus four unsigned bytes times
 // four signed ones. All of it is exact.
 //
-// Where a processor has no such product (VPDPBUSD), that of pairs of 16 bits (PMADDWD) takes the bytes of even places
-// and then those of odd ones. Where numbers are small, products of bytes (PMADDUBSW) can be summed in 16 bits first.
+// Where a processor has no such product (VPDPBUSD, USDOT), that of pairs of 16 bits (PMADDWD) takes the bytes of even
+// places and then those of odd ones. Where numbers are small, products of bytes (PMADDUBSW) can be summed in 16 bits
+// first.
 #pragma once
 
 #include "vector.h"
@@ -37,6 +38,9 @@ inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
 #if defined(__AVX512VNNI__)
             return reinterpret_cast<V>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(to), reinterpret_cast<__m512i>(n),
                                                            reinterpret_cast<__m512i>(s)));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+            return reinterpret_cast<V>(vusdotq_s32(reinterpret_cast<int32x4_t>(to), reinterpret_cast<uint8x16_t>(n),
+                                                   reinterpret_cast<int8x16_t>(s)));
 #elif defined(__x86_64__)
             using Shorts = Vector<int16_t, LANES_OF<V> * 2>;
             const auto pairs = reinterpret_cast<Shorts>(s);

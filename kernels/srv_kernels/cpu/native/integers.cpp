@@ -17,7 +17,7 @@ namespace {
 // Rows of a tile, and vectors of its outputs: sums, weights and inputs fill the registers. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 12, VECTORS_OF_ROWS = 2;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;

@@ -39,6 +39,7 @@ struct LinearArgs {
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
     const float* scales = nullptr;  // null, or [outputs]
+    float* widened = nullptr;       // scratch: [rows, inputs]; library.cpp's
 };
 
 struct PackArgs {

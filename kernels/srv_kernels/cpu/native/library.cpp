@@ -8,6 +8,11 @@
 #include "pool.h"
 #include "tape.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace srv {
 
 #define SRV_DECLARE(isa)           \
@@ -19,6 +24,8 @@ SRV_DECLARE(generic)
 SRV_DECLARE(avx2)
 SRV_DECLARE(avx512)
 SRV_DECLARE(avx512_bf16)
+#elif defined(__aarch64__)
+SRV_DECLARE(neon_dot)
 #endif
 
 namespace {
@@ -42,6 +49,16 @@ bool has_avx512_bf16() {
     return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
            __builtin_cpu_supports("avx512vnni");  // every processor with the first has the second
 }
+#elif defined(__aarch64__)
+// Products of bytes of either sign (USDOT) and of pairs of bfloat16 (BFDOT): Armv8.6.
+bool has_neon_dot() {
+#if defined(__linux__)
+    constexpr unsigned long NEEDED = HWCAP2_I8MM | HWCAP2_BF16;
+    return (getauxval(AT_HWCAP2) & NEEDED) == NEEDED;
+#else
+    return false;
+#endif
+}
 #endif
 
 // Best first.
@@ -50,6 +67,8 @@ const Choice CHOICES[] = {
     {&avx512_bf16::kernels, has_avx512_bf16()},
     {&avx512::kernels, has_avx512()},
     {&avx2::kernels, has_avx2()},
+#elif defined(__aarch64__)
+    {&neon_dot::kernels, has_neon_dot()},
 #endif
     {&generic::kernels, true},
 };
@@ -91,6 +110,12 @@ private:
 };
 
 thread_local Scratch scratch;
+
+void linear(Type type, const LinearArgs& given) {
+    LinearArgs args = given;
+    args.widened = reinterpret_cast<float*>(scratch.of(args.rows * args.inputs * sizeof(float)));
+    chosen->linear(type, args);
+}
 
 void block_linear(Type type, const BlockLinearArgs& given) {
     BlockLinearArgs args = given;
@@ -170,14 +195,14 @@ void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const voi
 
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
                 int64_t inputs, int64_t outputs, int64_t x_stride) {
-    call(srv::chosen->linear, type,
+    call(srv::linear, type,
          srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
 }
 
 // With a weight of int8, packed as such; scales: float32 [outputs].
 void srv_scaled_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
                        const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
-    call(srv::chosen->linear, type,
+    call(srv::linear, type,
          srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales});
 }
 

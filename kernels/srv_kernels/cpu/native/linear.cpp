@@ -24,34 +24,33 @@ namespace {
 // Rows of a tile, and vectors of its outputs: sums, weights and inputs fill the registers. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 12, VECTORS_OF_ROWS = 2;
-#elif defined(__AVX2__)
-constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int ROWS = 5, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
 
+[[maybe_unused]] void widen(const BFloat16* from, float* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+    for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
 // Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
 template <class T, class W, int COUNT, int VECTORS>
 inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    Floats sums[COUNT][VECTORS] = {};
+    const auto* x = static_cast<const Input<T>*>(a.x) + row * a.x_stride;
+    Floats sums[COUNT][VECTORS];
+#pragma GCC unroll 32
+    for (int i = 0; i < COUNT * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = Floats{};
     const int64_t pairs = a.inputs / TOGETHER;
     for (int64_t i = 0; i < pairs; ++i, weight += BLOCK_OUTPUTS * TOGETHER) {
-#pragma GCC unroll 16
-        for (int r = 0; r < COUNT; ++r) {
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) {
-                sums[r][v] = dot(sums[r][v], weight + v * LANES * TOGETHER, x + r * a.x_stride + i * TOGETHER);
-            }
-        }
+        add_products(sums, weight, x + i * TOGETHER, a.x_stride);
     }
     if (a.inputs % TOGETHER != 0) {
-        for (int r = 0; r < COUNT; ++r) {
-            const T last[TOGETHER] = {x[r * a.x_stride + a.inputs - 1], T{}};
-            for (int v = 0; v < VECTORS; ++v) {
-                sums[r][v] = dot(sums[r][v], weight + v * LANES * TOGETHER, last);
-            }
-        }
+        Input<T> last[COUNT * TOGETHER] = {};
+        for (int r = 0; r < COUNT; ++r) last[r * TOGETHER] = x[r * a.x_stride + a.inputs - 1];
+        add_products(sums, weight, last, TOGETHER);
     }
     for (int v = 0; v < VECTORS; ++v) {
         const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
@@ -68,7 +67,15 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
 }
 
 template <class T, class W>
-void linear_of(const LinearArgs& a) {
+void linear_of(const LinearArgs& given) {
+    LinearArgs a = given;
+    if constexpr (!std::is_same_v<T, Input<T>>) {
+        for_rows(a.rows, a.inputs, [&](int64_t row) {
+            widen(static_cast<const T*>(given.x) + row * given.x_stride, given.widened + row * a.inputs, a.inputs);
+        });
+        a.x = a.widened;
+        a.x_stride = a.inputs;
+    }
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const W* packed = static_cast<const W*>(a.weight);
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {

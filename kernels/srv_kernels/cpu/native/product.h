@@ -1,39 +1,41 @@
-// The product that all matrices go through: sixteen sums, each plus two weights times two inputs.
+// The product that all matrices of plain numbers go through: sums, each plus two weights times two inputs.
 //
-// Two inputs lie together because the processor's bfloat16 product multiplies and adds pairs (VDPBF16PS); float32
-// keeps the same order, so that one loop serves both.
+// Two inputs lie together because the processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); what it
+// does not take keeps the same order, so that one loop serves both.
 #pragma once
 
 #include "vector.h"
 
 namespace srv::SRV_ISA {
 
-struct Pair {
-    Floats even, odd;
-};
-
-// Two inputs' 8-bit integers of sixteen outputs, as bfloat16, which holds them exactly.
-#if defined(__AVX512BF16__)
-inline __m512bh widened(const int8_t* from) {
-    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + LANES)));
-    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-}
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define SRV_BFLOAT16_PAIRS  // one instruction multiplies and adds pairs of bfloat16
 #endif
 
-// Weights of two inputs: lane = output.
-inline Pair pair(const int8_t* from) {
-    const Ints bits = fill<Ints>([=](auto& lanes, int lane) {
-        Vector<int16_t, LANES_OF<decltype(lanes)>> both;
-        std::memcpy(&both, from + lane * 2, sizeof(both));
-        lanes = __builtin_convertvector(both, std::remove_reference_t<decltype(lanes)>);
-    });
-    return {to<float>((bits << 24) >> 24), to<float>(bits >> 8)};
+// What weights are multiplied by: where there is no product of bfloat16, inputs are widened once.
+#if defined(SRV_BFLOAT16_PAIRS)
+template <class T>
+using Input = T;
+#else
+template <class T>
+using Input = float;
+#endif
+
+// Of sixteen outputs' weights of two inputs, those of the first input (PLACE 0) or of the second.
+template <int PLACE>
+inline Floats weights_of(const BFloat16* from) {
+    const Ints both = load_fours(from);
+    return bits_as<float>(PLACE == 0 ? both << 16 : both & static_cast<int32_t>(0xffff0000));
 }
 
-inline Pair pair(const BFloat16* from) {
-    const Ints bits = load_fours(from);
-    return {bits_as<float>(bits << 16), bits_as<float>(bits & static_cast<int32_t>(0xffff0000))};
+template <int PLACE>
+inline Floats weights_of(const int8_t* from) {
+    const Ints both = fill<Ints>([=](auto& lanes, int lane) {
+        Vector<int16_t, LANES_OF<decltype(lanes)>> pairs;
+        std::memcpy(&pairs, from + lane * 2, sizeof(pairs));
+        lanes = __builtin_convertvector(pairs, std::remove_reference_t<decltype(lanes)>);
+    });
+    return to<float>(PLACE == 0 ? (both << 24) >> 24 : both >> 8);
 }
 
 // Every other lane of two vectors, from lane `FIRST` on.
@@ -48,41 +50,79 @@ inline V alternate(const V& low, const V& high) {
     }
 }
 
-inline Pair pair(const float* from) {
-    const Floats low = load(from), high = load(from + LANES);
-    return {alternate<0>(low, high), alternate<1>(low, high)};
-}
-
-// Two inputs in every lane.
-inline Pair both(const float* from) { return {all(from[0]), all(from[1])}; }
-inline Pair both(const BFloat16* from) {
-    int32_t two;
-    std::memcpy(&two, from, sizeof(two));
-    const Ints bits = held(Ints{} + two);
-    return {bits_as<float>(bits << 16), bits_as<float>(bits & static_cast<int32_t>(0xffff0000))};
+template <int PLACE>
+inline Floats weights_of(const float* from) {
+    return alternate<PLACE>(load(from), load(from + LANES));
 }
 
 #if defined(__AVX512BF16__)
-inline Floats dot(Floats sum, const BFloat16* weight, const BFloat16* x) {
-    int32_t both;
-    std::memcpy(&both, x, sizeof(both));
-    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
-                                                     reinterpret_cast<__m512bh>(_mm512_loadu_si512(weight)),
-                                                     reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
+using Pairs = __m512bh;
+
+inline Pairs pairs_of(const BFloat16* from) { return reinterpret_cast<Pairs>(_mm512_loadu_si512(from)); }
+
+// 8-bit integers as bfloat16, which holds them exactly.
+inline Pairs pairs_of(const int8_t* from) {
+    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + LANES)));
+    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
 }
 
-inline Floats dot(Floats sum, const int8_t* weight, const BFloat16* x) {
-    int32_t both;
-    std::memcpy(&both, x, sizeof(both));
-    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), widened(weight),
+inline Floats dot(const Floats& sum, const Pairs& weights, int32_t both) {
+    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), weights,
                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
+}
+#elif defined(SRV_BFLOAT16_PAIRS)
+using Pairs = Ints;
+
+inline Pairs pairs_of(const BFloat16* from) { return load_fours(from); }
+
+// 8-bit integers as bfloat16, which holds them exactly.
+inline Pairs pairs_of(const int8_t* from) {
+    const Ints first = bits_as<int32_t>(weights_of<0>(from)), second = bits_as<int32_t>(weights_of<1>(from));
+    return bits_as<int32_t>(bits_as<uint32_t>(first) >> 16) | (second & static_cast<int32_t>(0xffff0000));
+}
+
+inline Floats dot(const Floats& sum, const Pairs& weights, int32_t both) {
+    return each(
+        [both]<class F, class V>(const F& to, const V& w) {
+            return reinterpret_cast<F>(vbfdotq_f32(reinterpret_cast<float32x4_t>(to), reinterpret_cast<bfloat16x8_t>(w),
+                                                   reinterpret_cast<bfloat16x8_t>(V{} + both)));
+        },
+        sum, weights);
 }
 #endif
 
-template <class W, class X>
-inline Floats dot(const Floats& sum, const W* weight, const X* x) {
-    const Pair w = pair(weight), two = both(x);
-    return sum + w.even * two.even + w.odd * two.odd;
+template <int PLACE, int COUNT, int VECTORS, class W>
+inline void add_products_at(Floats (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
+    Floats weight[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) weight[v] = weights_of<PLACE>(weights + v * LANES * 2);
+#pragma GCC unroll 16
+    for (int r = 0; r < COUNT; ++r) {
+        const Floats input = all(x[r * stride + PLACE]);
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
+    }
 }
+
+// To the sums of COUNT rows: the weights of two inputs, of VECTORS * LANES outputs, times the rows' two inputs, which lie
+// `stride` apart. Without a product of pairs the two inputs follow one another: registers hold one's weights at a time.
+template <int COUNT, int VECTORS, class W>
+inline void add_products(Floats (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
+    add_products_at<0>(sums, weights, x, stride);
+    add_products_at<1>(sums, weights, x, stride);
+}
+
+#if defined(SRV_BFLOAT16_PAIRS)
+template <int COUNT, int VECTORS, class W>
+inline void add_products(Floats (&sums)[COUNT][VECTORS], const W* weights, const BFloat16* x, int64_t stride) {
+    Pairs pairs[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) pairs[v] = pairs_of(weights + v * LANES * 2);
+#pragma GCC unroll 16
+    for (int r = 0; r < COUNT; ++r) {
+        int32_t both;
+        std::memcpy(&both, x + r * stride, sizeof(both));
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = dot(sums[r][v], pairs[v], both);
+    }
+}
+#endif
 
 }  // namespace srv::SRV_ISA

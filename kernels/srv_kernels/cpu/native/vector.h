@@ -15,6 +15,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace srv::SRV_ISA {
@@ -187,6 +189,11 @@ inline V held(V value) {
 #else
     return value;
 #endif
+}
+
+// Starts to read from memory what is needed soon.
+inline void ask(const void* from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
 }
 
 inline Floats all(float value) { return value - Floats{}; }
