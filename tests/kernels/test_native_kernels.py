@@ -23,7 +23,7 @@ if LOADED.library is not None:
 
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
-ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+ISAS = tuple(build.ISAS.get(build.MACHINE, ("generic",)))
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
     *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "rows_gguf"),

@@ -20,6 +20,7 @@ from srv_cpu.attention import TorchNativeAttention
 from srv_cpu.native_attention import NativeAttention
 from srv_cpu.packed import ORDER, shapes
 from srv_kernels import oracles
+from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -243,7 +244,7 @@ def test_layers_of_different_windows_share_one_plan(backend: Any) -> None:
         torch.testing.assert_close(got.double(), world.oracle(q), rtol=2e-5, atol=2e-5)
 
 
-@pytest.fixture(params=("generic", "avx2", "avx512", "avx512_bf16"))
+@pytest.fixture(params=tuple(build.ISAS.get(build.MACHINE, ("generic",))))
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The native kernels of one instruction set, each with cuts of its own, and the best again afterwards."""
     loaded = load()
