@@ -23,7 +23,7 @@ if LOADED.library is not None:
 
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
-ISAS = tuple(build.ISAS.get(build.MACHINE, ("generic",)))
+ISAS = tuple(build.isas())
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
     *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "rows_gguf"),
@@ -291,10 +291,11 @@ def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
         native_ops.BlockWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
 
 
-def test_threads_of_several_callers_take_turns() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_of_several_callers_take_turns(dtype: torch.dtype) -> None:
     native_ops.set_threads(3)
-    product = native_ops.linear(_matrix(11, 320, 64, torch.float32), None)
-    x = _matrix(12, 8, 64, torch.float32)
+    product = native_ops.linear(_matrix(11, 320, 64, dtype), None)
+    x = _matrix(12, 8, 64, dtype)
     want = product(x)
     from concurrent.futures import ThreadPoolExecutor
 
@@ -314,6 +315,20 @@ def test_no_share_is_lost_or_done_twice_by_more_threads_than_cores() -> None:
         for product, want in zip(products, wants, strict=True):
             assert torch.equal(product(x), want)
     native_ops.set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_enough_for_every_thread_to_prepare_some(isa: str, dtype: torch.dtype) -> None:
+    """Inputs are widened, or rounded to bytes, by all threads before any of them multiplies."""
+    rows, inputs = 160, 576
+    x = _matrix(12, rows, inputs, dtype)
+    weight = torch.randint(-128, 128, (96, inputs), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
+    products = [native_ops.linear(_matrix(11, 96, inputs, dtype), None), native_ops.ByteLinear(weight, torch.ones(96))]
+    native_ops.set_threads(3)
+    together = [product(x) for product in products]
+    native_ops.set_threads(1)
+    for product, got in zip(products, together, strict=True):
+        assert torch.equal(product(x), got)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

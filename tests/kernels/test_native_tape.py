@@ -76,6 +76,24 @@ def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: 
         assert torch.equal(out, work(x))
 
 
+def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
+    """Inputs in bfloat16 are widened, and rounded to bytes, in memory that grows and then lies elsewhere."""
+    integers = torch.randint(-128, 128, (DIM, DIM), dtype=torch.int8)
+    plain = native_ops.linear(torch.randn(DIM, DIM).bfloat16(), None)
+    of_bytes = native_ops.ByteLinear(integers, WEIGHT / 512)
+
+    def work(x: Tensor) -> Tensor:
+        return of_bytes(plain(x))
+
+    x = torch.randn(2, DIM).bfloat16()
+    tape, out = recorded(work, x, Arena())
+    for rows in (300, 3000):
+        work(torch.randn(rows, DIM).bfloat16())
+        x.copy_(torch.randn(2, DIM))
+        tape.run()
+        assert torch.equal(out, work(x))
+
+
 def test_native_work_is_one_call_and_torch_is_counted() -> None:
     tape, _ = recorded(native, torch.randn(2, DIM), Arena())
     assert (tape.native_calls, tape.torch_calls) == (15, 0)

@@ -244,7 +244,7 @@ def test_layers_of_different_windows_share_one_plan(backend: Any) -> None:
         torch.testing.assert_close(got.double(), world.oracle(q), rtol=2e-5, atol=2e-5)
 
 
-@pytest.fixture(params=tuple(build.ISAS.get(build.MACHINE, ("generic",))))
+@pytest.fixture(params=tuple(build.isas()))
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The native kernels of one instruction set, each with cuts of its own, and the best again afterwards."""
     loaded = load()

@@ -25,7 +25,7 @@ LIBRARY = SOURCES / "libsrv_cpu.so"
 PER_ISA = ("pointwise", "linear", "integers", "blocks", "attention", "sampling", "table")
 ONCE = ("pool", "stored", "library")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
-ISAS = {
+_ISAS = {
     "x86_64": {
         "generic": (),
         "avx2": ("-mavx2", "-mfma", "-mf16c"),
@@ -34,7 +34,7 @@ ISAS = {
     },
     "aarch64": {  # NEON is part of the architecture
         "generic": (),
-        "neon_dot": ("-march=armv8.2-a+i8mm+bf16",),
+        "neon_bf16": ("-march=armv8.2-a+i8mm+bf16",),
     },
 }
 MACHINE = platform.machine().replace("arm64", "aarch64")
@@ -60,19 +60,23 @@ def compiler() -> list[str]:
     raise CannotBuild("no C++ compiler found (CXX, g++, clang++); install g++ to get the native CPU kernels")
 
 
-def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = "") -> Path:
+def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
+    """A machine's instruction sets, with the compiler's flags for each; of one that is not known, "generic"."""
+    return _ISAS.get(machine, {"generic": ()})
+
+
+def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE) -> Path:
     """Compile and link everything into `library`, replacing it in one move. Raises CannotBuild.
 
-    machine: what the compiler compiles for (a key of ISAS), if not for this machine.
+    machine: what the compiler compiles for, as `platform.machine` has it.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
-    isas = ISAS.get(machine or MACHINE, {"generic": ()})
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         jobs = [(source, work / f"{source}.o", ()) for source in ONCE]
         jobs += [
             (source, work / f"{source}-{isa}.o", (*flags, f"-DSRV_ISA={isa}"))
-            for isa, flags in isas.items()
+            for isa, flags in isas(machine).items()
             for source in PER_ISA
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -42,7 +42,7 @@ int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
 template <class T>
 struct Workspace {
-    std::vector<Input<T>> query, weights;
+    std::vector<Factor<T>> query, weights;
     std::vector<T> cut;
     std::vector<float> scores, out, top, total;
 
@@ -282,7 +282,7 @@ private:
             for (int64_t r = of.begin; r < of.end; next = nullptr) {
                 const int64_t left = of.end - r;
                 float* scores = &space.scores[r * STRETCH + at - key];
-                const Input<T>* queries = &space.query[r * a.dim];
+                const Factor<T>* queries = &space.query[r * a.dim];
                 if (left >= SCORED) {
                     score_rows<SCORED>(keys, queries, scores, next), r += SCORED;
                 } else if (left >= 3) {
@@ -297,12 +297,12 @@ private:
     // More chains than one, so that few rows do not wait for their own additions. Blocks of a pool lie too far apart
     // for the processor to guess where it will read next: it is asked for as much of `next` as is read of `keys`.
     template <int COUNT>
-    inline void score_rows(const T* keys, const Input<T>* queries, float* scores, const T* next) const {
+    inline void score_rows(const T* keys, const Factor<T>* queries, float* scores, const T* next) const {
         Floats sums[CHAINS][COUNT][1];
 #pragma GCC unroll 16
         for (int i = 0; i < CHAINS * COUNT; ++i) sums[i / COUNT][i % COUNT][0] = Floats{};
         for (int64_t d = 0; d < a.dim; d += 4, keys += 4 * BLOCK_TOKENS) {
-            ask_of(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
+            prefetch_of(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
             add_products(sums[0], keys, queries + d, a.dim);
             add_products(sums[1 % CHAINS], keys + 2 * BLOCK_TOKENS, queries + d + 2, a.dim);
         }
@@ -327,7 +327,7 @@ private:
         }
         for (int64_t r = of.begin; r < of.end; ++r) {
             const float* scores = &space.scores[r * STRETCH];
-            Input<T>* weights = &space.weights[r * STRETCH];
+            Factor<T>* weights = &space.weights[r * STRETCH];
             const float top = space.top[r];
             if (top == NOTHING) {  // nothing seen yet
                 std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(*weights));
@@ -335,7 +335,7 @@ private:
             }
             Floats total = load(&space.total[r * LANES]);
             for (int64_t i = 0; i < end - key; i += LANES) {
-                const Floats weight = weight_of(load(scores + i) - top, static_cast<const T*>(nullptr));
+                const Floats weight = exponential_for(load(scores + i) - top, static_cast<const T*>(nullptr));
                 store(weights + i, weight);
                 total += weight;
             }
@@ -390,7 +390,7 @@ private:
         }
         for (int64_t r = of.begin; r < of.end;) {
             const int64_t left = of.end - r;
-            const Input<T>* weights = &space.weights[r * STRETCH];
+            const Factor<T>* weights = &space.weights[r * STRETCH];
             float* out = &space.out[r * a.dim];
             if (left >= ADDED) {
                 add_rows<ADDED>(values, next, count, weights, out), r += ADDED;
@@ -404,12 +404,12 @@ private:
     }
 
     // Starts to read [from, from + count) of a block, if there is one.
-    static void ask_of(const T* block, int64_t from, int64_t count) {
-        if (block != nullptr) ask(block + from, count * static_cast<int64_t>(sizeof(T)));
+    static void prefetch_of(const T* block, int64_t from, int64_t count) {
+        if (block != nullptr) prefetch(block + from, count * static_cast<int64_t>(sizeof(T)));
     }
 
     template <int COUNT>
-    inline void add_rows(const T* const* values, const T* const* next, int count, const Input<T>* weights,
+    inline void add_rows(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
                          float* out) const {
         int64_t d = 0;
         for (; d + COLUMNS * LANES <= a.dim; d += COLUMNS * LANES) {
@@ -419,7 +419,7 @@ private:
     }
 
     template <int COUNT, int VECTORS>
-    inline void add_columns(const T* const* values, const T* const* next, int count, const Input<T>* weights,
+    inline void add_columns(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
                             float* out, int64_t d) const {
         Floats sums[COUNT][VECTORS];
 #pragma GCC unroll 16
@@ -430,7 +430,7 @@ private:
         for (int number = 0; number < count; ++number) {
             for (int64_t i = 0; i < PAIRS; ++i) {
                 const T* pair = values[number] + (i * a.dim + d) * 2;
-                ask_of(next[number], (i * a.dim + d) * 2, 2 * VECTORS * LANES);
+                prefetch_of(next[number], (i * a.dim + d) * 2, 2 * VECTORS * LANES);
                 add_products(sums, pair, weights + number * BLOCK_TOKENS + i * 2, STRETCH);
             }
         }

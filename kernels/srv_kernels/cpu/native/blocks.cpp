@@ -3,7 +3,7 @@
 // A packed weight is [outputs / 32][inputs / 32] stretches, read from its first byte to its last. A stretch holds the
 // scales of 32 outputs, their least values if the type has them, and [8 fours][32 outputs][4 inputs] numbers; of 4 bits
 // each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
-// product multiplies and adds fours (VPDPBUSD): numbers, which are not negative, times the signed steps of x.
+// product multiplies and adds fours (VPDPBUSD, USDOT): numbers, which are not negative, times the signed steps of x.
 //
 //     for each 16 inputs   sum of number * step           whole, exact; or of (number - 128) * step
 //                          - constant * sum of steps      as the sum's beginning; less 128 of it then
@@ -23,8 +23,8 @@
 namespace srv::SRV_ISA {
 namespace {
 
-// Rows of a tile, and vectors of its outputs: the sums of half a stretch, numbers and steps fill the registers; with
-// fewer than 32 of these, totals and products wait in memory. One row takes a whole block.
+// Rows of a tile, and vectors of its outputs: the sums of half a stretch, numbers and steps fill the registers; unless there
+// are 32 of 64 bytes, totals and products wait in memory. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_MATMUL_INT8)
@@ -32,7 +32,7 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int64_t AHEAD = 4096;  // bytes between what is multiplied and what memory is asked for meanwhile
+constexpr int64_t AHEAD = 4096;  // bytes from what is multiplied to what is read from memory meanwhile
 constexpr float MOST_FINITE = 3.4028234663852886e38f;
 
 // How a form's products are summed: as they are; of numbers up to 31, which those of 8 bits with least values are too
@@ -152,9 +152,9 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
         const uint8_t* stretch = packed + group / GROUPS * stretch_bytes(form);
         const uint8_t* scales_at = stretch + g * BLOCK_OUTPUTS * 2 + first * 2;
         const uint8_t* numbers_at = stretch + scale_bytes(form) * (LEAST ? 2 : 1) + g * GROUP * 4 * BITS + first * 4;
-        if (row == 0 && first == 0) {  // the one time that a block comes from memory
+        if (row == 0 && first == 0) {  // where a block is read from memory, unless a share began within it
             constexpr int64_t BYTES = stretch_bytes(form) / GROUPS;
-            ask(stretch + g * BYTES + AHEAD, BYTES);
+            prefetch(stretch + g * BYTES, BYTES, AHEAD);
         }
         Floats products[COUNT][VECTORS] = {};
 #pragma GCC unroll 2

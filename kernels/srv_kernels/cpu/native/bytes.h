@@ -18,6 +18,14 @@ inline Ints four_bytes(const void* from) {
 }
 
 #if defined(__x86_64__)
+// The same vector, as a compiler must leave it: it would take sums apart to add in pairs, with more registers than there
+// are.
+template <class V>
+inline V held(V value) {
+    asm("" : "+v"(value));
+    return value;
+}
+
 // Pairs of 16 bits, multiplied and added.
 template <class V>
 inline V pair_products(V a, V b) {

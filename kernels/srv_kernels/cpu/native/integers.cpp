@@ -2,7 +2,7 @@
 //
 // A packed weight is [outputs / 32][inputs / 4][32 outputs][4 inputs], read from its first byte to its last, zero where
 // the matrix has ended: four inputs lie together because the processor's byte product multiplies and adds fours
-// (VPDPBUSD). That product takes unsigned bytes on one side, so the steps of x are kept with 128 added, and what this
+// (VPDPBUSD, USDOT). That product takes unsigned bytes on one side, so the steps of x are kept with 128 added, and what this
 // adds to a sum (128 times the sum of the weights) is taken off with `correction`.
 //
 // Sums of integers are exact, so that a row's result depends neither on the batch nor on the threads.

@@ -39,7 +39,7 @@ struct LinearArgs {
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
     const float* scales = nullptr;  // null, or [outputs]
-    float* widened = nullptr;       // scratch: [rows, inputs]; library.cpp's
+    float* widened = nullptr;       // scratch: [rows, inputs]; library.cpp's, where kernels widen
 };
 
 struct PackArgs {
@@ -148,6 +148,7 @@ constexpr int64_t MOST_DIM = 512;
 
 struct Kernels {
     const char* name;
+    bool widens;  // whether bfloat16 inputs are widened for products
     void (*norm)(Type, const NormArgs&);
     void (*gate)(Type, const GateArgs&);
     void (*rotary)(Type, const RotaryArgs&);

@@ -9,7 +9,6 @@
 #include "tape.h"
 
 #if defined(__aarch64__) && defined(__linux__)
-#include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
@@ -25,7 +24,7 @@ SRV_DECLARE(avx2)
 SRV_DECLARE(avx512)
 SRV_DECLARE(avx512_bf16)
 #elif defined(__aarch64__)
-SRV_DECLARE(neon_dot)
+SRV_DECLARE(neon_bf16)
 #endif
 
 namespace {
@@ -51,9 +50,9 @@ bool has_avx512_bf16() {
 }
 #elif defined(__aarch64__)
 // Products of bytes of either sign (USDOT) and of pairs of bfloat16 (BFDOT): Armv8.6.
-bool has_neon_dot() {
+bool has_neon_bf16() {
 #if defined(__linux__)
-    constexpr unsigned long NEEDED = HWCAP2_I8MM | HWCAP2_BF16;
+    constexpr unsigned long I8MM = 1ul << 13, BF16 = 1ul << 14, NEEDED = I8MM | BF16;  // HWCAP2_...
     return (getauxval(AT_HWCAP2) & NEEDED) == NEEDED;
 #else
     return false;
@@ -68,7 +67,7 @@ const Choice CHOICES[] = {
     {&avx512::kernels, has_avx512()},
     {&avx2::kernels, has_avx2()},
 #elif defined(__aarch64__)
-    {&neon_dot::kernels, has_neon_dot()},
+    {&neon_bf16::kernels, has_neon_bf16()},
 #endif
     {&generic::kernels, true},
 };
@@ -113,7 +112,9 @@ thread_local Scratch scratch;
 
 void linear(Type type, const LinearArgs& given) {
     LinearArgs args = given;
-    args.widened = reinterpret_cast<float*>(scratch.of(args.rows * args.inputs * sizeof(float)));
+    if (type == Type::bfloat16 && chosen->widens) {
+        args.widened = reinterpret_cast<float*>(scratch.of(args.rows * args.inputs * sizeof(float)));
+    }
     chosen->linear(type, args);
 }
 

@@ -8,8 +8,9 @@
 //         for each tile of ROWS rows       accumulators [ROWS][vectors] stay in registers
 //             for each pair of inputs      vectors of weights, one broadcast a row
 //
-// A weight of 8-bit integers lies in the same order. Its numbers become those of x's type in registers, exactly, and a
-// sum is multiplied by its output's scale at the end.
+// A weight of 8-bit integers lies in the same order. Its numbers become those of the inputs' type in registers, exactly, and
+// a sum is multiplied by its output's scale at the end. Inputs are widened to float32 first where no instruction multiplies
+// pairs of bfloat16.
 //
 // An output's sum is taken in the order of its inputs, whatever the number of rows and threads: a row's result does
 // not depend on the batch it is in.
@@ -39,7 +40,7 @@ constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 // Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
 template <class T, class W, int COUNT, int VECTORS>
 inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
-    const auto* x = static_cast<const Input<T>*>(a.x) + row * a.x_stride;
+    const auto* x = static_cast<const Factor<T>*>(a.x) + row * a.x_stride;
     Floats sums[COUNT][VECTORS];
 #pragma GCC unroll 32
     for (int i = 0; i < COUNT * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = Floats{};
@@ -48,7 +49,7 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
         add_products(sums, weight, x + i * TOGETHER, a.x_stride);
     }
     if (a.inputs % TOGETHER != 0) {
-        Input<T> last[COUNT * TOGETHER] = {};
+        Factor<T> last[COUNT * TOGETHER] = {};
         for (int r = 0; r < COUNT; ++r) last[r * TOGETHER] = x[r * a.x_stride + a.inputs - 1];
         add_products(sums, weight, last, TOGETHER);
     }
@@ -69,7 +70,7 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
 template <class T, class W>
 void linear_of(const LinearArgs& given) {
     LinearArgs a = given;
-    if constexpr (!std::is_same_v<T, Input<T>>) {
+    if constexpr (!std::is_same_v<T, Factor<T>>) {
         for_rows(a.rows, a.inputs, [&](int64_t row) {
             widen(static_cast<const T*>(given.x) + row * given.x_stride, given.widened + row * a.inputs, a.inputs);
         });

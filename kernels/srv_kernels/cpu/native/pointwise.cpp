@@ -74,7 +74,7 @@ void gate_of(const GateArgs& a) {
             over_row(a.dim, [&](int64_t i, int64_t count) {
                 const Floats gate = take(gates + i, count);
                 // Of a magnitude, so that e^x is at most 1: gate / (1 + e^-gate), or gate e^gate / (e^gate + 1).
-                const Floats e = weight_of(choose(gate < 0.0f, gate, -gate), out);
+                const Floats e = exponential_for(choose(gate < 0.0f, gate, -gate), out);
                 const Floats open = rounded(gate * choose(gate < 0.0f, e, all(1.0f)) / (e + 1.0f), out);
                 give(out + i, open * take(values + i, count), count);
             });

@@ -14,12 +14,12 @@ namespace srv::SRV_ISA {
 
 // What weights are multiplied by: where there is no product of bfloat16, inputs are widened once.
 #if defined(SRV_BFLOAT16_PAIRS)
-template <class T>
-using Input = T;
+constexpr bool WIDENS = false;
 #else
-template <class T>
-using Input = float;
+constexpr bool WIDENS = true;
 #endif
+template <class T>
+using Factor = std::conditional_t<WIDENS, float, T>;
 
 // Of sixteen outputs' weights of two inputs, those of the first input (PLACE 0) or of the second.
 template <int PLACE>

@@ -1,5 +1,6 @@
 // The table of this instruction set.
 #include "kernels.h"
+#include "product.h"
 
 namespace srv::SRV_ISA {
 
@@ -20,8 +21,7 @@ void most_likely(Type, const MostLikelyArgs&);
 #define SRV_TEXT(name) SRV_TEXT_OF(name)
 
 extern const Kernels kernels;
-const Kernels kernels = {SRV_TEXT(SRV_ISA), norm,       gate,         rotary,     linear,     pack,
-                         attention,         byte_linear, pack_bytes, block_linear, block_rows, pack_blocks,
-                         most_likely};
+const Kernels kernels = {SRV_TEXT(SRV_ISA), WIDENS,      norm,       gate,         rotary,     linear,      pack,
+                         attention,         byte_linear, pack_bytes, block_linear, block_rows, pack_blocks, most_likely};
 
 }  // namespace srv::SRV_ISA

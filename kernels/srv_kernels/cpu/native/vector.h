@@ -175,25 +175,10 @@ inline auto bits_as(const V& value) {
     return each([](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
 }
 
-// The same vector, as a compiler must leave it: it would take sums apart to add in pairs, with more registers than there
-// are, or shift a number before it is in every lane.
-template <class V>
-inline V held(V value) {
-#if defined(__x86_64__)
-    return each(
-        [](auto x) {
-            asm("" : "+v"(x));
-            return x;
-        },
-        value);
-#else
-    return value;
-#endif
-}
-
-// Starts to read from memory what is needed soon.
-inline void ask(const void* from, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
+// Starts to read from memory what is needed soon: `bytes`, from `ahead` bytes past `from` on, there or not.
+inline void prefetch(const void* from, int64_t bytes, int64_t ahead = 0) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(from) + ahead;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(first + line));
 }
 
 inline Floats all(float value) { return value - Floats{}; }
@@ -410,13 +395,13 @@ inline float exponential(float x) {
     return lanes[0];
 }
 
-// e^x for x up to 0, as a weight of type T needs it: 0 under -87, NaN stays NaN.
-inline Floats weight_of(const Floats& x, const float*) { return exponential(x); }
+// e^x for x up to 0, as near as what is rounded to type T needs it: 0 under -87, NaN stays NaN.
+inline Floats exponential_for(const Floats& x, const float*) { return exponential(x); }
 
 // In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
 // rounding to bfloat16, of weights or of what they make, takes. n is added to the exponent, from the low bits of the sum
 // that rounds it.
-inline Floats weight_of(const Floats& x, const BFloat16*) {
+inline Floats exponential_for(const Floats& x, const BFloat16*) {
     constexpr float LOG2_E = 1.44269504088896341f;
     const Floats clamped = choose(x < -87.0f, all(-87.0f), x);
     const Floats n = clamped * LOG2_E + ROUNDING;
