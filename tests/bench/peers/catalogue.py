@@ -12,21 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import install
+from machine import plain_type
 
 THREADS = 2
 SEQUENCES = 16
 ROOM = 1280  # tokens of one sequence: the longest request has 1,096
 POOL_TOKENS = SEQUENCES * ROOM
 HERE = Path(__file__).resolve().parent
+# Peers that choose no type themselves get the one that this machine is fastest in; OpenVINO chooses the same.
+PLAIN = plain_type()
+PLAIN_ARITHMETIC, PLAIN_BYTES = {"bfloat16": ("bf16", 2), "float32": ("f32", 4)}[PLAIN]
 
 
 @dataclass(frozen=True)
 class Peer:
     """One server in the race.
 
-    `weights` is the file whose tensors it reads, `packed` whether it multiplies them as they are packed there
-    (otherwise as bfloat16), `arithmetic` the type of its products ("f32", "bf16" or "int8"), `kv_item_bytes` what one
-    number takes in its pool of keys and values, scales included; 0 if it has no pool.
+    `weights` is the file whose tensors it reads, `packed` whether it multiplies them as they are packed there,
+    `item_bytes` what a weight takes otherwise, `arithmetic` the type of its products ("f32", "bf16" or "int8"),
+    `kv_item_bytes` what one number takes in its pool of keys and values, scales included; 0 if it has no pool.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Peer:
     model: str | None = None
     scores: str = "http"
     kv_item_bytes: float = 2.0
+    item_bytes: int = 2
 
     def command(self, port: int) -> list[str]:
         """What to run for it to serve on a loopback port."""
@@ -86,14 +91,23 @@ def _openvino(kind: str, precision: str, arithmetic: str) -> Peer:
 
 
 def _transformers() -> Peer:
-    arguments = _thin("transformers", "Q4_1", Path(sys.executable))
-    return Peer("transformers", "transformers", "bfloat16", "bf16", False, "Q4_1", arguments, kv_item_bytes=0.0)
+    return Peer(
+        "transformers",
+        "transformers",
+        PLAIN,
+        PLAIN_ARITHMETIC,
+        False,
+        "Q4_1",
+        (*_thin("transformers", "Q4_1", Path(sys.executable)), "--dtype", PLAIN),
+        kv_item_bytes=0.0,
+        item_bytes=PLAIN_BYTES,
+    )
 
 
 def _vllm() -> Peer:
     python = str(install.HOME / "vllm" / "bin" / "python")
     serve = (python, "-m", "vllm.entrypoints.cli.main", "serve", str(install.folder_model()))
-    place = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", "bfloat16", "--served-model-name", "model")
+    place = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", PLAIN, "--served-model-name", "model")
     block = 128
     room = ("--max-model-len", str(ROOM), "--max-num-seqs", str(SEQUENCES), "--block-size", str(block))
     pool = ("--num-gpu-blocks-override", str(POOL_TOKENS // block), "--no-enable-log-requests")
@@ -105,7 +119,19 @@ def _vllm() -> Peer:
         "HF_HUB_OFFLINE": "1",
     }
     arguments = (*serve, *place, *room, *pool)
-    return Peer("vLLM", "vllm", "bfloat16", "bf16", False, "Q4_1", arguments, environment, model="model")
+    return Peer(
+        "vLLM",
+        "vllm",
+        PLAIN,
+        PLAIN_ARITHMETIC,
+        False,
+        "Q4_1",
+        arguments,
+        environment,
+        model="model",
+        kv_item_bytes=PLAIN_BYTES,
+        item_bytes=PLAIN_BYTES,
+    )
 
 
 PEERS: tuple[Peer, ...] = (
@@ -115,7 +141,7 @@ PEERS: tuple[Peer, ...] = (
     _llama("Q8_0", "int8"),
     _llama("BF16", "bf16"),
     _openvino("Q4_1", "Q4_1 as 4-bit integers, KV 8 bits", "int8"),
-    _openvino("F16", "bfloat16 from float16, KV 8 bits", "bf16"),
+    _openvino("F16", f"{PLAIN} from float16, KV 8 bits", PLAIN_ARITHMETIC),
     _vllm(),
     _transformers(),
 )

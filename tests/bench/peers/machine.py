@@ -55,6 +55,12 @@ def machine_kind(instructions: Iterable[str] | None = None) -> str:
     return next((name for flag, name in KINDS.items() if flag in found), "plain")
 
 
+def plain_type(instructions: Iterable[str] | None = None) -> str:
+    """What plain weights are best multiplied in: "bfloat16" where a processor has products of it, or else "float32"."""
+    found = set(_instructions() if instructions is None else instructions)
+    return "bfloat16" if found & {"avx512_bf16", "amx_tile", "bf16"} else "float32"
+
+
 def describe() -> dict[str, object]:
     """Processor, cores, memory, system."""
     return {

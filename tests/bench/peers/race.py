@@ -243,9 +243,9 @@ def weight_bytes(peer: Peer) -> int | None:
         return None
     found = [tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2]
     if not any(tensor.name == "output.weight" for tensor in found):  # the embedding is the output layer too
-        return sum(int(each.n_bytes) if peer.packed else 2 * int(each.n_elements) for each in found)
+        return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found)
     found = [tensor for tensor in found if tensor.name != "token_embd.weight"]
-    return sum(int(each.n_bytes) if peer.packed else 2 * int(each.n_elements) for each in found)
+    return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found)
 
 
 def model_shape() -> Shape:
@@ -274,7 +274,7 @@ def text_tokens() -> list[int]:
 
 
 def start_line(names: Sequence[str] | None) -> list[Score]:
-    """A score for every peer asked for, by its name or its engine's; those that cannot be installed say so."""
+    """A score for every peer; those not asked for, by name or engine, and those that cannot be installed say so."""
     chosen = [peer for peer in PEERS if not names or {peer.name, peer.engine} & set(names)]
     engines = dict.fromkeys(peer.engine for peer in chosen if peer.engine != "srv")
     SAY.print(f"installing what is not there: {', '.join(engines) or 'nothing'}")
@@ -282,7 +282,10 @@ def start_line(names: Sequence[str] | None) -> list[Score]:
     from srv import __version__
 
     scores = []
-    for peer in chosen:
+    for peer in PEERS:
+        if peer not in chosen:
+            scores.append(Score(peer, "", "left out of this race"))
+            continue
         got = found.get(peer.engine, install.Installed(__version__))
         missing = got.missing
         if missing is None and not (install.model_file(peer.weights).exists() or peer.engine == "srv"):

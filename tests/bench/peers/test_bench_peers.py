@@ -26,7 +26,7 @@ import report
 import stream_client
 import thin_server
 from bench_loads import POINTS, Point, Prompts
-from machine import Ceilings, machine_kind
+from machine import Ceilings, machine_kind, plain_type
 from stream_client import Load
 from thin_server import Request, Send, Update
 
@@ -37,7 +37,7 @@ sys.path.insert(0, {str(HERE)!r})
 from thin_server import ENGINES, Update, main
 
 class Fake:
-    def __init__(self, model, threads, pool):
+    def __init__(self, asked):
         pass
 
     def run(self, requests, send):
@@ -455,6 +455,14 @@ def test_a_race_goes_by_the_best_that_its_processor_has() -> None:
     assert machine_kind(["asimd", "bf16"]) == "neon"
     assert machine_kind([]) == "plain"
     assert machine_kind() in report.TITLES
+
+
+def test_peers_multiply_in_bfloat16_only_where_the_processor_does() -> None:
+    assert plain_type(["avx2", "avx512f", "avx512_bf16"]) == plain_type(["asimd", "bf16"]) == "bfloat16"
+    assert plain_type(["avx2"]) == plain_type(["avx2", "avx512f", "avx512_vnni"]) == plain_type([]) == "float32"
+    both = {peer.name: (peer.precision, peer.arithmetic, peer.item_bytes) for peer in catalogue.PEERS[-2:]}
+    assert set(both) == {"vLLM", "transformers"}
+    assert set(both.values()) == {("bfloat16", "bf16", 2) if plain_type() == "bfloat16" else ("float32", "f32", 4)}
 
 
 def test_a_page_without_markers_is_refused() -> None:

@@ -113,7 +113,7 @@ class OpenVINO:
 class Transformers:
     """`generate` on whole batches: requests that arrive together run together, later ones wait for the end."""
 
-    def __init__(self, model: str, threads: int, pool_tokens: int) -> None:
+    def __init__(self, model: str, threads: int, dtype: str) -> None:
         from pathlib import Path
 
         import torch
@@ -125,7 +125,7 @@ class Transformers:
         self._model = AutoModelForCausalLM.from_pretrained(
             str(file.parent),
             gguf_file=file.name,
-            dtype=torch.bfloat16,
+            dtype=getattr(torch, dtype),
             quantization_config=GgufConfig(dequantize=True),
         ).eval()
 
@@ -192,7 +192,10 @@ class _Streamer:
         """Every row has ended already, by its count."""
 
 
-ENGINES: dict[str, Callable[[str, int, int], Engine]] = {"openvino": OpenVINO, "transformers": Transformers}
+ENGINES: dict[str, Callable[[argparse.Namespace], Engine]] = {
+    "openvino": lambda asked: OpenVINO(asked.model, asked.threads, asked.pool_tokens),
+    "transformers": lambda asked: Transformers(asked.model, asked.threads, asked.dtype),
+}
 
 
 # ---- HTTP
@@ -304,9 +307,10 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pool-tokens", type=int, default=20480)
+    parser.add_argument("--pool-tokens", type=int, default=20480, help="of OpenVINO; transformers has no pool")
+    parser.add_argument("--dtype", default="bfloat16", help="of transformers; OpenVINO chooses its own")
     options = parser.parse_args()
-    engine = ENGINES[options.engine](options.model, options.threads, options.pool_tokens)
+    engine = ENGINES[options.engine](options)
     asyncio.run(serve(engine, options.port))
 
 
