@@ -1,7 +1,7 @@
 """The native kernels of aarch64, cross-compiled and run by an emulator: what this machine's processor is not.
 
-An emulator shows that results are right, on a processor with products of bytes and of bfloat16 (Armv8.6) and on one
-without. It shows nothing of speed.
+An emulator shows that these cases come out right, on a processor with products of bytes and of bfloat16 (Armv8.6) and
+on one without. It shows nothing of speed.
 """
 
 from __future__ import annotations

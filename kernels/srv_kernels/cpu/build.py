@@ -61,14 +61,14 @@ def compiler() -> list[str]:
 
 
 def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
-    """A machine's instruction sets, with the compiler's flags for each; of one that is not known, "generic"."""
+    """The instruction sets of "x86_64" or "aarch64", with the compiler's flags for each; of any other, "generic"."""
     return _ISAS.get(machine, {"generic": ()})
 
 
 def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE) -> Path:
     """Compile and link everything into `library`, replacing it in one move. Raises CannotBuild.
 
-    machine: what the compiler compiles for, as `platform.machine` has it.
+    machine: what the compiler compiles for, "x86_64" or "aarch64"; for any other, the generic kernels alone are built.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ _CAPTURED_ROWS = 16
 # more than of 512 (135M weights, two cores), which make prompts of many steps 5 to 8 % slower.
 _CHUNK = 256
 NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
-_BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
+BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
     {
         "paged_kv",
@@ -34,7 +34,7 @@ def _fast_in_bfloat16(device: DeviceFacts) -> bool:
 
     Otherwise torch converts each operand in memory.
     """
-    return NATIVE_KERNELS in device.features or not _BFLOAT16_UNITS.isdisjoint(device.features)
+    return NATIVE_KERNELS in device.features or not BFLOAT16_UNITS.isdisjoint(device.features)
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:

@@ -76,14 +76,14 @@ def _llama(kind: str, arithmetic: str) -> Peer:
     )
 
 
-def _thin(engine: str, kind: str, python: Path) -> tuple[str, ...]:
-    serve = (str(python), str(HERE / "thin_server.py"), "--engine", engine, "--port", "{port}")
-    threads = ("--threads", str(THREADS), "--pool-tokens", str(POOL_TOKENS))
-    return (*serve, "--model", str(install.model_file(kind)), *threads)
+def _thin(engine: str, kind: str, python: Path, *more: str) -> tuple[str, ...]:
+    serve = (str(python), str(HERE / "thin_server.py"), engine, "--port", "{port}")
+    return (*serve, "--model", str(install.model_file(kind)), "--threads", str(THREADS), *more)
 
 
 def _openvino(kind: str, precision: str, arithmetic: str) -> Peer:
-    arguments = _thin("openvino", kind, install.HOME / "openvino" / "bin" / "python")
+    python = install.HOME / "openvino" / "bin" / "python"
+    arguments = _thin("openvino", kind, python, "--pool-tokens", str(POOL_TOKENS))
     # Its pool's own size, as its metrics tell it: 13,680 bytes a token of this model.
     kept = 2 * 13_680 / 23_040
     name = f"OpenVINO GenAI {kind}"
@@ -98,7 +98,7 @@ def _transformers() -> Peer:
         PLAIN_ARITHMETIC,
         False,
         "Q4_1",
-        (*_thin("transformers", "Q4_1", Path(sys.executable)), "--dtype", PLAIN),
+        _thin("transformers", "Q4_1", Path(sys.executable), "--dtype", PLAIN),
         kv_item_bytes=0.0,
         item_bytes=PLAIN_BYTES,
     )

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from srv_cpu.facts import BFLOAT16_UNITS
+
 SOURCE = Path(__file__).with_name("ceilings.c")
 
 
@@ -45,6 +47,10 @@ def measure(threads: int) -> Ceilings | None:
     return Ceilings(**json.loads(done.stdout))
 
 
+_TOLD = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16"),
+)
 # The instructions that say most of a machine, best first, and the names that its races go by.
 KINDS = {"amx_tile": "amx", "avx512f": "avx512", "avx2": "avx2", "asimd": "neon"}
 
@@ -58,7 +64,7 @@ def machine_kind(instructions: Iterable[str] | None = None) -> str:
 def plain_type(instructions: Iterable[str] | None = None) -> str:
     """What plain weights are best multiplied in: "bfloat16" where a processor has products of it, or else "float32"."""
     found = set(_instructions() if instructions is None else instructions)
-    return "bfloat16" if found & {"avx512_bf16", "amx_tile", "bf16"} else "float32"
+    return "bfloat16" if found & BFLOAT16_UNITS else "float32"
 
 
 def describe() -> dict[str, object]:
@@ -87,6 +93,5 @@ def _processor() -> str:
 
 
 def _instructions() -> list[str]:
-    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm", "bf16")
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
-    return [name for name in wanted if name in flags]
+    return [name for name in _TOLD if name in flags]

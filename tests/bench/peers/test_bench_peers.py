@@ -170,8 +170,9 @@ def test_the_committed_text_is_long_enough() -> None:
 
 
 def fake_peer(name: str, script: Path) -> catalogue.Peer:
-    serve = (sys.executable, str(script), "--engine", "transformers", "--model", "none", "--port", "{port}")
-    return catalogue.Peer(name, name, "none", "bf16", False, "Q4_1", serve)
+    serve = (sys.executable, str(script), "transformers", "--model", "none", "--port", "{port}")
+    more = ("--threads", "1", "--dtype", "float32")
+    return catalogue.Peer(name, name, "none", "bf16", False, "Q4_1", (*serve, *more))
 
 
 def test_a_peer_that_does_not_start_is_told_and_the_rest_goes_on(

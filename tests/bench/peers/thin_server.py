@@ -1,6 +1,7 @@
 """A streaming HTTP server for engines that bring none: OpenVINO GenAI's pipeline, transformers' `generate`.
 
-    python thin_server.py --engine openvino --model FILE.gguf --port 8001 --threads 2 --pool-tokens 20480
+    python thin_server.py openvino --model FILE.gguf --port 8001 --threads 2 --pool-tokens 20480
+    python thin_server.py transformers --model FILE.gguf --port 8001 --threads 2 --dtype float32
 
 Owns as much of OpenAI's `/v1/completions` as the load client speaks: token ids in, one chunk a token out, or
 (`echo`, `logprobs`) the log probabilities of the prompt. No text is made, which favours its engines a little. It runs
@@ -303,12 +304,14 @@ async def serve(engine: Engine, port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=sorted(ENGINES), required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pool-tokens", type=int, default=20480, help="of OpenVINO; transformers has no pool")
-    parser.add_argument("--dtype", default="bfloat16", help="of transformers; OpenVINO chooses its own")
+    engines = parser.add_subparsers(dest="engine", required=True, metavar="ENGINE")
+    parsers = {name: engines.add_parser(name) for name in ENGINES}
+    for each in parsers.values():
+        each.add_argument("--model", required=True)
+        each.add_argument("--port", type=int, required=True)
+        each.add_argument("--threads", type=int, required=True)
+    parsers["openvino"].add_argument("--pool-tokens", type=int, required=True)
+    parsers["transformers"].add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
     options = parser.parse_args()
     engine = ENGINES[options.engine](options)
     asyncio.run(serve(engine, options.port))
