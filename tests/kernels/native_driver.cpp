@@ -249,14 +249,18 @@ bool block_linear(int type, const StoredType& stored) {
         args.rows = rows, args.inputs = args.x_stride = inputs, args.outputs = args.out_stride = outputs;
         args.stored = srv::Stored{stored.type};
         srv_block_linear(type, &args);
-        // x as the kernel rounds it: 16 numbers have one scale. What lies between two steps may become either.
+        // x as the kernel rounds it: 16 numbers have one scale, a whole multiple of the row's unit. What lies between two
+        // steps may become either.
         std::vector<double> rounded(rows * inputs), doubts(rows * inputs);
+        const auto most_of = [&](int64_t first, int64_t count) {
+            double most = 0;
+            for (int64_t i = first; i < first + count; ++i) most = std::max(most, std::fabs(x.at(i / inputs, i % inputs)));
+            return static_cast<float>(most);
+        };
         for (int64_t first = 0; first < rows * inputs; first += 16) {
-            float most = 0;
-            for (int64_t i = first; i < first + 16; ++i) {
-                most = std::max(most, std::fabs(float(x.at(i / inputs, i % inputs))));
-            }
-            const double scale = most * (1.0f / 127.0f);
+            const float unit = most_of(first / inputs * inputs, inputs) * (1.0f / (127.0f * 32767.0f));
+            const float units = most_of(first, 16) * (1.0f / unit * (1.0f / 127.0f));
+            const double scale = (std::floor(std::min(units, 32766.0f)) + 1) * unit;
             for (int64_t i = first; i < first + 16; ++i) {
                 const double steps = x.at(i / inputs, i % inputs) / scale, whole = std::nearbyint(steps);
                 rounded[i] = whole * scale;

@@ -274,6 +274,22 @@ def test_a_row_of_blocks_does_not_depend_on_its_neighbours(isa: str, stored: str
     assert torch.equal(weight.linear(x[9:]), together[9:])
 
 
+@pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-37])
+@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+def test_small_inputs_beside_large_ones_keep_steps_of_their_own(isa: str, stored: str, most: float) -> None:
+    """Steps of 16 inputs are 1/127 of their largest, and what whole multiples of a row's unit add to that."""
+    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    plain = weight.rows(torch.arange(40), torch.float32).double()
+    sizes = torch.logspace(0, -7, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(5))]
+    x = _matrix(23, 4, 512, torch.float32).view(4, 32, 16) * sizes[:, None] * most
+    half = x.abs().amax(2, keepdim=True).double()
+    unit = (half.amax(1, keepdim=True) / 127 / 4096).clamp(min=2.0**-120)
+    steps = (half / 127 + unit).expand(4, 32, 16).reshape(4, 512)
+    exact = x.double().reshape(4, 512) @ plain.T
+    bound = 0.50001 * steps @ plain.abs().T + 2e-6 * x.double().abs().reshape(4, 512) @ plain.abs().T + 2.0**-149
+    assert bool(((weight.linear(x.reshape(4, 512)).double() - exact).abs() <= bound).all())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("stored", ["Q8_0", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
 def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:

@@ -70,7 +70,7 @@ class BlockLinearArgs(ctypes.Structure):
     """`BlockLinearArgs` of native/kernels.h, member by member."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("x", "weight", "bias", "out", "steps", "x_scales", "x_sums")),
+        *((name, _POINTER) for name in ("x", "weight", "bias", "out", "steps", "multiples", "x_sums", "units")),
         *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride", "out_stride")),
         ("stored", _INT),
         ("constant", _INT),

@@ -19,7 +19,7 @@ if _loaded.library is None:
     raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
 _library = _loaded.library
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_OWN = (None, None, None)  # scratch: the library has its own
+_OWN = (None, None, None, None)  # scratch: the library has its own
 _PACKED_TYPES = {**TYPES, torch.int8: 2}
 
 

@@ -27,7 +27,9 @@ namespace {
 // are 32 of 64 bytes, totals and products wait in memory. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
-#elif defined(__AVX2__) || defined(__ARM_FEATURE_MATMUL_INT8)
+#elif defined(__AVX2__)
+constexpr int ROWS = 6, VECTORS_OF_ROWS = 1;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
@@ -49,74 +51,113 @@ constexpr Way way_of([[maybe_unused]] int bits, [[maybe_unused]] bool least) {
     return Way::plain;
 }
 
-// Sums of half a stretch: where they begin, and how four more numbers of each output are added.
+// The largest multiple of a row's unit that a scale of x may be, so that a group's products fit 32 bits. Sums that are
+// whole numbers for half a stretch only have no need of a bound.
+constexpr float most_multiple(int bits, int group, bool least) {
+    const Way way = way_of(bits, least);
+    const int number = way == Way::from_128 ? 128 : bits == 4 ? 15 : 31;
+    const int fits = INT32_MAX / (group * number * 127);
+    return way == Way::plain || fits > INT16_MAX ? INT16_MAX : static_cast<float>(fits);
+}
+
+// A group's products for one output each, as they grow: half a stretch after the other, each times its multiple.
 template <Way WAY>
 class Sums {
 public:
-    void begin(int32_t from) {
-        begin_ = from;
-        if constexpr (WAY != Way::by_shorts) sums_ = Ints{} + from;
+    void begin_half([[maybe_unused]] int32_t from) {
+        if constexpr (WAY == Way::plain) half_ = Ints{} + from;
+        if constexpr (WAY == Way::by_shorts) half_ = Ints{};
     }
 
-    void add(const Ints& numbers, const Ints& steps) {
-        if constexpr (WAY == Way::plain) sums_ = dot(sums_, numbers, steps);
+    void add(const Ints& numbers, const Ints& steps, [[maybe_unused]] const Multiple& multiple) {
+        if constexpr (WAY == Way::plain) half_ = dot(half_, numbers, steps);
 #if defined(SRV_BYTE_PAIRS)
-        if constexpr (WAY == Way::by_shorts) sums_ = dot_short(sums_, numbers, steps);
+        if constexpr (WAY == Way::by_shorts) half_ = dot_short(half_, numbers, steps);
 #endif
 #if defined(SRV_BYTE_SIGNS)
-        if constexpr (WAY == Way::from_128) sums_ = dot_from_128(sums_, numbers, steps);
+        if constexpr (WAY == Way::from_128) group_ = dot_from_128(group_, numbers, steps, Ints{} + multiple.pair);
 #endif
     }
 
-    Ints end() const {
+    void end_half([[maybe_unused]] const Multiple& multiple) {
+        if constexpr (WAY == Way::plain) worth_ += to<float>(half_) * multiple.number;
 #if defined(SRV_BYTE_PAIRS)
-        if constexpr (WAY == Way::by_shorts) return joined(sums_) + begin_;
+        if constexpr (WAY == Way::by_shorts) group_ = plus_pairs(group_, half_, Ints{} + multiple.pair);
 #endif
-        return sums_;
+    }
+
+    // In units of the row.
+    Floats end([[maybe_unused]] int32_t from) const {
+        if constexpr (WAY == Way::plain) return worth_;
+        return to<float>(group_ + from);
     }
 
 private:
-    Ints sums_{};
-    int32_t begin_ = 0;
+    Ints half_{}, group_{};
+    Floats worth_{};
 };
 
-// A row of x as steps of each half stretch's largest magnitude / 127, their scales, and what the sums of the steps are
-// worth: with least values, in units of x and for each group; otherwise taken times -constant, where products begin.
-// What is not finite has an infinite scale, so that none of the row's products is finite.
-template <class T, int GROUP, bool LEAST>
+// Whether what is kept of the sums of steps belongs to halves of stretches, which may be groups, or to stretches.
+constexpr bool sums_of_halves(int bits, int group, bool least) {
+    return group == LANES || (way_of(bits, least) == Way::plain && !least);
+}
+
+// A row of x as steps. 127 of them, or a little less, are the largest magnitude of half a stretch; their scale is a whole
+// multiple of the row's unit. Kept of their sums is, with least values, what it is worth in units; otherwise what it takes
+// off the products, -constant times. What is not finite has an infinite unit, so that none of the row's products is finite.
+template <class T, int BITS, int GROUP, bool LEAST>
 void quantize_row(const BlockLinearArgs& a, int64_t row) {
+    constexpr bool PLAIN = way_of(BITS, LEAST) == Way::plain;
+    constexpr float MOST = most_multiple(BITS, GROUP, LEAST);
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     int8_t* steps_at = a.steps + row * a.inputs;
     const int64_t halves = a.inputs / LANES;
-    float* scales_at = a.x_scales + row * halves;
-    StepsSum* sums_at = a.x_sums + row * (LEAST ? a.inputs / GROUP : halves);
-    for (int64_t stretch = 0; stretch < halves / 2; ++stretch) {
-        Floats value[2], most[2];
+    Multiple* multiples_at = a.multiples + row * halves;  // of the largest magnitudes at first
+    Four most_of_row = {};
+    for (int64_t half = 0; half < halves; half += 2) {
+        Floats most[2];
         for (int h = 0; h < 2; ++h) {
-            value[h] = load(x + stretch * STRETCH + h * LANES);
-            most[h] = choose(value[h] < 0.0f, -value[h], value[h]);
+            const Floats value = load(x + (half + h) * LANES);
+            most[h] = choose(value < 0.0f, -value, value);
             most[h] = choose(most[h] == most[h], most[h], all(__builtin_inff()));
         }
-        const Four scales = folded(most[0], most[1], larger) * (1.0f / 127.0f);
-        const Four inverses = (scales < 0x1p-126f) | (scales > MOST_FINITE) ? Four{} : 1.0f / scales;
+        const Four magnitudes = folded(most[0], most[1], larger);
+        most_of_row = larger(most_of_row, magnitudes);
+        for (int h = 0; h < 2; ++h) multiples_at[half + h].number = magnitudes[h];
+    }
+    const float most = most_of_row[0] > most_of_row[1] ? most_of_row[0] : most_of_row[1];
+    const bool finite = most <= MOST_FINITE;
+    const float least_unit = most * (1.0f / (127.0f * MOST));
+    const float unit = least_unit > 0x1p-120f ? least_unit : 0x1p-120f;
+    const float inverse = finite ? 1.0f / unit : 0.0f;
+    a.units[row] = finite ? unit : most;
+    StepsSum* sums_at = a.x_sums + row * (sums_of_halves(BITS, GROUP, LEAST) ? halves : halves / 2);
+    for (int64_t half = 0; half < halves; half += 2) {
+        const Four magnitudes = {multiples_at[half].number, multiples_at[half + 1].number};
+        const Four units = magnitudes * (inverse * (1.0f / 127.0f));
+        const FourInts multiples = __builtin_convertvector(units < MOST - 1.0f ? units : Four{} + (MOST - 1.0f), FourInts) + 1;
+        const Four numbers = __builtin_convertvector(multiples, Four), inverses = inverse / numbers;
+        Floats steps[2];
         for (int h = 0; h < 2; ++h) {
-            const Floats step = whole(value[h] * inverses[h]);
-            value[h] = choose(step == step, step, Floats{});
-            store_bytes(steps_at + stretch * STRETCH + h * LANES, to<int32_t>(value[h]));
-            scales_at[stretch * 2 + h] = scales[h];
-        }
-        const Four sums = folded(value[0], value[1], added);
-        if constexpr (LEAST && GROUP == STRETCH) {
-            sums_at[stretch].worth = scales[0] * sums[0] + scales[1] * sums[1];
-        } else {
-            for (int h = 0; h < 2; ++h) {
-                StepsSum& to = sums_at[stretch * 2 + h];
-                if constexpr (LEAST) {
-                    to.worth = scales[h] * sums[h];
-                } else {
-                    to.begin = -a.constant * static_cast<int32_t>(sums[h]);
-                }
+            steps[h] = whole(load(x + (half + h) * LANES) * inverses[h]);
+            steps[h] = choose(steps[h] == steps[h], steps[h], Floats{});
+            store_bytes(steps_at + (half + h) * LANES, to<int32_t>(steps[h]));
+            if constexpr (PLAIN) {
+                multiples_at[half + h].number = numbers[h];
+            } else {
+                multiples_at[half + h].pair = multiples[h] * 0x10001;
             }
+        }
+        const Four sums = folded(steps[0], steps[1], added), worths = sums * numbers;
+        const FourInts begins = __builtin_convertvector(sums, FourInts) * (PLAIN ? FourInts{} + 1 : multiples) * -a.constant;
+        if constexpr (sums_of_halves(BITS, GROUP, LEAST)) {
+            for (int h = 0; h < 2; ++h) {
+                StepsSum& to = sums_at[half + h];
+                LEAST ? void(to.worth = worths[h]) : void(to.begin = begins[h]);
+            }
+        } else {
+            StepsSum& to = sums_at[half / 2];
+            LEAST ? void(to.worth = worths[0] + worths[1]) : void(to.begin = begins[0] + begins[1]);
         }
     }
 }
@@ -142,10 +183,12 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
     constexpr Form form = {BITS, GROUP, LEAST, 0};
     constexpr int GROUPS = STRETCH / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a stretch is one vector");
+    constexpr bool BEGIN_HALVES = !LEAST && way_of(BITS, LEAST) == Way::plain, BEGIN_GROUPS = !LEAST && !BEGIN_HALVES;
     const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
+    const int64_t sums_of_row = sums_of_halves(BITS, GROUP, LEAST) ? halves : groups;
     const int8_t* steps = a.steps + row * a.inputs;
-    const float* x_scales = a.x_scales + row * halves;
-    const StepsSum* x_sums = a.x_sums + row * (LEAST ? groups : halves);
+    const Multiple* multiples = a.multiples + row * halves;
+    const StepsSum* x_sums = a.x_sums + row * sums_of_row;
     Floats totals[COUNT][VECTORS] = {};
     for (int64_t group = 0; group < groups; ++group) {
         const int g = static_cast<int>(group % GROUPS);
@@ -156,37 +199,40 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
             constexpr int64_t BYTES = stretch_bytes(form) / GROUPS;
             prefetch(stretch + g * BYTES, BYTES, AHEAD);
         }
-        Floats products[COUNT][VECTORS] = {};
+        Sums<way_of(BITS, LEAST)> sums[COUNT][VECTORS];
 #pragma GCC unroll 2
         for (int h = 0; h < HALVES; ++h) {
             const int64_t half = group * HALVES + h;
-            Sums<way_of(BITS, LEAST)> sums[COUNT][VECTORS];
             for (int r = 0; r < COUNT; ++r) {
-                for (int v = 0; v < VECTORS; ++v) sums[r][v].begin(LEAST ? 0 : x_sums[r * halves + half].begin);
+                for (int v = 0; v < VECTORS; ++v) {
+                    sums[r][v].begin_half(BEGIN_HALVES ? x_sums[r * sums_of_row + half].begin : 0);
+                }
             }
 #pragma GCC unroll 4
             for (int four = 0; four < LANES / 4; ++four) {
                 Ints numbers[VECTORS];
                 numbers_of<BITS>(numbers_at, h * (LANES / 4) + four, numbers);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int r = 0; r < COUNT; ++r) {
                     const Ints step = four_bytes(steps + (r * halves + half) * LANES + four * 4);
-                    for (int v = 0; v < VECTORS; ++v) sums[r][v].add(numbers[v], step);
+                    const Multiple& multiple = multiples[r * halves + half];
+                    for (int v = 0; v < VECTORS; ++v) sums[r][v].add(numbers[v], step, multiple);
                 }
             }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < COUNT; ++r) {
-                for (int v = 0; v < VECTORS; ++v) {
-                    products[r][v] += to<float>(sums[r][v].end()) * x_scales[r * halves + half];
-                }
+                for (int v = 0; v < VECTORS; ++v) sums[r][v].end_half(multiples[r * halves + half]);
             }
         }
         for (int v = 0; v < VECTORS; ++v) {
             const Floats scales = load_halves(scales_at + v * LANES * 2);
-            for (int r = 0; r < COUNT; ++r) totals[r][v] += products[r][v] * scales;
-            if constexpr (LEAST) {
-                const Floats leasts = load_halves(scales_at + scale_bytes(form) + v * LANES * 2);
-                for (int r = 0; r < COUNT; ++r) totals[r][v] += leasts * x_sums[r * groups + group].worth;
+            Floats leasts{};
+            if constexpr (LEAST) leasts = load_halves(scales_at + scale_bytes(form) + v * LANES * 2);
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; ++r) {
+                const StepsSum& sum = x_sums[r * sums_of_row + group];
+                totals[r][v] += sums[r][v].end(BEGIN_GROUPS ? sum.begin : 0) * scales;
+                if constexpr (LEAST) totals[r][v] += leasts * sum.worth;
             }
         }
     }
@@ -197,7 +243,7 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
         const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
-            const Floats value = totals[r][v] + bias;
+            const Floats value = totals[r][v] * a.units[row + r] + bias;
             lanes == LANES ? store(out, value) : store_some(out, value, lanes);
         }
     }
@@ -205,7 +251,7 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
 
 template <class T, int BITS, int GROUP, bool LEAST>
 void multiply(const BlockLinearArgs& a) {
-    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, GROUP, LEAST>(a, row); });
+    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, BITS, GROUP, LEAST>(a, row); });
     const int64_t block_size = a.inputs / STRETCH * stretch_bytes({BITS, GROUP, LEAST, 0});
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;

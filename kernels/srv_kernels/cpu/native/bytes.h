@@ -90,25 +90,27 @@ inline Ints dot_short(const Ints& sum, const Ints& numbers, const Ints& steps) {
         sum, numbers, steps);
 }
 
-// A lane's two sums of 16 bits made one of 32.
-inline Ints joined(const Ints& sums) {
-    return each([]<class V>(const V& s) { return pair_products(s, V{} + 0x00010001); }, sums);
+// Sums of 32 bits plus a lane's two sums of 16 bits, each times what the lane of `multiples` has there.
+inline Ints plus_pairs(const Ints& sums, const Ints& pairs, const Ints& multiples) {
+    return each([]<class V>(const V& to, const V& p, const V& m) { return to + pair_products(p, m); }, sums, pairs,
+                multiples);
 }
 #endif
 
 #if defined(SRV_BYTE_PAIRS) && !defined(__AVX512F__)
 #define SRV_BYTE_SIGNS
-// Sums of 32 bits plus the products of four bytes each, counted from 128: (number - 128) * step, steps from -127 to 127.
-// The magnitude of the one times the other with its sign (PSIGNB): two such fit 16 bits.
-inline Ints dot_from_128(const Ints& sum, const Ints& numbers, const Ints& steps) {
+// Sums of 32 bits plus the products of four bytes each, counted from 128: (number - 128) * step, steps from -127 to 127,
+// times what the lane of `multiples` has for either pair. The magnitude of the one times the other with its sign
+// (PSIGNB): two such fit 16 bits.
+inline Ints dot_from_128(const Ints& sum, const Ints& numbers, const Ints& steps, const Ints& multiples) {
     return each(
-        []<class V>(const V& to, const V& n, const V& s) {
+        []<class V>(const V& to, const V& n, const V& s, const V& m) {
             const auto counted = reinterpret_cast<__m256i>(n ^ static_cast<int32_t>(0x80808080));
             const auto signed_steps = reinterpret_cast<V>(_mm256_sign_epi8(reinterpret_cast<__m256i>(s), counted));
             const V products = byte_pair_products(reinterpret_cast<V>(_mm256_abs_epi8(counted)), signed_steps);
-            return held(to + pair_products(products, V{} + 0x00010001));
+            return held(to + pair_products(products, m));
         },
-        sum, numbers, steps);
+        sum, numbers, steps, multiples);
 }
 #endif
 

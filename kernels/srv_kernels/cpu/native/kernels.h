@@ -81,7 +81,13 @@ struct PackBytesArgs {
 constexpr int64_t FOUR = 4;
 inline int64_t padded_fours(int64_t inputs) { return (inputs + FOUR - 1) / FOUR * FOUR; }
 
-// What is kept of the sum of some steps of x: in units of x, or where a sum of products begins.
+// The scale of half a stretch of x, in units of its row's: as a number, or twice as 16 bits, for products of pairs.
+union Multiple {
+    float number;
+    int32_t pair;
+};
+
+// What is kept of the sum of some steps of x: its worth in units of the row, or what belongs to a sum of products.
 union StepsSum {
     float worth;
     int32_t begin;
@@ -93,9 +99,10 @@ struct BlockLinearArgs {
     const uint8_t* weight;  // packed: blocks(outputs) * inputs / STRETCH * stretch_bytes(form) bytes
     const void* bias;       // null, or [outputs]
     void* out;
-    int8_t* steps;          // scratch: [rows, inputs]; library.cpp's, as the next two are
-    float* x_scales;        // scratch: [rows, inputs / STRETCH, 2]
+    int8_t* steps;          // scratch: [rows, inputs]; library.cpp's, as the next three are
+    Multiple* multiples;    // scratch: [rows, inputs / STRETCH, 2]
     StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
+    float* units;           // scratch: [rows]
     int64_t rows, inputs, outputs, x_stride, out_stride;
     Stored stored;
     int32_t constant;       // what is to be taken off numbers as they are multiplied; filled in by the kernel

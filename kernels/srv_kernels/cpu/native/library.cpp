@@ -120,10 +120,13 @@ void linear(Type type, const LinearArgs& given) {
 
 void block_linear(Type type, const BlockLinearArgs& given) {
     BlockLinearArgs args = given;
-    const int64_t steps = lines(args.rows * args.inputs), scales = args.rows * args.inputs / STRETCH * 2;
-    args.steps = reinterpret_cast<int8_t*>(scratch.of(steps + 2 * lines(scales * sizeof(float))));
-    args.x_scales = reinterpret_cast<float*>(args.steps + steps);
-    args.x_sums = reinterpret_cast<StepsSum*>(args.steps + steps + lines(scales * sizeof(float)));
+    const int64_t steps = lines(args.rows * args.inputs), halves = args.rows * args.inputs / STRETCH * 2;
+    const int64_t multiples = lines(halves * sizeof(Multiple)), sums = lines(halves * sizeof(StepsSum));
+    uint8_t* const at = scratch.of(steps + multiples + sums + args.rows * sizeof(float));
+    args.steps = reinterpret_cast<int8_t*>(at);
+    args.multiples = reinterpret_cast<Multiple*>(at + steps);
+    args.x_sums = reinterpret_cast<StepsSum*>(at + steps + multiples);
+    args.units = reinterpret_cast<float*>(at + steps + multiples + sums);
     chosen->block_linear(type, args);
 }
 
