@@ -68,6 +68,7 @@ def recorded(work: Callable[[Tensor], Tensor], x: Tensor, arena: Arena) -> tuple
 def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
     tape, out = recorded(work, x, Arena())
+    tape.run()
     assert torch.equal(out, work(x))
     for _ in range(3):
         x.copy_(torch.randn(rows, DIM) * 3)
@@ -92,6 +93,11 @@ def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
         x.copy_(torch.randn(2, DIM))
         tape.run()
         assert torch.equal(out, work(x))
+
+
+def test_recording_computes_nothing_native() -> None:
+    _, out = recorded(native, torch.randn(2, DIM), Arena())
+    assert not bool(out.any())
 
 
 def test_native_work_is_one_call_and_torch_is_counted() -> None:

@@ -138,11 +138,11 @@ void byte_linear(Type type, const ByteLinearArgs& given) {
     chosen->byte_linear(type, args);
 }
 
-// Every kernel of a step goes through here: it runs, and a tape that records on this thread keeps it.
+// Every kernel of a step goes through here: it runs, or a tape that records on this thread keeps it for later.
 template <class Args>
 void call(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
-    kernel(Type{type}, args);
-    if (recording != nullptr) recording->add([kernel, type, args] { kernel(Type{type}, args); });
+    if (recording == nullptr) return kernel(Type{type}, args);
+    recording->add([kernel, type, args] { kernel(Type{type}, args); });
 }
 
 }  // namespace
