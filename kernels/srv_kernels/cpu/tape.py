@@ -4,9 +4,10 @@
     tape.run()                 the same work on the same storages, whatever they hold by then
 
 Native calls are kept by the library, by their addresses, and not run; so tensors that the recorded code makes come from
-an arena, which stays, and constants must outlive the tape. Operators of torch that compute are run and kept as they are,
-between the native calls: while recording they see what the arena holds, zeros at first, so only sizes may matter. Those
-that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be recorded. (`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
+an arena, which stays, and constants must outlive the tape. Operators of torch that compute are run and kept as they
+are, between the native calls: while recording they see what the arena holds, zeros at first, so only sizes may matter.
+Those that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be recorded.
+(`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
 """
 
 from __future__ import annotations
