@@ -222,6 +222,17 @@ def test_a_point_that_failed_once_has_no_figure() -> None:
 # ---- who races, and what is installed
 
 
+def test_the_thin_server_understands_how_it_is_called() -> None:
+    commands = [peer.command(4321) for peer in catalogue.PEERS]
+    thin = [command[2:] for command in commands if command[1].endswith("thin_server.py")]
+    found = [thin_server.parser().parse_args(words) for words in thin]
+    assert [(each.engine, each.port, each.threads) for each in found] == [
+        ("openvino", 4321, catalogue.THREADS),
+        ("openvino", 4321, catalogue.THREADS),
+        ("transformers", 4321, catalogue.THREADS),
+    ]
+
+
 def test_every_peer_has_a_name_of_its_own_and_serves_on_the_port_it_is_given() -> None:
     names = [peer.name for peer in catalogue.PEERS]
     assert len(set(names)) == len(names)
@@ -459,7 +470,8 @@ def test_a_race_goes_by_the_best_that_its_processor_has() -> None:
 
 
 def test_peers_multiply_in_bfloat16_only_where_the_processor_does() -> None:
-    assert plain_type(["avx2", "avx512f", "avx512_bf16"]) == plain_type(["asimd", "bf16"]) == "bfloat16"
+    for units in (["avx2", "avx512f", "avx512_bf16"], ["avx2", "amx_tile", "amx_bf16"], ["asimd", "bf16"]):
+        assert plain_type(units) == "bfloat16"
     assert plain_type(["avx2"]) == plain_type(["avx2", "avx512f", "avx512_vnni"]) == plain_type([]) == "float32"
     both = {peer.name: (peer.precision, peer.arithmetic, peer.item_bytes) for peer in catalogue.PEERS[-2:]}
     assert set(both) == {"vLLM", "transformers"}

@@ -302,9 +302,10 @@ async def serve(engine: Engine, port: int) -> None:
         await server.serve_forever()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    engines = parser.add_subparsers(dest="engine", required=True, metavar="ENGINE")
+def parser() -> argparse.ArgumentParser:
+    """What each engine takes, no more and no less."""
+    whole = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    engines = whole.add_subparsers(dest="engine", required=True)
     parsers = {name: engines.add_parser(name) for name in ENGINES}
     for each in parsers.values():
         each.add_argument("--model", required=True)
@@ -312,7 +313,11 @@ def main() -> None:
         each.add_argument("--threads", type=int, required=True)
     parsers["openvino"].add_argument("--pool-tokens", type=int, required=True)
     parsers["transformers"].add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
-    options = parser.parse_args()
+    return whole
+
+
+def main() -> None:
+    options = parser().parse_args()
     engine = ENGINES[options.engine](options)
     asyncio.run(serve(engine, options.port))
 
