@@ -1,4 +1,4 @@
-"""Recorded steps: run again they give what a fresh call gives, for whatever their inputs hold by then."""
+"""Recorded steps: run, they give what a fresh call gives, for whatever their inputs hold by then."""
 
 from __future__ import annotations
 
@@ -95,9 +95,38 @@ def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
         assert torch.equal(out, work(x))
 
 
-def test_recording_computes_nothing_native() -> None:
-    _, out = recorded(native, torch.randn(2, DIM), Arena())
-    assert not bool(out.any())
+def test_recording_computes_nothing_native_and_finds_zeros_in_memory_that_served_before() -> None:
+    arena = Arena()
+    for _ in range(2):
+        tape, out = recorded(native, torch.randn(2, DIM), arena)
+        assert not bool(out.any())
+        tape.run()
+        assert bool(out.all())
+        del tape, out
+        gc.collect()
+
+
+def test_a_native_result_may_be_an_index() -> None:
+    """While recording it is 0; a run has the right one."""
+    x, logits = torch.randn(3, DIM), torch.randn(3, DIM)
+
+    def work(x: Tensor) -> Tensor:
+        chosen, _ = native_ops.most_likely(native_ops.rms_norm(logits, WEIGHT, 1e-5))
+        return x + TABLE[chosen % 10]
+
+    tape, out = recorded(work, x, Arena())
+    logits.copy_(torch.randn(3, DIM))
+    tape.run()
+    assert torch.equal(out, work(x))
+
+
+def test_what_fails_on_zeros_is_not_recorded() -> None:
+    def work(x: Tensor) -> Tensor:
+        _, finite = native_ops.most_likely(x)
+        return 7 // finite.long()
+
+    with pytest.raises(NotRecordable, match="while what it reads is not computed"):
+        recorded(work, torch.randn(3, DIM), Arena())
 
 
 def test_native_work_is_one_call_and_torch_is_counted() -> None:

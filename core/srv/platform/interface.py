@@ -200,7 +200,7 @@ class Graphs(Protocol):
     """
 
     def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Warm up and record `run`; gives its output, whose storage every replay rewrites.
+        """Record `run`; gives its output, whose storage every replay writes. Before the first it may hold anything.
 
         `run` may be called more than once. It reads and writes the same storages each time, and waits for
         nothing: no copy to the host, no event. Memory that it takes belongs to the graph from then on.

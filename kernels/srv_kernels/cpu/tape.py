@@ -1,12 +1,13 @@
-"""A step's work, recorded once and run again: native kernels from C++, without Python or torch between them.
+"""A step's work, recorded once and run many times: native kernels from C++, without Python or torch between them.
 
     with Tape(arena) as tape:  ... native_ops, views, tensors, now and then an operator of torch ...
     tape.run()                 the same work on the same storages, whatever they hold by then
 
 Native calls are kept by the library, by their addresses, and not run; so tensors that the recorded code makes come from
 an arena, which stays, and constants must outlive the tape. Operators of torch that compute are run and kept as they
-are, between the native calls: while recording they see what the arena holds, zeros at first, so only sizes may matter.
-Those that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be recorded.
+are, between the native calls: while recording they see zeros for what native calls will make. Those that cannot work
+with zeros, that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be
+recorded.
 (`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
 """
 
@@ -58,9 +59,10 @@ class Arena:
         self.bytes = 0
 
     def like(self, tensor: Tensor) -> Tensor:
-        """An uninitialised tensor of the same shape, strides and dtype."""
+        """Zeros of the same shape, strides and dtype."""
         block = self._take(max(tensor.untyped_storage().nbytes(), tensor.itemsize))
         used = block[:]  # dies with the tensor's storage
+        used.fill(0)
         weakref.finalize(used, self._given_back.append, block).atexit = False
         flat = torch.from_numpy(used).view(tensor.dtype)
         return torch.as_strided(flat, tensor.shape, tensor.stride())
@@ -107,7 +109,7 @@ class Tape(TorchDispatchMode):
         return sum(not (isinstance(part, partial) and part.func is self._library.srv_tape_run) for part in self._parts)
 
     def run(self) -> None:
-        """All of it once more, in order; in torch's inference mode if it was recorded there."""
+        """All of it, in order; in torch's inference mode if it was recorded there."""
         for part in self._parts:
             part()
 
@@ -128,7 +130,10 @@ class Tape(TorchDispatchMode):
             return self._arena.like(func(*args, **given))
         if torch.Tag.dynamic_output_shape in func.tags and not _by_whole_numbers(func, args):
             raise NotRecordable(f"the size of what {func} gives depends on numbers that change from step to step")
-        result = func(*args, **given)
+        try:
+            result = func(*args, **given)
+        except Exception as error:
+            raise NotRecordable(f"{func} fails while what it reads is not computed: {error}") from error
         if func.is_view and isinstance(result, Tensor) and _at(result) == _at(args[0]):
             return result  # most operators between native calls: told apart without looking at every argument
         leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]

@@ -1,4 +1,4 @@
-// A step's kernel calls, recorded to be run again without their callers.
+// A step's kernel calls, recorded to be run without their callers.
 //
 // A call is kept with its arguments as they were: pointers must stay good, and what they point to may change.
 #pragma once
