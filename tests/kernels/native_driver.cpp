@@ -249,8 +249,8 @@ bool block_linear(int type, const StoredType& stored) {
         args.rows = rows, args.inputs = args.x_stride = inputs, args.outputs = args.out_stride = outputs;
         args.stored = srv::Stored{stored.type};
         srv_block_linear(type, &args);
-        // x as the kernel rounds it: 16 numbers have one scale, a whole multiple of the row's unit. What lies between two
-        // steps may become either.
+        // x as the kernel rounds it: 16 numbers have one scale, a whole multiple of the row's unit, which it has 32,767 of
+        // (in the plain way, aarch64's). What lies between two steps may become either.
         std::vector<double> rounded(rows * inputs), doubts(rows * inputs);
         const auto most_of = [&](int64_t first, int64_t count) {
             double most = 0;

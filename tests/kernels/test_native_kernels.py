@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import shutil
@@ -245,10 +246,10 @@ def _scales_at(stored: str) -> list[slice]:
     return [slice(place, place + 2) for place in found]
 
 
-@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("byte", [0, 128, 255])
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
 def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
-    """Every bit of a block the same but for its scales, every input 127 steps to one side or to both in turn."""
+    """Every byte of a block the same but for its scales, every input 127 steps to one side or to both in turn."""
     rows = _stored_rows(stored, 256)
     size = native_ops._library.srv_stored_row_bytes(native_ops.STORED[stored], 256)
     blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
@@ -256,6 +257,8 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
     blocks.fill_(byte)
     for at, scale in zip(_scales_at(stored), scales, strict=True):
         blocks[..., at] = scale
+    if stored == "Q6_K":
+        blocks[..., 192:208] = 1  # scales of groups, whole numbers: bytes of 0 would make zeros of all weights
     weight = native_ops.BlockWeight(rows, stored, 256)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = 127 * torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 0.0]]).repeat(1, 128)
@@ -274,20 +277,56 @@ def test_a_row_of_blocks_does_not_depend_on_its_neighbours(isa: str, stored: str
     assert torch.equal(weight.linear(x[9:]), together[9:])
 
 
-@pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-37])
+def _most_multiple(isa: str, stored: str) -> int:
+    """How many of a row's units its largest step has, by how blocks.cpp sums a type's products."""
+    small = stored in ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K")
+    if isa in ("avx2", "avx512") and stored in ("Q5_1", "Q5_K"):
+        return 17_045
+    if isa == "avx2" and not small:
+        return 8_257 if stored == "Q6_K" else 4_128
+    return 32_767
+
+
+def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    """How far a product may be off, float64 [rows, outputs].
+
+    Steps of 16 inputs are 1/127 of their largest, and what whole multiples of a row's unit add to that.
+    """
+    half = x.double().abs().view(len(x), -1, 16).amax(2, keepdim=True)
+    unit = (half.amax(1, keepdim=True) / 127 / _most_multiple(isa, stored)).clamp(min=2.0**-120)
+    steps = (half / 127 + unit).expand(-1, -1, 16).reshape(x.shape)
+    return (0.50001 * steps + 2e-6 * x.double().abs()) @ plain.abs().T + 2.0**-149
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-34])
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
-def test_small_inputs_beside_large_ones_keep_steps_of_their_own(isa: str, stored: str, most: float) -> None:
-    """Steps of 16 inputs are 1/127 of their largest, and what whole multiples of a row's unit add to that."""
+def test_small_inputs_beside_large_ones_keep_steps_of_their_own(
+    isa: str, stored: str, most: float, dtype: torch.dtype
+) -> None:
     weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     sizes = torch.logspace(0, -7, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(5))]
-    x = _matrix(23, 4, 512, torch.float32).view(4, 32, 16) * sizes[:, None] * most
-    half = x.abs().amax(2, keepdim=True).double()
-    unit = (half.amax(1, keepdim=True) / 127 / 4096).clamp(min=2.0**-120)
-    steps = (half / 127 + unit).expand(4, 32, 16).reshape(4, 512)
-    exact = x.double().reshape(4, 512) @ plain.T
-    bound = 0.50001 * steps @ plain.abs().T + 2e-6 * x.double().abs().reshape(4, 512) @ plain.abs().T + 2.0**-149
-    assert bool(((weight.linear(x.reshape(4, 512)).double() - exact).abs() <= bound).all())
+    x = (_matrix(23, 4, 512, torch.float32) * sizes.repeat_interleave(16) * most).to(dtype)
+    exact, bound = x.double() @ plain.T, _rounding(isa, stored, x, plain)
+    if dtype == torch.bfloat16:
+        bound += (exact.abs() + bound) / 256
+    assert bool(((weight.linear(x).double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) -> None:
+    rows = _stored_rows(stored, 512)
+    size = native_ops._library.srv_stored_row_bytes(native_ops.STORED[stored], 512)
+    blocks = rows.view(40, -1, size // 2 if stored.endswith("_K") else size // 16)
+    for at in _scales_at(stored):
+        blocks[..., at] = torch.tensor([0, 4], dtype=torch.uint8)  # 2^-14
+    weight = native_ops.BlockWeight(rows, stored, 512)
+    plain = weight.rows(torch.arange(40), torch.float32).double()
+    x = torch.full((2, 512), 1e30)
+    x[0, 40], x[1, 300] = 3.4e38, -3.4e38
+    error = (weight.linear(x).double() - x.double() @ plain.T).abs()
+    assert bool((error <= _rounding(isa, stored, x, plain)).all())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -405,6 +444,17 @@ class TestLibrary:
     def test_a_file_that_is_no_library(self, tmp_path: Path) -> None:
         (tmp_path / "text.so").write_text("no library")
         assert "does not load" in library.open_library(tmp_path / "text.so").reason
+
+    def test_another_interface(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
+        assert f"has interface {library.INTERFACE - 1}, not" in library.open_library(library.PATH).reason
+
+    def test_a_struct_that_the_two_sides_write_differently(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Longer(library.BlockRowsArgs):
+            _fields_ = (("more", ctypes.c_int64),)
+
+        monkeypatch.setattr(library, "_ARGS", (*library._ARGS[:-1], Longer))
+        assert "has Longer of " in library.open_library(library.PATH).reason
 
     def test_an_instruction_set_that_nobody_has(self) -> None:
         assert "SRV_CPU_ISA=vax" in library.open_library(library.PATH, "vax").reason

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 6
+INTERFACE = 7
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -87,6 +87,9 @@ class BlockRowsArgs(ctypes.Structure):
     )
 
 
+_ARGS = (AttentionArgs, ByteLinearArgs, BlockLinearArgs, BlockRowsArgs)  # in the order of srv_bytes_of_args
+
+
 @dataclass(frozen=True)
 class Loaded:
     """The library, or why there is none."""
@@ -119,6 +122,12 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         return Loaded(None, f"{path} does not load: {error}; build it again with: python -m srv_kernels.cpu.build")
     if found != INTERFACE:
         return Loaded(None, f"{path} has interface {found}, not {INTERFACE}; run: python -m srv_kernels.cpu.build")
+    library.srv_bytes_of_args.argtypes, library.srv_bytes_of_args.restype = (_INT,), _LONG
+    for index, args in enumerate(_ARGS):
+        size, wanted = library.srv_bytes_of_args(index), ctypes.sizeof(args)
+        if size != wanted:
+            told = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
+            return Loaded(None, f"{told}; run: python -m srv_kernels.cpu.build")
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None

@@ -275,8 +275,9 @@ class BlockWeight:
     def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x [T, inputs] -> [T, outputs] of x's dtype.
 
-        Every 16 inputs of a row are rounded to 127 steps of their largest. bias: [outputs] of x's dtype. `out`: where
-        the result goes, its rows' elements beside one another.
+        Every 16 inputs of a row are rounded to steps of 1/127 of their largest, rounded up to a multiple of the row's
+        unit, which is at least 1/4,128 of the row's largest step. bias: [outputs] of x's dtype. `out`: where the
+        result goes, its rows' elements beside one another.
         """
         if x.shape[-1] != self.inputs:
             raise ValueError(f"{x.shape[-1]} inputs for a weight of {self.inputs}")

@@ -5,18 +5,18 @@
 // each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
 // product multiplies and adds fours (VPDPBUSD, USDOT): numbers, which are not negative, times the signed steps of x.
 //
-//     for each 16 inputs   sum of number * step           whole, exact; or of (number - 128) * step
-//                          - constant * sum of steps      less 128 of it then
-//                          * multiple                     the scale of x, in units of its row
-//     for each group       sum of these * scale           + least value * sum of (sum of steps * multiple)
-//     for each row         sum of these * unit
+//     steps of 16 inputs        x / (multiple * unit), where multiples are whole numbers and a row has one unit
+//     half a stretch            the sum of (number - constant) * step, exactly, times the multiple
+//     a group                   these, times its scale, plus its least value * sum of step * multiple
+//     a row                     these, times its unit
 //
-// Multiples are whole numbers. Where sums of 16 bits are widened by multiplying pairs, that is by multiples, and a whole
-// group is summed in integers; elsewhere half a stretch is. (Of 32 inputs with one scale, the demo model's perplexity rises
-// by 0.5 %, of 16 by half as much.)
+// (Of 32 inputs with one scale, the demo model's perplexity rises by 0.5 %, of 16 by half as much.) The constant is taken off
+// with the sum of the steps. How numbers are multiplied and summed depends on what the processor has: see `Way`.
 //
 // Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
 #include "blocks.h"
+
+#include <bit>
 
 #include "bytes.h"
 #include "kernels.h"
@@ -26,8 +26,8 @@
 namespace srv::SRV_ISA {
 namespace {
 
-// Rows of a tile, and vectors of its outputs: the sums of half a stretch, numbers and steps fill the registers; unless there
-// are 32 of 64 bytes, totals and products wait in memory. One row takes a whole block.
+// Rows of a tile, and vectors of its outputs: what grows from four to four fills the registers, with numbers and steps; unless
+// there are 32 of 64 bytes, what grows from group to group waits in memory. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__)
@@ -37,11 +37,14 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
+constexpr float SMALLEST_UNIT = 0x1p-120f;  // of a row of x, so that no scale's inverse is infinite
 constexpr int64_t AHEAD = 4096;  // bytes from what is multiplied to what is read from memory meanwhile
-constexpr float MOST_FINITE = 3.4028234663852886e38f;
 
-// How a form's products are summed: as they are; of numbers up to 31, which those of 8 bits with least values are too
-// (Q5_1, Q5_K), first in 16 bits; of others, counted from 128.
+// How a form's products are summed.
+//     plain       four by four in 32 bits, for half a stretch; then as floats
+//     by_shorts   of numbers up to 31, which those of 8 bits with least values are too (Q5_1, Q5_K): in 16 bits for half a
+//                 stretch; as these are widened they are multiplied by the multiple, and a group is summed in 32 bits
+//     from_128    of other numbers, counted from 128: pairs are widened and multiplied likewise, for a group in 32 bits
 enum class Way { plain, by_shorts, from_128 };
 
 constexpr Way way_of([[maybe_unused]] int bits, [[maybe_unused]] bool least) {
@@ -54,114 +57,147 @@ constexpr Way way_of([[maybe_unused]] int bits, [[maybe_unused]] bool least) {
     return Way::plain;
 }
 
-// The largest multiple of a row's unit that a scale of x may be, so that a group's products fit 32 bits. Sums that are
-// whole numbers for half a stretch only have no need of a bound.
-constexpr float most_multiple(int bits, int group, bool least) {
+// The largest multiple of a row's unit: it fits 16 bits and, where a group is summed in 32 bits, so do its products. (What is
+// added for the constant is no more than these, since no constant is more than the largest number.)
+constexpr int64_t most_multiple(int bits, int group, bool least) {
     const Way way = way_of(bits, least);
-    const int number = way == Way::from_128 ? 128 : bits == 4 ? 15 : 31;
-    const int fits = INT32_MAX / (group * number * 127);
-    return way == Way::plain || fits > INT16_MAX ? INT16_MAX : static_cast<float>(fits);
+    if (way == Way::plain) return INT16_MAX;
+    const int64_t number = way == Way::from_128 ? 128 : bits == 4 ? 15 : 31, fits = INT32_MAX / (group * number * 127);
+    return fits < INT16_MAX ? fits : INT16_MAX;
 }
 
-// A group's products for one output each, as they grow: half a stretch after the other, each times its multiple.
+// A group's products for one output each, as they grow, in units of the row. `offset` is what the constant takes off: plainly
+// from each half of a stretch, otherwise from the group.
 template <Way WAY>
-class Sums {
+class Sums;
+
+template <>
+class Sums<Way::plain> {
 public:
-    void begin_half([[maybe_unused]] int32_t from) {
-        if constexpr (WAY == Way::plain) half_ = Ints{} + from;
-        if constexpr (WAY == Way::by_shorts) half_ = Ints{};
-    }
+    void begin_half(int32_t offset) { half_ = Ints{} + offset; }
+    void add(const Ints& numbers, const Ints& steps, const Multiple&) { half_ = dot(half_, numbers, steps); }
+    void end_half(const Multiple& multiple) { group_ += to<float>(half_) * multiple.number; }
+    Floats end(int32_t) const { return group_; }
 
-    void add(const Ints& numbers, const Ints& steps, [[maybe_unused]] const Multiple& multiple) {
-        if constexpr (WAY == Way::plain) half_ = dot(half_, numbers, steps);
+private:
+    Ints half_{};
+    Floats group_{};
+};
+
 #if defined(SRV_BYTE_PAIRS)
-        if constexpr (WAY == Way::by_shorts) half_ = dot_short(half_, numbers, steps);
-#endif
-#if defined(SRV_BYTE_SIGNS)
-        if constexpr (WAY == Way::from_128) group_ = dot_from_128(group_, numbers, steps, Ints{} + multiple.pair);
-#endif
-    }
-
-    void end_half([[maybe_unused]] const Multiple& multiple) {
-        if constexpr (WAY == Way::plain) worth_ += to<float>(half_) * multiple.number;
-#if defined(SRV_BYTE_PAIRS)
-        if constexpr (WAY == Way::by_shorts) group_ = plus_pairs(group_, half_, Ints{} + multiple.pair);
-#endif
-    }
-
-    // In units of the row.
-    Floats end([[maybe_unused]] int32_t from) const {
-        if constexpr (WAY == Way::plain) return worth_;
-        return to<float>(group_ + from);
-    }
+template <>
+class Sums<Way::by_shorts> {
+public:
+    void begin_half(int32_t) { half_ = Ints{}; }
+    void add(const Ints& numbers, const Ints& steps, const Multiple&) { half_ = dot_short(half_, numbers, steps); }
+    void end_half(const Multiple& multiple) { group_ = plus_pairs(group_, half_, Ints{} + multiple.pair); }
+    Floats end(int32_t offset) const { return to<float>(group_ + offset); }
 
 private:
     Ints half_{}, group_{};
-    Floats worth_{};
+};
+#endif
+
+#if defined(SRV_BYTE_SIGNS)
+template <>
+class Sums<Way::from_128> {
+public:
+    void begin_half(int32_t) {}
+    void add(const Ints& numbers, const Ints& steps, const Multiple& multiple) {
+        group_ = dot_from_128(group_, numbers, steps, Ints{} + multiple.pair);
+    }
+    void end_half(const Multiple&) {}
+    Floats end(int32_t offset) const { return to<float>(group_ + offset); }
+
+private:
+    Ints group_{};
+};
+#endif
+
+// A product's way, and which sums of steps it needs: with least values what they are worth, of groups; otherwise offsets, of
+// what they are taken from. A half that is a group counts as one.
+template <int BITS, int GROUP, bool LEAST_VALUES>
+struct Plan {
+    static constexpr bool LEAST = LEAST_VALUES;
+    static constexpr Way WAY = way_of(BITS, LEAST);
+    static constexpr bool OF_HALVES = GROUP == LANES || (WAY == Way::plain && !LEAST);
+    static constexpr float MOST = most_multiple(BITS, GROUP, LEAST);
+    static constexpr int64_t sums(int64_t inputs) { return inputs / (OF_HALVES ? LANES : STRETCH); }
 };
 
-// Whether what is kept of the sums of steps belongs to halves of stretches, which may be groups, or to stretches.
-constexpr bool sums_of_halves(int bits, int group, bool least) {
-    return group == LANES || (way_of(bits, least) == Way::plain && !least);
+// The bits of the largest magnitude of each half stretch, and of them all. What is not finite is not below INFINITE.
+template <class T>
+inline int32_t largest_magnitudes(const T* x, int64_t inputs, int32_t* to) {
+    FourInts most = {};
+    for (int64_t i = 0; i < inputs; i += STRETCH, to += 2) {
+        const FourInts two = folded(magnitudes(load(x + i)), magnitudes(load(x + i + LANES)), larger);
+        std::memcpy(to, &two, 2 * sizeof(*to));
+        most = larger(most, two);
+    }
+    return most[0] > most[1] ? most[0] : most[1];
 }
 
-// A row of x as steps. 127 of them, or a little less, are the largest magnitude of half a stretch; their scale is a whole
-// multiple of the row's unit. Kept of their sums is, with least values, what it is worth in units; otherwise what it takes
-// off the products, -constant times. What is not finite has an infinite unit, so that none of the row's products is finite.
+template <Way WAY>
+inline void keep_multiples(Multiple* to, const FourInts& multiples) {
+    for (int h = 0; h < 2; ++h) {
+        if constexpr (WAY == Way::plain) {
+            to[h].number = static_cast<float>(multiples[h]);
+        } else {
+            to[h].pair = multiples[h] * 0x10001;
+        }
+    }
+}
+
+// What the sums of two halves' steps are worth, or take off. Returns where the next go.
+template <class Planned>
+inline StepsSum* keep_sums(StepsSum* to, const Four& sums, const FourInts& multiples, int32_t constant) {
+    const Four worths = sums * __builtin_convertvector(multiples, Four);
+    FourInts offsets = __builtin_convertvector(sums, FourInts) * -constant;
+    if constexpr (Planned::WAY != Way::plain) offsets *= multiples;
+    const auto keep = [to](int place, float worth, int32_t offset) {
+        if constexpr (Planned::LEAST) {
+            to[place].worth = worth;
+        } else {
+            to[place].offset = offset;
+        }
+    };
+    if constexpr (Planned::OF_HALVES) {
+        keep(0, worths[0], offsets[0]), keep(1, worths[1], offsets[1]);
+        return to + 2;
+    }
+    keep(0, worths[0] + worths[1], offsets[0] + offsets[1]);
+    return to + 1;
+}
+
+// A row of x as steps, of which at most 127 are a magnitude; their multiples; and the sums of the steps. A multiple is the
+// least that is enough for the largest of 16 inputs. What is not finite has an infinite unit, so that none of the row's
+// products is finite.
 template <class T, int BITS, int GROUP, bool LEAST>
 void quantize_row(const BlockLinearArgs& a, int64_t row) {
-    constexpr bool PLAIN = way_of(BITS, LEAST) == Way::plain;
-    constexpr float MOST = most_multiple(BITS, GROUP, LEAST);
+    using Planned = Plan<BITS, GROUP, LEAST>;
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     int8_t* steps_at = a.steps + row * a.inputs;
-    const int64_t halves = a.inputs / LANES;
-    Multiple* multiples_at = a.multiples + row * halves;  // of the largest magnitudes at first
-    Four most_of_row = {};
-    for (int64_t half = 0; half < halves; half += 2) {
-        Floats most[2];
-        for (int h = 0; h < 2; ++h) {
-            const Floats value = load(x + (half + h) * LANES);
-            most[h] = choose(value < 0.0f, -value, value);
-            most[h] = choose(most[h] == most[h], most[h], all(__builtin_inff()));
-        }
-        const Four magnitudes = folded(most[0], most[1], larger);
-        most_of_row = larger(most_of_row, magnitudes);
-        for (int h = 0; h < 2; ++h) multiples_at[half + h].number = magnitudes[h];
-    }
-    const float most = most_of_row[0] > most_of_row[1] ? most_of_row[0] : most_of_row[1];
-    const bool finite = most <= MOST_FINITE;
-    const float least_unit = most * (1.0f / (127.0f * MOST));
-    const float unit = least_unit > 0x1p-120f ? least_unit : 0x1p-120f;
-    const float inverse = finite ? 1.0f / unit : 0.0f;
-    a.units[row] = finite ? unit : most;
-    StepsSum* sums_at = a.x_sums + row * (sums_of_halves(BITS, GROUP, LEAST) ? halves : halves / 2);
-    for (int64_t half = 0; half < halves; half += 2) {
-        const Four magnitudes = {multiples_at[half].number, multiples_at[half + 1].number};
-        const Four units = magnitudes * (inverse * (1.0f / 127.0f));
-        const FourInts multiples = __builtin_convertvector(units < MOST - 1.0f ? units : Four{} + (MOST - 1.0f), FourInts) + 1;
+    Multiple* multiples_at = a.multiples + row * (a.inputs / LANES);
+    StepsSum* sums_at = a.x_sums + row * Planned::sums(a.inputs);
+    const int32_t most = largest_magnitudes(x, a.inputs, &multiples_at->pair);  // where the multiples will be
+    const float needed = std::bit_cast<float>(most) * (1.0f / (127.0f * Planned::MOST));
+    const float unit = needed > SMALLEST_UNIT ? needed : SMALLEST_UNIT;
+    const float inverse = most < INFINITE ? 1.0f / unit : 0.0f;
+    a.units[row] = most < INFINITE ? unit : __builtin_inff();
+    for (int64_t i = 0; i < a.inputs; i += STRETCH, multiples_at += 2) {
+        const FourInts largest = {multiples_at[0].pair, multiples_at[1].pair};
+        Four units = bits_as<float>(largest) * (inverse * (1.0f / 127.0f));
+        units = units < Planned::MOST - 1.0f ? units : Four{} + (Planned::MOST - 1.0f);
+        const FourInts multiples = __builtin_convertvector(units, FourInts) + 1;
         const Four numbers = __builtin_convertvector(multiples, Four), inverses = inverse / numbers;
         Floats steps[2];
         for (int h = 0; h < 2; ++h) {
-            steps[h] = whole(load(x + (half + h) * LANES) * inverses[h]);
+            steps[h] = whole(load(x + i + h * LANES) * inverses[h]);
             steps[h] = choose(steps[h] == steps[h], steps[h], Floats{});
-            store_bytes(steps_at + (half + h) * LANES, to<int32_t>(steps[h]));
-            if constexpr (PLAIN) {
-                multiples_at[half + h].number = numbers[h];
-            } else {
-                multiples_at[half + h].pair = multiples[h] * 0x10001;
-            }
+            store_bytes(steps_at + i + h * LANES, to<int32_t>(steps[h]));
         }
-        const Four sums = folded(steps[0], steps[1], added), worths = sums * numbers;
-        const FourInts begins = __builtin_convertvector(sums, FourInts) * (PLAIN ? FourInts{} + 1 : multiples) * -a.constant;
-        if constexpr (sums_of_halves(BITS, GROUP, LEAST)) {
-            for (int h = 0; h < 2; ++h) {
-                StepsSum& to = sums_at[half + h];
-                LEAST ? void(to.worth = worths[h]) : void(to.begin = begins[h]);
-            }
-        } else {
-            StepsSum& to = sums_at[half / 2];
-            LEAST ? void(to.worth = worths[0] + worths[1]) : void(to.begin = begins[0] + begins[1]);
-        }
+        keep_multiples<Planned::WAY>(multiples_at, multiples);
+        sums_at = keep_sums<Planned>(sums_at, folded(steps[0], steps[1], added), multiples, a.constant);
     }
 }
 
@@ -186,12 +222,13 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
     constexpr Form form = {BITS, GROUP, LEAST, 0};
     constexpr int GROUPS = STRETCH / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a stretch is one vector");
-    constexpr bool BEGIN_HALVES = !LEAST && way_of(BITS, LEAST) == Way::plain, BEGIN_GROUPS = !LEAST && !BEGIN_HALVES;
+    using Planned = Plan<BITS, GROUP, LEAST>;
+    constexpr bool PLAIN = Planned::WAY == Way::plain;
     const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
-    const int64_t sums_of_row = sums_of_halves(BITS, GROUP, LEAST) ? halves : groups;
     const int8_t* steps = a.steps + row * a.inputs;
     const Multiple* multiples = a.multiples + row * halves;
-    const StepsSum* x_sums = a.x_sums + row * sums_of_row;
+    const int64_t x_sums_stride = Planned::sums(a.inputs);
+    const StepsSum* x_sums = a.x_sums + row * x_sums_stride;
     Floats totals[COUNT][VECTORS] = {};
     for (int64_t group = 0; group < groups; ++group) {
         const int g = static_cast<int>(group % GROUPS);
@@ -202,14 +239,13 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
             constexpr int64_t BYTES = stretch_bytes(form) / GROUPS;
             prefetch(stretch + g * BYTES, BYTES, AHEAD);
         }
-        Sums<way_of(BITS, LEAST)> sums[COUNT][VECTORS];
+        Sums<Planned::WAY> sums[COUNT][VECTORS];
 #pragma GCC unroll 2
         for (int h = 0; h < HALVES; ++h) {
             const int64_t half = group * HALVES + h;
             for (int r = 0; r < COUNT; ++r) {
-                for (int v = 0; v < VECTORS; ++v) {
-                    sums[r][v].begin_half(BEGIN_HALVES ? x_sums[r * sums_of_row + half].begin : 0);
-                }
+                const int32_t offset = PLAIN && !LEAST ? x_sums[r * x_sums_stride + half].offset : 0;
+                for (int v = 0; v < VECTORS; ++v) sums[r][v].begin_half(offset);
             }
 #pragma GCC unroll 4
             for (int four = 0; four < LANES / 4; ++four) {
@@ -233,9 +269,9 @@ inline void tile(const BlockLinearArgs& a, const uint8_t* packed, int64_t block,
             if constexpr (LEAST) leasts = load_halves(scales_at + scale_bytes(form) + v * LANES * 2);
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; ++r) {
-                const StepsSum& sum = x_sums[r * sums_of_row + group];
-                totals[r][v] += sums[r][v].end(BEGIN_GROUPS ? sum.begin : 0) * scales;
-                if constexpr (LEAST) totals[r][v] += leasts * sum.worth;
+                const int32_t offset = PLAIN || LEAST ? 0 : x_sums[r * x_sums_stride + group].offset;
+                totals[r][v] += sums[r][v].end(offset) * scales;
+                if constexpr (LEAST) totals[r][v] += leasts * x_sums[r * x_sums_stride + group].worth;
             }
         }
     }

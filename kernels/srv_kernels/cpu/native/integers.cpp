@@ -6,6 +6,9 @@
 // adds to a sum (128 times the sum of the weights) is taken off with `correction`.
 //
 // Sums of integers are exact, so that a row's result depends neither on the batch nor on the threads.
+#include <algorithm>
+#include <bit>
+
 #include "bytes.h"
 #include "kernels.h"
 #include "pool.h"
@@ -22,20 +25,16 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr float MOST_FINITE = 3.4028234663852886e38f;
 constexpr int ZERO = 128;             // the byte that stands for a step of 0
 
 // NaN counts as infinity.
 template <class T>
 inline float largest_magnitude(const T* x, int64_t count) {
-    Floats most = {};
+    Ints most = {};
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats value = count - i < LANES ? load_some(x + i, count - i) : load(x + i);
-        const Floats magnitude = choose(value < 0.0f, -value, value);
-        most = choose(magnitude <= most, most, magnitude);
-        most = choose(magnitude != magnitude, all(__builtin_inff()), most);
+        most = larger(most, magnitudes(count - i < LANES ? load_some(x + i, count - i) : load(x + i)));
     }
-    return largest(most);
+    return std::bit_cast<float>(std::min(folded(most, larger), INFINITE));
 }
 
 // One row of x as bytes, and its scale. Static: steps of a given size about a given zero. The scale of a row that is
@@ -45,7 +44,7 @@ void quantize_row(const ByteLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     uint8_t* steps = a.steps + row * padded_fours(a.inputs);
     const float most = largest_magnitude(x, a.inputs);
-    const float scale = a.per_input == 0 || most > MOST_FINITE ? most / 127.0f : 1.0f;
+    const float scale = a.per_input == 0 || most == __builtin_inff() ? most / 127.0f : 1.0f;
     a.row_scales[row] = scale;
     const float divisor = scale == 0 ? 1.0f : scale;
     for (int64_t i = 0; i < a.inputs; i += LANES) {

@@ -87,10 +87,10 @@ union Multiple {
     int32_t pair;
 };
 
-// What is kept of the sum of some steps of x: its worth in units of the row, or what belongs to a sum of products.
+// The sum of some steps of x: what it is worth, in units of the row, or what it takes off a sum of products.
 union StepsSum {
     float worth;
-    int32_t begin;
+    int32_t offset;
 };
 
 // y = x W^T + b with a weight in a GGUF file's blocks: see blocks.cpp. inputs: a multiple of STRETCH.

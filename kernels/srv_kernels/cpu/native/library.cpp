@@ -3,6 +3,7 @@
 // No torch, no Python: pointers and sizes in, nothing out. Callers check shapes and types.
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "kernels.h"
 #include "pool.h"
@@ -155,7 +156,14 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 6; }
+int32_t srv_interface() { return 7; }
+
+// Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows'; 0 for no more.
+int64_t srv_bytes_of_args(int32_t index) {
+    constexpr int64_t SIZES[] = {sizeof(srv::AttentionArgs), sizeof(srv::ByteLinearArgs), sizeof(srv::BlockLinearArgs),
+                                 sizeof(srv::BlockRowsArgs)};
+    return index < 0 || index >= static_cast<int32_t>(std::size(SIZES)) ? 0 : SIZES[index];
+}
 
 const char* srv_isa() { return srv::chosen->name; }
 

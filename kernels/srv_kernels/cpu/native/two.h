@@ -1,0 +1,170 @@
+// Vectors wider than a register: two halves (`Two`), each a register or two halves again.
+//
+// A compiler keeps its own vector types in memory where no register holds them, and takes some operations on them lane by
+// lane. Operators work on registers and halves alike; `each`, `fill` and `over` come down to the registers.
+//
+// Every file that includes this is compiled once for each instruction set, into a namespace of that name
+// (SRV_ISA): no function here may be shared between them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace srv::SRV_ISA {
+
+constexpr int LANES = 16;
+
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+
+template <class Half>
+struct Two {
+    Half low, high;
+};
+
+template <class V>
+constexpr bool IS_TWO = false;
+template <class Half>
+constexpr bool IS_TWO<Two<Half>> = true;
+
+template <class Number, int BYTES>
+struct Wide {
+    using Half = typename Wide<Number, BYTES / 2>::Type;
+    using Type = Two<Half>;
+};
+template <class Number, int BYTES>
+    requires(BYTES <= REGISTER)
+struct Wide<Number, BYTES> {
+    typedef Number Type __attribute__((vector_size(BYTES)));
+};
+template <class Number, int COUNT = LANES>
+using Vector = typename Wide<Number, COUNT * static_cast<int>(sizeof(Number))>::Type;
+
+using Floats = Vector<float>;
+using Ints = Vector<int32_t>;
+using Words = Vector<uint32_t>;
+using Four = Vector<float, 4>;
+using FourInts = Vector<int32_t, 4>;
+
+// Lanes of 32 bits.
+template <class V>
+constexpr int LANES_OF = static_cast<int>(sizeof(V) / 4);
+
+// f of the registers of some vectors, one of each at a time, as a vector.
+template <class F, class V, class... Others>
+inline auto each(const F& f, const V& value, const Others&... others) {
+    if constexpr (IS_TWO<V>) {
+        const auto low = each(f, value.low, others.low...);
+        return Two<std::remove_const_t<decltype(low)>>{low, each(f, value.high, others.high...)};
+    } else {
+        return f(value, others...);
+    }
+}
+
+// A vector whose registers f(register, lane of its first) has written.
+template <class V, class F>
+inline V fill(const F& f, int lane = 0) {
+    if constexpr (IS_TWO<V>) {
+        using Half = decltype(V::low);
+        return {fill<Half>(f, lane), fill<Half>(f, lane + LANES_OF<Half>)};
+    } else {
+        V value;
+        f(value, lane);
+        return value;
+    }
+}
+
+// f(register, lane of its first) for the registers of a vector.
+template <class V, class F>
+inline void over(const V& value, const F& f, int lane = 0) {
+    if constexpr (IS_TWO<V>) {
+        over(value.low, f, lane);
+        over(value.high, f, lane + LANES_OF<V> / 2);
+    } else {
+        f(value, lane);
+    }
+}
+
+// A number's type in a vector, and the number as one.
+template <class V>
+struct NumberOf {
+    using Type = std::remove_reference_t<decltype(std::declval<V&>()[0])>;
+};
+template <class Half>
+struct NumberOf<Two<Half>> : NumberOf<Half> {};
+
+#define SRV_OPERATOR(op)                                                              \
+    template <class H, class Other>                                                   \
+    inline auto operator op(const Two<H>& a, const Two<Other>& b) {                   \
+        return each([](const auto& x, const auto& y) { return x op y; }, a, b);       \
+    }                                                                                 \
+    template <class H, class S>                                                       \
+        requires std::is_arithmetic_v<S>                                              \
+    inline auto operator op(const Two<H>& a, S scalar) {                              \
+        const auto b = static_cast<typename NumberOf<H>::Type>(scalar);               \
+        return each([b](const auto& x) { return x op b; }, a);                        \
+    }                                                                                 \
+    template <class H, class S>                                                       \
+        requires std::is_arithmetic_v<S>                                              \
+    inline auto operator op(S scalar, const Two<H>& b) {                              \
+        const auto a = static_cast<typename NumberOf<H>::Type>(scalar);               \
+        return each([a](const auto& y) { return a op y; }, b);                        \
+    }
+SRV_OPERATOR(+)
+SRV_OPERATOR(-)
+SRV_OPERATOR(*)
+SRV_OPERATOR(/)
+SRV_OPERATOR(&)
+SRV_OPERATOR(|)
+SRV_OPERATOR(<<)
+SRV_OPERATOR(>>)
+SRV_OPERATOR(<)
+SRV_OPERATOR(>)
+SRV_OPERATOR(<=)
+SRV_OPERATOR(>=)
+SRV_OPERATOR(==)
+SRV_OPERATOR(!=)
+#undef SRV_OPERATOR
+
+template <class H>
+inline Two<H> operator-(const Two<H>& a) {
+    return each([](const auto& x) { return -x; }, a);
+}
+template <class H, class Other>
+inline Two<H>& operator+=(Two<H>& a, const Other& b) {
+    return a = a + b;
+}
+template <class H, class Other>
+inline Two<H>& operator*=(Two<H>& a, const Other& b) {
+    return a = a * b;
+}
+template <class H, class Other>
+inline Two<H>& operator|=(Two<H>& a, const Other& b) {
+    return a = a | b;
+}
+
+// In each lane the one or the other, as a comparison came out.
+template <class Mask, class V>
+inline V choose(const Mask& mask, const V& yes, const V& no) {
+    return each([](const auto& m, const auto& y, const auto& n) { return m ? y : n; }, mask, yes, no);
+}
+
+// The lanes' numbers as another type's.
+template <class Number, class V>
+inline auto to(const V& value) {
+    return each([](const auto& x) { return __builtin_convertvector(x, Vector<Number, LANES_OF<decltype(x)>>); }, value);
+}
+
+// The lanes' bits as another type's.
+template <class Number, class V>
+inline auto bits_as(const V& value) {
+    return each([](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
+}
+
+}  // namespace srv::SRV_ISA
