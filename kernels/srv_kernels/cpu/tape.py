@@ -7,8 +7,7 @@ Native calls are kept by the library, by their addresses, and not run; so tensor
 an arena, which stays, and constants must outlive the tape. Operators of torch that compute are run and kept as they
 are, between the native calls: while recording they see zeros for what native calls will make. Those that cannot work
 with zeros, that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be
-recorded.
-(`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
+recorded. (`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
 """
 
 from __future__ import annotations

@@ -70,10 +70,11 @@ def plain_type(instructions: Iterable[str] | None = None) -> str:
 
 def describe() -> dict[str, object]:
     """Processor, cores, memory, system."""
+    found = _instructions()
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": [name for name in TOLD if name in _instructions()],
+        "instructions": [name for name in TOLD if name in found],
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
