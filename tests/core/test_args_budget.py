@@ -10,6 +10,7 @@ from args_world import CONFIG, GIB, device, model
 from srv.args.config import make_config
 from srv.errors import Refusal
 from srv.memory.budget import bytes_per_page, compute, estimate, weight_bytes
+from srv.memory.layout import KVLayout
 from srv.models.decoder_config import decoder_config
 from srv.models.facts import CacheGroup
 
@@ -88,6 +89,12 @@ def test_every_group_takes_its_part_of_a_page() -> None:
 
 def test_kv_type_decides_the_size_of_a_page() -> None:
     assert bytes_per_page(config(kv_cache_dtype="float32"), model()) == 2 * bytes_per_page(config(), model())
+
+
+def test_a_page_of_int8_also_holds_what_its_steps_are_worth() -> None:
+    group = CacheGroup("full", (0, 1, 2), 4, 64, 32)
+    assert KVLayout(group, 16, "int8").bytes_per_page() == 3 * 16 * 4 * (64 + 4 + 32 + 4)
+    assert KVLayout(group, 16, "float16").bytes_per_page() == 3 * 16 * 4 * (64 + 32) * 2
 
 
 def test_blocks_that_are_kept_count_as_a_byte_and_an_eighth() -> None:

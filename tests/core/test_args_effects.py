@@ -27,6 +27,7 @@ from srv.models.storage import rounded
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
 from srv.testing.conformance.small import quantized
 from srv.testing.engine import Generated, WatchedEngine
+from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
 PAGE = 4
@@ -51,6 +52,9 @@ class Contrary:
 
     def sample(self, batch: SamplingBatch) -> Tensor:
         return batch.logits.argmin(-1)
+
+
+needs_native = pytest.mark.skipif(load().library is None, reason="the native CPU kernels do not load")
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +150,19 @@ def test_kv_cache_dtype(small: Small) -> None:
     exact, coarse = _logprobs(small), _logprobs(small, kv_cache_dtype="bfloat16")
     assert coarse == pytest.approx(exact, abs=2.0)
     assert coarse != pytest.approx(exact, abs=1e-3)
+
+
+@needs_native
+@covers("kv_cache_dtype=float16", "kv_cache_dtype=int8", platform="cpu")
+def test_kv_cache_dtype_of_native_attention(tmp_path: Path) -> None:
+    """float16 keeps eleven bits, int8 eight and a scale: each reads back less exactly than the one before."""
+    small = make_small("llama", tmp_path, head_dim=16)
+    exact = _logprobs(small, page=16)
+    halves, bytes_ = (_logprobs(small, page=16, kv_cache_dtype=kept) for kept in ("float16", "int8"))
+    assert halves == pytest.approx(exact, abs=0.1)
+    assert halves != pytest.approx(exact, abs=1e-4)
+    assert bytes_ == pytest.approx(exact, abs=2.0)
+    assert bytes_ != pytest.approx(halves, abs=1e-3)
 
 
 def _logprobs(small: Small, **flags: object) -> list[float]:

@@ -425,6 +425,15 @@ def test_adapters_as_json_keep_their_commas() -> None:
     assert ARGUMENTS["lora_paths"].parse(text) == ("a=b", '{"lora_name": "x", "lora_path": "y"}', "z")
 
 
+def test_a_pool_of_8_bit_integers_needs_a_platform_that_reads_it() -> None:
+    with pytest.raises(Refusal) as caught:
+        resolved(user(kv_cache_dtype="int8"), model=model())
+    (rejected,) = caught.value.rejections
+    assert (rejected.code, "(capability int8_kv)" in rejected.reason) == ("capability_missing", True)
+    able = manifest(capabilities=CAPABLE | {"int8_kv"})
+    assert resolved(user(kv_cache_dtype="int8"), able, model=model()).config.platform.kv_cache_dtype == "int8"
+
+
 @pytest.mark.parametrize(
     ("said", "facts", "word"),
     [

@@ -1,4 +1,4 @@
-"""What multiplying blocks with 8-bit activations costs in quality, on the demo model and this project's own pages.
+"""What numbers of 8 bits cost in quality, activations or keys and values, on the demo model and this project's pages.
 
 Perplexity over windows of 512 tokens, every token but a window's first, through the engine as it serves; the yardstick
 is the same file with its blocks made plain, all in float32.
@@ -54,16 +54,19 @@ def read(windows: Sequence[list[int]], *flags: str) -> Read:
     return found
 
 
-@covers("dequantize_weights=false", "dequantize_weights=true", platform="cpu")
-def test_blocks_lose_no_more_than_half_a_percent(record_property: Callable[[str, object], None]) -> None:
+@covers("dequantize_weights=false", "dequantize_weights=true", "kv_cache_dtype=int8", platform="cpu")
+def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(record_property: Callable[[str, object], None]) -> None:
     ids = load_text_processor(read_facts(demo_model())).encode(TEXT.read_text())
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
     exact = read(windows, "--dtype", "float32", "--dequantize-weights")
-    served = read(windows)
-    assert len(exact.logprobs) == len(served.logprobs) >= LEAST_TOKENS
-    lost = served.perplexity / exact.perplexity - 1
-    agreement = sum(a == b for a, b in zip(exact.best, served.best, strict=True)) / len(exact.best)
-    record_property("perplexity", f"{served.perplexity:.3f}, plain in float32 {exact.perplexity:.3f}")
-    record_property("greedy_agreement", f"{agreement:.4f}")
-    assert lost <= MOST_LOST, f"perplexity {served.perplexity:.3f} is {lost:.2%} above {exact.perplexity:.3f}"
-    assert agreement >= LEAST_AGREEMENT, f"only {agreement:.2%} of the best tokens are the same"
+    assert len(exact.logprobs) >= LEAST_TOKENS
+    record_property("perplexity, plain in float32", f"{exact.perplexity:.3f}")
+    for name, flags in {"blocks": (), "blocks and int8 keys and values": ("--kv-cache-dtype", "int8")}.items():
+        served = read(windows, *flags)
+        lost = served.perplexity / exact.perplexity - 1
+        agreement = sum(a == b for a, b in zip(exact.best, served.best, strict=True)) / len(exact.best)
+        record_property(f"perplexity, {name}", f"{served.perplexity:.3f}")
+        record_property(f"greedy agreement, {name}", f"{agreement:.4f}")
+        told = f"{name}: perplexity {served.perplexity:.3f} is {lost:.2%} above {exact.perplexity:.3f}"
+        assert lost <= MOST_LOST, told
+        assert agreement >= LEAST_AGREEMENT, f"{name}: only {agreement:.2%} of the best tokens are the same"

@@ -48,7 +48,7 @@ void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void*
 
 namespace {
 
-constexpr int FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2;
+constexpr int FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, FLOAT16 = 3;
 
 std::mt19937 bits(1);
 std::normal_distribution<float> normal;
@@ -63,6 +63,22 @@ public:
 
     void* data(int64_t column = 0) { return bytes_.data() + column * width(); }
     double at(int64_t row, int64_t column) const { return get(row * columns_ + column); }
+
+    // Numbers [first, first + count) of a row as a pool of that type keeps them.
+    std::vector<double> kept(int pool, int64_t row, int64_t first, int64_t count) const {
+        std::vector<double> numbers(count);
+        double largest = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            numbers[i] = at(row, first + i);
+            largest = std::max(largest, std::fabs(numbers[i]));
+        }
+        for (double& number : numbers) {
+            if (pool == INT8) number = std::nearbyint(number * 127 / largest) * largest / 127;
+            const int last = number == 0 ? 0 : std::ilogb(number) - 10;  // of a half's bits
+            if (pool == FLOAT16) number = std::ldexp(std::nearbyint(std::ldexp(number, -last)), last);
+        }
+        return numbers;
+    }
 
 private:
     int64_t width() const { return type_ == BFLOAT16 ? 2 : 4; }
@@ -366,12 +382,23 @@ class Requests {
 public:
     static constexpr int64_t HEADS = 8, KV_HEADS = 2, DIM = 16, PAGE = 16, PAGES = 160, COLUMNS = 72, SHARED = 66 * PAGE;
 
-    explicit Requests(int type)
+    Requests(int type, int pool)
         : type_(type),
-          keys_(type, PAGES * KV_HEADS * PAGE, DIM, 0),
-          values_(type, PAGES * KV_HEADS * PAGE, DIM, 0),
+          pool_(pool),
+          keys_(PAGES * KV_HEADS * PAGE * (DIM + 1) * 4),
+          values_(keys_.size()),
           seen_{Matrix(type, COLUMNS * PAGE, WIDTH), Matrix(type, COLUMNS * PAGE, WIDTH)},
           table_(2 * COLUMNS) {
+        for (const Matrix& seen : seen_) {
+            std::vector<double> kept;
+            for (int64_t token = 0; token < COLUMNS * PAGE; ++token) {
+                for (int64_t head = 0; head < 2 * KV_HEADS; ++head) {
+                    const std::vector<double> one = seen.kept(pool, token, (HEADS + head) * DIM, DIM);
+                    kept.insert(kept.end(), one.begin(), one.end());
+                }
+            }
+            kept_.push_back(kept);
+        }
         for (int64_t i = 0; i < COLUMNS; ++i) {
             table_[i] = static_cast<int32_t>(2 * i + 1);
             table_[COLUMNS + i] = static_cast<int32_t>(i < SHARED / PAGE ? 2 * i + 1 : 2 * i);
@@ -404,7 +431,7 @@ public:
         args.starts = starts.data(), args.rows = count, args.columns = COLUMNS, args.page_size = PAGE;
         args.heads = HEADS, args.kv_heads = KV_HEADS, args.dim = DIM;
         args.q_stride = args.k_stride = args.v_stride = WIDTH;
-        args.scale = 0.25f, args.soft_cap = soft_cap, args.window = window;
+        args.scale = 0.25f, args.soft_cap = soft_cap, args.window = window, args.pool = srv::Type{pool_};
         srv_attention(type_, &args);
         for (int64_t r = 0; r < count; ++r) {
             for (int64_t query = std::max(queries[r] - COMPARED, 0); query < queries[r]; ++query) {
@@ -419,21 +446,21 @@ private:
     static constexpr int64_t WIDTH = (HEADS + 2 * KV_HEADS) * DIM, GROUP = HEADS / KV_HEADS;
     static constexpr int32_t COMPARED = 24;
 
-    // What a request's token at a position projects to; shared ones are the first request's.
-    double at(int64_t request, int64_t token, int64_t column) const {
-        return seen_[token < SHARED ? 0 : request].at(token, column);
+    // Of the keys and values of a request's token at a position; shared ones are the first request's.
+    double kept(int64_t request, int64_t token, int64_t column) const {
+        return kept_[token < SHARED ? 0 : request][token * 2 * KV_HEADS * DIM + column];
     }
 
     void compare(Check& check, const Matrix& out, int64_t row, int64_t request, int64_t token, int64_t head, int64_t window,
                  double soft_cap) const {
         const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, token + 1 - window);
-        const int64_t key_column = (HEADS + head / GROUP) * DIM, value_column = key_column + KV_HEADS * DIM;
+        const int64_t key_column = head / GROUP * DIM, value_column = key_column + KV_HEADS * DIM;
         std::vector<double> weights(token + 1);
         double total = 0;
         for (int64_t key = first; key <= token; ++key) {
             double score = 0;
             for (int64_t d = 0; d < DIM; ++d) {
-                score += seen_[request].at(token, head * DIM + d) * at(request, key, key_column + d);
+                score += seen_[request].at(token, head * DIM + d) * kept(request, key, key_column + d);
             }
             score *= 0.25;
             total += weights[key] = std::exp(soft_cap == 0 ? score : soft_cap * std::tanh(score / soft_cap));
@@ -441,7 +468,7 @@ private:
         for (int64_t d = 0; d < DIM; ++d) {
             double sum = 0, magnitude = 0;
             for (int64_t key = first; key <= token; ++key) {
-                const double value = at(request, key, value_column + d);
+                const double value = kept(request, key, value_column + d);
                 sum += weights[key] / total * value;
                 magnitude += weights[key] / total * std::fabs(value);
             }
@@ -449,18 +476,20 @@ private:
         }
     }
 
-    int type_;
-    Matrix keys_, values_;
+    int type_, pool_;
+    std::vector<uint8_t> keys_, values_;
     std::vector<Matrix> seen_;
+    std::vector<std::vector<double>> kept_;  // of each request: [tokens, keys and values, KV_HEADS, DIM]
     std::vector<int32_t> table_;
 };
 
 // Prompts, their second parts, steps of one token each, which go through the shared keys together, and both at once.
-bool attention(int type) {
-    // Weights are rounded to bfloat16 where it is multiplied, and their exponentials are as near as that needs.
-    Check check("attention", type, 1, type == BFLOAT16 ? 1.0 / 256 : 1e-5);
+bool attention_over(int type, int pool, const char* name) {
+    // Weights are rounded to bfloat16 where it is multiplied, and their exponentials are as near as that needs; beside
+    // keys and values of bytes, queries and weights are rounded to 1/32,767 of their largest.
+    Check check(name, type, 1, type == BFLOAT16 ? 1.0 / 256 : pool == INT8 ? 2e-4 : 1e-5);
     constexpr int32_t SHARED = Requests::SHARED;
-    Requests requests(type);
+    Requests requests(type, pool);
     requests.step(check, 0, {0}, {SHARED + 20});
     requests.step(check, 1, {SHARED}, {7});
     requests.step(check, 0, {SHARED + 20, SHARED + 7}, {1, 1});
@@ -468,6 +497,10 @@ bool attention(int type) {
     requests.step(check, 0, {SHARED + 58, SHARED + 9}, {1, 1}, 24);
     return check.kept();
 }
+
+bool attention(int type) { return attention_over(type, type, "attention"); }
+bool attention_halves(int type) { return attention_over(type, FLOAT16, "attention float16"); }
+bool attention_bytes(int type) { return attention_over(type, INT8, "attention int8"); }
 
 }  // namespace
 
@@ -480,7 +513,8 @@ int main(int count, char** words) {
     std::printf("isa %s\n", srv_isa());
     bool kept = true;
     for (int type : {FLOAT32, BFLOAT16}) {
-        for (const auto& kernel : {linear, scaled_linear, byte_linear, norm, gate, rotary, most_likely, attention}) {
+        for (const auto& kernel : {linear, scaled_linear, byte_linear, norm, gate, rotary, most_likely, attention,
+                                   attention_halves, attention_bytes}) {
             kept = kernel(type) && kept;
         }
         for (const StoredType& stored : STORED) kept = block_linear(type, stored) && kept;

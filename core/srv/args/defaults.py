@@ -158,12 +158,18 @@ def _format_fits(seen: Seen) -> str | None:
 def _dtype_possible(argument: str) -> Constraint:
     def check(seen: Seen) -> str | None:
         wanted = seen[argument]
-        if wanted == "auto" or wanted in seen.capabilities:
+        if wanted not in ITEM_SIZES or wanted in seen.capabilities:
             return None
         able = ", ".join(sorted(seen.capabilities & ITEM_SIZES.keys())) or "none"
         return f"the platform has no {wanted} on this device (it has {able})"
 
     return Constraint(argument, "dtype_missing", check, "Choose a type that it has, or leave it out.")
+
+
+def _kv_dtype(seen: Seen) -> str | None:
+    if seen["kv_cache_dtype"] != "int8" or "int8_kv" in seen.capabilities:
+        return None
+    return "the platform keeps no keys and values of 8-bit integers (capability int8_kv)"
 
 
 def _needs(argument: str, capability: str, without: object, reason: str, remedy: str) -> Constraint:
@@ -203,6 +209,7 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     *weights.DEVICE_CONSTRAINTS,
     _dtype_possible("dtype"),
     _dtype_possible("kv_cache_dtype"),
+    Constraint("kv_cache_dtype", "capability_missing", _kv_dtype, "Choose another type, or leave it out."),
     _needs(
         "chunked_prefill_size",
         "chunked_prefill",

@@ -124,7 +124,7 @@ def bytes_per_page(config: Config, model: ModelFacts) -> int:
     """Bytes of one page in all cache groups together: each group gets the same number of pages."""
     dtype = kv_dtype(config)
     layouts = [KVLayout(group, config.memory.page_size, dtype) for group in model.cache_groups]
-    return sum(layout.bytes_per_page(item_size(dtype)) for layout in layouts)
+    return sum(layout.bytes_per_page() for layout in layouts)
 
 
 def kv_dtype(config: Config) -> str:

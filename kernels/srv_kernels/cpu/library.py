@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 7
+INTERFACE = 8
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -53,6 +53,7 @@ class AttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
         ("window", _LONG),
+        ("pool", _INT),
     )
 
 

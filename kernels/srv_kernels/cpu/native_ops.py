@@ -19,6 +19,7 @@ if _loaded.library is None:
     raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
 _library = _loaded.library
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+POOL_TYPES = {**TYPES, torch.int8: 2, torch.float16: 3}  # of keys and values
 _OWN = (None, None, None, None)  # scratch: the library has its own
 _PACKED_TYPES = {**TYPES, torch.int8: 2}
 

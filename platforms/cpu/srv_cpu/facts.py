@@ -38,8 +38,9 @@ def _fast_in_bfloat16(device: DeviceFacts) -> bool:
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
-    """Steps are recorded as native calls, and blocks multiplied by them; without them plain numbers are faster."""
-    return _CAPABILITIES | {"gguf_blocks", "graphs"} if NATIVE_KERNELS in device.features else _CAPABILITIES
+    """Native kernels record steps, multiply blocks and read bytes; without them plain numbers are faster."""
+    native = {"gguf_blocks", "graphs", "int8_kv"} if NATIVE_KERNELS in device.features else frozenset()
+    return _CAPABILITIES | native
 
 
 def _dtype(seen: Seen) -> str | None:
@@ -52,6 +53,13 @@ def _dtype(seen: Seen) -> str | None:
 
 
 def _fits(seen: Seen) -> Requires:
+    return Requires()
+
+
+def _torch_fits(seen: Seen) -> Requires | Unfit:
+    """Torch's operators convert what a pool holds, and know nothing of what scales integers."""
+    if seen["kv_cache_dtype"] == "int8":
+        return Unfit(("it reads no pool in int8",))
     return Requires()
 
 
@@ -107,8 +115,8 @@ def _native_fits(seen: Seen) -> Requires | Unfit:
     if dtype == "float16":
         reasons.append("dtype float16 is not one of float32, bfloat16")
     kv_dtype = seen["kv_cache_dtype"]
-    if kv_dtype not in (None, "auto", dtype):
-        reasons.append(f"kv_cache_dtype {kv_dtype} is not the model's own dtype")
+    if kv_dtype not in (None, "auto", "float16", "int8", dtype):
+        reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype, {dtype}, nor float16, nor int8")
     if model is not None:
         dims = {dim for group in model.cache_groups for dim in (group.key_dim, group.value_dim)}
         if len(dims) > 1:
@@ -129,13 +137,13 @@ BACKENDS = {
             check=_native_fits,
             target="srv_cpu.native_attention:NativeAttention",
             kv_order=ORDER,
-            summary="C++ kernels over packed pages, float32 and bfloat16",
+            summary="C++ kernels over packed pages, float32 and bfloat16; pages also of float16 and int8",
             graphs=True,
         ),
         BackendSpec(
             name="torch_native",
             priority=10,
-            check=_fits,
+            check=_torch_fits,
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
             summary="torch operations only: any page size, any head size",

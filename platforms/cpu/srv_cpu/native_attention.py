@@ -15,7 +15,7 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv_kernels.cpu.library import AttentionArgs, load
-from srv_kernels.cpu.native_ops import TYPES
+from srv_kernels.cpu.native_ops import POOL_TYPES, TYPES
 
 
 @dataclass(slots=True)
@@ -33,7 +33,10 @@ class Step:
 
 
 class NativeAttention:
-    """The "native" attention backend of the CPU platform: float32 and bfloat16, heads in steps of 16 columns."""
+    """The "native" attention backend of the CPU platform: float32 and bfloat16, heads in steps of 16 columns.
+
+    The pool is of the queries' type, or of float16, or of int8 in steps of each token's own size.
+    """
 
     def __init__(self, context: BackendContext) -> None:
         if context.kv is None:
@@ -46,7 +49,7 @@ class NativeAttention:
         self._buffers = context.kv.keys, context.kv.values  # keeps what the addresses point to
         self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
-        self._dtype = context.kv.keys[0].dtype
+        self._pool = POOL_TYPES[context.kv.keys[0].dtype]
         self._captured: dict[int, Step] = {}
 
     def plan(self, batch: AttentionBatch) -> Step:
@@ -74,12 +77,16 @@ class NativeAttention:
             rows=lens.shape[1],
             columns=table.shape[1],
             page_size=self._page_size,
+            pool=self._pool,
         )
         return Step(args, ctypes.addressof(args), lens, starts, table)
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Step) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
-        q, k, v = (_plain(x, self._dtype) for x in (q, k, v))
+        kind = TYPES[q.dtype]
+        if self._pool in TYPES.values() and self._pool != kind:
+            raise InternalError(f"attention backend native got {q.dtype} over a pool of {self._buffers[0][0].dtype}")
+        q, k, v = (_plain(x) for x in (q, k, v))
         out = torch.empty(q.shape, dtype=q.dtype)
         args = metadata.args
         args.q, args.k, args.v, args.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
@@ -87,14 +94,12 @@ class NativeAttention:
         args.q_stride, args.k_stride, args.v_stride = q.stride(0), k.stride(0), v.stride(0)
         args.heads, args.kv_heads, args.dim = layer.heads, layer.kv_heads, layer.head_dim
         args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
-        self._attend(TYPES[q.dtype], metadata.at)
+        self._attend(kind, metadata.at)
         return out
 
 
-def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [tokens, heads, dim] with heads and their columns one after the other, in the pool's type."""
-    if x.dtype != dtype:
-        raise InternalError(f"attention backend native got {x.dtype} over a pool of {dtype}")
+def _plain(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim] with heads and their columns one after the other."""
     if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(1) != x.shape[2]):
         return x.contiguous()
     return x

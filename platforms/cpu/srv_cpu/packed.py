@@ -1,21 +1,30 @@
 """The order of a KV pool that native kernels read. Imports no torch: facts name it.
 
-Keys of one head lie as [blocks of 16 tokens, dim / 2, 16, 2] within a page, values as [blocks, 8, dim, 2], so that one
-product of the processor serves weights, keys and values alike.
+Keys of one head lie as [blocks of 16 tokens, dim / n, 16, n] within a page, values as [blocks, 16 / n, dim, n], where n
+is `TOGETHER` of the pool's type, so that one product of the processor serves weights, keys and values alike. Behind
+each block of int8 lies what a step of each of its tokens is worth, as float32 [16]: native/kept.h says how it is made.
 """
 
 from __future__ import annotations
 
-from srv.memory.layout import KVLayout
+from srv.memory.layout import SCALE_BYTES, KVLayout
 from srv_kernels.cpu.library import BLOCK_TOKENS
 
 ORDER = "page_head_packed"
 PAGE_SIZES = (16, 32, 64, 128, 256)
 COLUMNS = 16  # a head is worked through so many columns at a time
+TOGETHER = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
 
 
 def shapes(layout: KVLayout, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one layer's key and value buffer in this order, `pages` counting page 0 too."""
-    group, blocks = layout.group, layout.page_size // BLOCK_TOKENS
-    keys = (pages, group.kv_heads, blocks, group.key_dim // 2, BLOCK_TOKENS, 2)
-    return keys, (pages, group.kv_heads, blocks, BLOCK_TOKENS // 2, group.value_dim, 2)
+    """Shapes of one layer's key and value buffer in this order, `pages` counting page 0 too.
+
+    Of int8, a block's numbers and what their steps are worth lie in one axis.
+    """
+    group, together = layout.group, TOGETHER[layout.dtype]
+    blocks = (pages, group.kv_heads, layout.page_size // BLOCK_TOKENS)
+    if layout.dtype == "int8":
+        keys, values = (BLOCK_TOKENS * (dim + SCALE_BYTES) for dim in (group.key_dim, group.value_dim))
+        return (*blocks, keys), (*blocks, values)
+    keys = (*blocks, group.key_dim // together, BLOCK_TOKENS, together)
+    return keys, (*blocks, BLOCK_TOKENS // together, group.value_dim, together)

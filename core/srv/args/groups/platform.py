@@ -50,9 +50,10 @@ class PlatformArgs(NamedTuple):
     ] = None
     sampling_backend: Annotated[str | None, Arg("Backend that draws tokens.", family="sampling", metavar="NAME")] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
         Arg(
-            "Type of keys and values in the KV pool; auto takes that of the activations.",
+            "Type of keys and values in the KV pool; auto takes that of the activations, int8 rounds each token's of a "
+            "head to steps of 1/127 of their largest.",
             planned_values=(("fp8_e5m2", _NO_EIGHT_BITS), ("fp8_e4m3", _NO_EIGHT_BITS)),
         ),
     ] = "auto"

@@ -186,6 +186,21 @@ def dtypes(kit: Kit) -> str:
     return "; ".join(seen)
 
 
+def int8_kv(kit: Kit) -> str:
+    """A pool of 8-bit integers, with shared and with unshared KV heads."""
+    seen: list[str] = []
+    for kv_heads in (4, 2):
+        try:
+            chosen = some_setups(kit, kv_heads=kv_heads, kv_dtype="int8")
+        except NotApplicable as reason:
+            raise Fault(
+                f"it declares the capability int8_kv, but {reason}",
+                "Leave int8_kv out of the capabilities, or let a backend take it.",
+            ) from reason
+        seen.append(_each(chosen, lambda setup: _typical(kit, setup, "keys and values of int8")))
+    return "; ".join(seen)
+
+
 def head_dims(kit: Kit) -> str:
     """Every head size that a backend accepts is right."""
     seen: dict[str, list[str]] = {}

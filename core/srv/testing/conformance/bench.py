@@ -132,6 +132,8 @@ class Bench:
     ) -> None:
         """Enter the new keys and values into the rows' histories, and hold the result against the reference."""
         q, k, v = (part.double() for part in given)
+        if self.setup.layout.dtype == "int8":
+            k, v = as_bytes(k), as_bytes(v)
         ends = list(itertools.accumulate(count for _, count in rows))
         for number, ((row, count), end) in enumerate(zip(rows, ends, strict=True)):
             own = slice(end - count, end)
@@ -160,6 +162,12 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
         hidden |= distance >= layer.window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim] as a pool of int8 keeps it: `KVLayout` says how it is rounded."""
+    steps = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(steps == 0, 0.0, (x / steps).round() * steps)
 
 
 def difference(got: Tensor, want: Tensor, dtype: str) -> str:

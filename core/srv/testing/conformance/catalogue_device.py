@@ -277,6 +277,13 @@ L2 = (
         _PAGED,
     ),
     _against_reference(
+        "attention.int8_kv",
+        "attention over a pool of 8-bit integers is right, each token's scaled by its head",
+        "Round each token's key and value of a head to steps of 1/127 of their largest magnitude; see KVLayout.",
+        (*_PAGED, "attention.gqa", "attention.dtypes"),
+        "int8_kv",
+    ),
+    _against_reference(
         "attention.head_dims",
         "attention is right for every head size that a backend accepts",
         "Let BackendSpec.check answer Unfit for head sizes that the kernels do not take.",

@@ -95,7 +95,7 @@ def allocator(kit: Kit) -> str:
     """Allocating and freeing a pool many times takes no more memory than doing so once."""
     setup = some_setups(kit, most=1)[0]
     free = kit.platform.memory(kit.device).free
-    per_page = setup.layout.bytes_per_page(dtype_of(setup.layout.dtype).itemsize)
+    per_page = setup.layout.bytes_per_page()
     pages = min(_LEAK_BYTES, free // _LEAK_SHARE) // per_page
     if pages < 1:
         raise NotApplicable(f"only {free} bytes are free")
@@ -137,7 +137,7 @@ def accounting(kit: Kit) -> str:
         raise NotApplicable("the device's memory is the host's, which others take and give back at the same time")
     setup = some_setups(kit, most=1)[0]
     free = kit.platform.memory(kit.device).free
-    per_page = setup.layout.bytes_per_page(dtype_of(setup.layout.dtype).itemsize)
+    per_page = setup.layout.bytes_per_page()
     pages = min(free // 4, _SEEN_BYTES) // per_page
     kv = pool(kit, setup.layout, pages)
     _use(kv)

@@ -58,7 +58,8 @@ class Setup:
     layout: KVLayout
 
     def __str__(self) -> str:
-        return f"{self.spec.name}, {self.dtype}, {self.shape}, pages of {self.layout.page_size}"
+        kept = "" if self.layout.dtype == self.dtype else f" over {self.layout.dtype}"
+        return f"{self.spec.name}, {self.dtype}{kept}, {self.shape}, pages of {self.layout.page_size}"
 
 
 def declared_dtypes(kit: Kit) -> tuple[str, ...]:
@@ -78,13 +79,14 @@ def resolved(kit: Kit, model: ModelFacts, *said: UserStatement) -> Resolved:
 
 
 def setups(
-    kit: Kit, shape: Shape, dtype: str, most: int = 2, *, captured: bool = False
+    kit: Kit, shape: Shape, dtype: str, most: int = 2, *, captured: bool = False, kv_dtype: str = ""
 ) -> tuple[list[Setup], list[str]]:
     """For each attention backend: its setups for a shape and dtype (smallest pages first, `most`), and refusals.
 
-    `captured`: in steps that are captured, if the plugin declares them.
+    `captured`: in steps that are captured, if the plugin declares them. `kv_dtype`: of the pool, if not left open.
     """
     said = [says("disable_graphs", False)] if captured and "graphs" in kit.capabilities else []
+    said += [says("kv_cache_dtype", kv_dtype)] if kv_dtype else []
     found: list[Setup] = []
     refused: list[str] = []
     for spec in specs(kit, "attention"):
@@ -125,18 +127,19 @@ def some_setups(
     head_sizes: int = 1,
     fields: Mapping[str, Any] = MappingProxyType({}),
     captured: bool = False,
+    kv_dtype: str = "",
 ) -> tuple[Setup, ...]:
     """For each attention backend, setups in the first dtype and the first `head_sizes` head sizes that it takes.
 
     `dtypes`: those to choose from, the declared ones if empty. `most`: page sizes of each head size. `fields` of the
-    model's configuration. `captured`: as in `setups`. NotApplicable if no backend takes any.
+    model's configuration. `captured`, `kv_dtype`: as in `setups`. NotApplicable if no backend takes any.
     """
     chosen: dict[str, list[Setup]] = {}
     refused: list[str] = []
     for dtype in dtypes or declared_dtypes(kit):
         for head_dim in HEAD_DIMS:
             shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
-            found, against = setups(kit, shape, dtype, most, captured=captured)
+            found, against = setups(kit, shape, dtype, most, captured=captured, kv_dtype=kv_dtype)
             refused += against
             for setup in found:
                 mine = chosen.setdefault(setup.spec.name, [])

@@ -11,9 +11,9 @@
 #include <atomic>
 #include <vector>
 
+#include "kept.h"
 #include "kernels.h"
 #include "pool.h"
-#include "product.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -21,7 +21,6 @@ namespace {
 constexpr int64_t STRETCH = 64;
 constexpr int64_t PART = 1024;
 constexpr int64_t QUERIES = 32;  // rows of one piece: queries times heads of a group, where a group is no larger
-constexpr int64_t PAIRS = BLOCK_TOKENS / 2;
 constexpr int BLOCKS = STRETCH / BLOCK_TOKENS;
 constexpr float NOTHING = -__builtin_inff();
 
@@ -40,11 +39,12 @@ int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
-template <class T>
+template <class P>
 struct Workspace {
-    std::vector<Factor<T>> query, weights;
-    std::vector<T> cut;
+    std::vector<FactorOf<P>> query, weights;
+    std::vector<P> cut;
     std::vector<float> scores, out, top, total;
+    std::vector<float> query_units, weight_units;  // of bytes alone
 
     void fit(int64_t rows, int64_t dim) {
         grow(query, rows * dim);
@@ -54,6 +54,8 @@ struct Workspace {
         grow(out, rows * dim);
         grow(top, rows);
         grow(total, rows * LANES);
+        grow(query_units, rows);
+        grow(weight_units, rows);
     }
 
     template <class V>
@@ -76,7 +78,15 @@ struct Piece {
     bool together() const { return run.end - run.first > 1; }
 };
 
-template <class T>
+// Where the keys and values of one stretch lie.
+template <class P>
+struct Blocks {
+    const P *keys[BLOCKS], *values[BLOCKS];
+    int count = 0;
+};
+
+// Of queries, keys and values of type T, over a pool of type P.
+template <class T, class P>
 class Attention {
 public:
     explicit Attention(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
@@ -165,11 +175,11 @@ private:
         return run;
     }
 
-    const T* block(const void* pool, int64_t row, int64_t kv_head, int64_t position) const {
+    const P* block(const void* pool, int64_t row, int64_t kv_head, int64_t position) const {
         const int64_t page = a.table[row * a.columns + position / a.page_size];
         const int64_t in_page = position % a.page_size / BLOCK_TOKENS;
         const int64_t number = (page * a.kv_heads + kv_head) * (a.page_size / BLOCK_TOKENS) + in_page;
-        return static_cast<const T*>(pool) + number * BLOCK_TOKENS * a.dim;
+        return static_cast<const P*>(pool) + number * elements_of_block<P>(a.dim);
     }
 
     // One share of the new keys and values of a row, cut between blocks.
@@ -185,15 +195,26 @@ private:
 
     // Tokens [begin, end), of one block, of one head.
     void write_block(int64_t row, int64_t head, int64_t begin, int64_t end) const {
-        T* keys = const_cast<T*>(block(a.keys, row, head, begin));
-        T* values = const_cast<T*>(block(a.values, row, head, begin));
+        P* keys = const_cast<P*>(block(a.keys, row, head, begin));
+        P* values = const_cast<P*>(block(a.values, row, head, begin));
         const int64_t token = a.starts[row] + begin - (a.kv_lens[row] - a.query_lens[row]);
         const T* k = static_cast<const T*>(a.k) + token * a.k_stride + head * a.dim;
         const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
+        P kept[MOST_DIM];
         for (int64_t place = begin % BLOCK_TOKENS; begin < end; ++begin, ++place, k += a.k_stride, v += a.v_stride) {
-            for (int64_t d = 0; d < a.dim; d += 2) std::memcpy(keys + d * BLOCK_TOKENS + place * 2, k + d, 2 * sizeof(T));
-            T* to = values + place / 2 * a.dim * 2 + place % 2;
-            for (int64_t d = 0; d < a.dim; ++d) to[d * 2] = v[d];
+            convert(kept, step_of(keys, place), k, a.dim);
+            put_key(keys, place, kept, a.dim);
+            convert(kept, step_of(values, place), v, a.dim);
+            put_value(values, place, kept, a.dim);
+        }
+    }
+
+    // Where it is written what a step of a token is worth; null where numbers are plain.
+    float* step_of(P* block, int64_t place) const {
+        if constexpr (SCALED<P>) {
+            return steps_of(block, a.dim) + place;
+        } else {
+            return nullptr;
         }
     }
 
@@ -221,13 +242,12 @@ private:
     int64_t end_of(const Piece& piece, int64_t row) const { return at_most(piece.end_key, a.kv_lens[row]); }
 
     void attend(int64_t number) {
-        thread_local Workspace<T> space;
+        thread_local Workspace<P> space;
         const Piece piece = piece_of(number);
         const int64_t rows = (piece.run.end - piece.run.first) * (piece.end_query - piece.first_query) * group;
         space.fit(rows, a.dim);
         for (int64_t r = 0; r < rows; ++r) {
-            const T* from = query(piece, r);
-            for (int64_t d = 0; d < a.dim; d += LANES) store(&space.query[r * a.dim + d], load(from + d));
+            space.query_units[r] = keep_query<P>(&space.query[r * a.dim], query(piece, r), a.dim);
             space.top[r] = NOTHING;
         }
         std::memset(space.total.data(), 0, rows * LANES * sizeof(float));
@@ -248,7 +268,7 @@ private:
     }
 
     // What is read after this block of values: a block of keys, of the next stretch, or else of the next head's first.
-    const T* after(const Piece& piece, int64_t row, int64_t at) const {
+    const P* after(const Piece& piece, int64_t row, int64_t at) const {
         const int64_t next = at + STRETCH, first = piece.first_key / STRETCH * STRETCH + at % STRETCH;
         if (next < end_of(piece, row)) return block(a.keys, row, piece.kv_head, next);
         const bool more = piece.kv_head + 1 < a.kv_heads && first < end_of(piece, row);
@@ -256,12 +276,17 @@ private:
     }
 
     // The rows [of.begin, of.end) of a piece against 64 keys, which lie where `row` has them.
-    void stretch(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key) const {
+    void stretch(Workspace<P>& space, const Piece& piece, Range of, int64_t row, int64_t key) const {
         const int64_t last = end_of(piece, row);
         const int64_t end = at_most(key + STRETCH, ceiling(last, BLOCK_TOKENS) * BLOCK_TOKENS);
-        score(space, piece, of, row, key, end);
-        weigh(space, piece, of, key, end);
-        add_values(space, piece, of, row, key, end);
+        Blocks<P> blocks;
+        for (int64_t at = key; at < end; at += BLOCK_TOKENS, ++blocks.count) {
+            blocks.keys[blocks.count] = block(a.keys, row, piece.kv_head, at);
+            blocks.values[blocks.count] = block(a.values, row, piece.kv_head, at);
+        }
+        score(space, of, blocks);
+        weigh(space, piece, of, key, blocks);
+        add_values(space, piece, of, row, key, blocks);
     }
 
     // The batch's row, and the query within it, of row r of a piece; its head is r % group of the group.
@@ -275,75 +300,104 @@ private:
         return static_cast<const T*>(a.q) + token * a.q_stride + (piece.kv_head * group + r % group) * a.dim;
     }
 
-    void score(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key, int64_t end) const {
-        for (int64_t at = key; at < end; at += BLOCK_TOKENS) {
-            const T* keys = block(a.keys, row, piece.kv_head, at);
-            const T* next = block(a.values, row, piece.kv_head, at);
+    void score(Workspace<P>& space, Range of, const Blocks<P>& blocks) const {
+        for (int number = 0; number < blocks.count; ++number) {
+            const P *keys = blocks.keys[number], *next = blocks.values[number];
             for (int64_t r = of.begin; r < of.end; next = nullptr) {
                 const int64_t left = of.end - r;
-                float* scores = &space.scores[r * STRETCH + at - key];
-                const Factor<T>* queries = &space.query[r * a.dim];
                 if (left >= SCORED) {
-                    score_rows<SCORED>(keys, queries, scores, next), r += SCORED;
+                    score_rows<SCORED>(space, r, keys, number, next), r += SCORED;
                 } else if (left >= 3) {
-                    score_rows<3>(keys, queries, scores, next), r += 3;
+                    score_rows<3>(space, r, keys, number, next), r += 3;
                 } else {
-                    score_rows<1>(keys, queries, scores, next), r += 1;
+                    score_rows<1>(space, r, keys, number, next), r += 1;
                 }
             }
         }
     }
 
-    // More chains than one, so that few rows do not wait for their own additions. Blocks of a pool lie too far apart
-    // for the processor to guess where it will read next: it is asked for as much of `next` as is read of `keys`.
+    // COUNT rows from `first` on, against the keys of a stretch's block of this number. More chains than one, so that few
+    // rows do not wait for their own additions. Blocks of a pool lie too far apart for the processor to guess where it
+    // will read next: it is asked for as much of `next` as is read of `keys`.
     template <int COUNT>
-    inline void score_rows(const T* keys, const Factor<T>* queries, float* scores, const T* next) const {
-        Floats sums[CHAINS][COUNT][1];
+    inline void score_rows(Workspace<P>& space, int64_t first, const P* keys, int number, const P* next) const {
+        constexpr int64_t TOGETHER = TOGETHER_IN<P>;
+        const FactorOf<P>* queries = &space.query[first * a.dim];
+        SumsOf<P> sums[CHAINS][COUNT][1];
 #pragma GCC unroll 16
-        for (int i = 0; i < CHAINS * COUNT; ++i) sums[i / COUNT][i % COUNT][0] = Floats{};
-        for (int64_t d = 0; d < a.dim; d += 4, keys += 4 * BLOCK_TOKENS) {
-            prefetch_of(next, d * BLOCK_TOKENS, 4 * BLOCK_TOKENS);
-            add_products(sums[0], keys, queries + d, a.dim);
-            add_products(sums[1 % CHAINS], keys + 2 * BLOCK_TOKENS, queries + d + 2, a.dim);
+        for (int i = 0; i < CHAINS * COUNT; ++i) sums[i / COUNT][i % COUNT][0] = SumsOf<P>{};
+        const P* at = keys;
+        for (int64_t d = 0; d < a.dim; d += 2 * TOGETHER, at += 2 * TOGETHER * BLOCK_TOKENS) {
+            prefetch_of(next, d * BLOCK_TOKENS, 2 * TOGETHER * BLOCK_TOKENS);
+            add_kept(sums[0], at, queries + d, a.dim);
+            add_kept(sums[1 % CHAINS], at + TOGETHER * BLOCK_TOKENS, queries + d + TOGETHER, a.dim);
         }
+        float* scores = &space.scores[first * STRETCH + number * BLOCK_TOKENS];
 #pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
             for (int chain = 1; chain < CHAINS; ++chain) sums[0][r][0] += sums[chain][r][0];
-            store(scores + r * STRETCH, sums[0][r][0]);
+            if constexpr (SCALED<P>) {
+                const Floats worth = load(steps_of(keys, a.dim)) * space.query_units[first + r];
+                store(scores + r * STRETCH, to<float>(sums[0][r][0]) * worth);
+            } else {
+                store(scores + r * STRETCH, sums[0][r][0]);
+            }
         }
     }
 
-    // Scores of [key, end) to weights, rescaling what was summed before when a larger score appears: first for all rows,
+    // Scores of a stretch to weights, rescaling what was summed before when a larger score appears: first for all rows,
     // then their weights, so that one row's exponentials do not wait for another's largest score.
-    void weigh(Workspace<T>& space, const Piece& piece, Range of, int64_t key, int64_t end) const {
+    void weigh(Workspace<P>& space, const Piece& piece, Range of, int64_t key, const Blocks<P>& blocks) const {
+        const int64_t count = blocks.count * BLOCK_TOKENS;
         for (int64_t r = of.begin; r < of.end; ++r) {
             const int64_t row = row_of(piece, r);
             const int64_t position = a.kv_lens[row] - a.query_lens[row] + query_of(piece, r);
             const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
             const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
-            const Floats most = scaled(&space.scores[r * STRETCH], end - key, first, last);
+            const Floats most = scaled(&space.scores[r * STRETCH], count, first, last);
             const float before = space.top[r];
             if (any_larger(most, before)) rescale(space, r, before, largest(most));
         }
         for (int64_t r = of.begin; r < of.end; ++r) {
-            const float* scores = &space.scores[r * STRETCH];
-            Factor<T>* weights = &space.weights[r * STRETCH];
             const float top = space.top[r];
             if (top == NOTHING) {  // nothing seen yet
-                std::memset(static_cast<void*>(weights), 0, (end - key) * sizeof(*weights));
+                std::memset(static_cast<void*>(&space.weights[r * STRETCH]), 0, count * sizeof(FactorOf<P>));
+                space.weight_units[r] = 0;
                 continue;
             }
-            Floats total = load(&space.total[r * LANES]);
-            for (int64_t i = 0; i < end - key; i += LANES) {
-                const Floats weight = exponential_for(load(scores + i) - top, static_cast<const T*>(nullptr));
-                store(weights + i, weight);
-                total += weight;
+            Floats weights[BLOCKS], total = load(&space.total[r * LANES]);
+            for (int number = 0; number < blocks.count; ++number) {
+                const Floats score = load(&space.scores[r * STRETCH + number * BLOCK_TOKENS]);
+                weights[number] = exponential_for(score - top, static_cast<const T*>(nullptr));
+                total += weights[number];
             }
             store(&space.total[r * LANES], total);
+            keep_weights(space, r, weights, blocks);
         }
     }
 
-    void rescale(Workspace<T>& space, int64_t r, float before, float top) const {
+    // Weights as values are multiplied by them; of bytes, together with what each token's step is worth. A token that is
+    // not seen has a weight of zero, and its step need not be a number.
+    void keep_weights(Workspace<P>& space, int64_t r, Floats (&weights)[BLOCKS], const Blocks<P>& blocks) const {
+        FactorOf<P>* kept = &space.weights[r * STRETCH];
+        if constexpr (SCALED<P>) {
+            Ints most{};
+            for (int number = 0; number < blocks.count; ++number) {
+                const Floats weight = weights[number], worth = weight * load(steps_of(blocks.values[number], a.dim));
+                weights[number] = choose(weight == 0.0f, Floats{}, worth);
+                most = larger(magnitudes(weights[number]), most);
+            }
+            const Unit unit(folded(most, larger), MOST_UNITS);
+            space.weight_units[r] = unit.worth;
+            for (int number = 0; number < blocks.count; ++number) {
+                store_fours(kept + number * BLOCK_TOKENS, unit.count(weights[number]));
+            }
+        } else {
+            for (int number = 0; number < blocks.count; ++number) store(kept + number * BLOCK_TOKENS, weights[number]);
+        }
+    }
+
+    void rescale(Workspace<P>& space, int64_t r, float before, float top) const {
         const float factor = before == NOTHING ? 0.0f : exponential(before - top);
         float* total = &space.total[r * LANES];
         float* out = &space.out[r * a.dim];
@@ -376,90 +430,105 @@ private:
         return a.soft_cap - 2.0f * a.soft_cap / (grown + 1.0f);
     }
 
-    void add_values(Workspace<T>& space, const Piece& piece, Range of, int64_t row, int64_t key, int64_t end) const {
+    void add_values(Workspace<P>& space, const Piece& piece, Range of, int64_t row, int64_t key,
+                    const Blocks<P>& blocks) const {
         const int64_t last = end_of(piece, row);
-        const T *values[BLOCKS], *next[BLOCKS];
-        int count = 0;
-        for (int64_t at = key; at < end; at += BLOCK_TOKENS, ++count) {
-            values[count] = block(a.values, row, piece.kv_head, at);
-            next[count] = after(piece, row, at);
-            if (at < piece.first_key || at + BLOCK_TOKENS > last) {
-                T* copy = &space.cut[count * BLOCK_TOKENS * a.dim];
-                values[count] = only_seen(copy, values[count], piece.first_key - at, last - at);
+        const P *values[BLOCKS], *next[BLOCKS];
+        for (int number = 0; number < blocks.count; ++number) {
+            const int64_t at = key + number * BLOCK_TOKENS;
+            values[number] = blocks.values[number];
+            next[number] = after(piece, row, at);
+            if (!SCALED<P> && (at < piece.first_key || at + BLOCK_TOKENS > last)) {
+                P* copy = &space.cut[number * BLOCK_TOKENS * a.dim];
+                values[number] = only_seen(copy, values[number], piece.first_key - at, last - at);
             }
         }
         for (int64_t r = of.begin; r < of.end;) {
             const int64_t left = of.end - r;
-            const Factor<T>* weights = &space.weights[r * STRETCH];
-            float* out = &space.out[r * a.dim];
             if (left >= ADDED) {
-                add_rows<ADDED>(values, next, count, weights, out), r += ADDED;
+                add_rows<ADDED>(space, r, values, next, blocks.count), r += ADDED;
             } else if (left >= 3) {
-                add_rows<3>(values, next, count, weights, out), r += 3;
+                add_rows<3>(space, r, values, next, blocks.count), r += 3;
             } else {
-                add_rows<1>(values, next, count, weights, out), r += 1;
+                add_rows<1>(space, r, values, next, blocks.count), r += 1;
             }
-            for (const T*& asked : next) asked = nullptr;
+            for (const P*& asked : next) asked = nullptr;
         }
     }
 
     // Starts to read [from, from + count) of a block, if there is one.
-    static void prefetch_of(const T* block, int64_t from, int64_t count) {
-        if (block != nullptr) prefetch(block + from, count * static_cast<int64_t>(sizeof(T)));
+    static void prefetch_of(const P* block, int64_t from, int64_t count) {
+        if (block != nullptr) prefetch(block + from, count * static_cast<int64_t>(sizeof(P)));
     }
 
     template <int COUNT>
-    inline void add_rows(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
-                         float* out) const {
+    inline void add_rows(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next,
+                         int count) const {
         int64_t d = 0;
         for (; d + COLUMNS * LANES <= a.dim; d += COLUMNS * LANES) {
-            add_columns<COUNT, COLUMNS>(values, next, count, weights, out, d);
+            add_columns<COUNT, COLUMNS>(space, first, values, next, count, d);
         }
-        for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(values, next, count, weights, out, d);
+        for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(space, first, values, next, count, d);
     }
 
     template <int COUNT, int VECTORS>
-    inline void add_columns(const T* const* values, const T* const* next, int count, const Factor<T>* weights,
-                            float* out, int64_t d) const {
-        Floats sums[COUNT][VECTORS];
+    inline void add_columns(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next, int count,
+                            int64_t d) const {
+        constexpr int64_t TOGETHER = TOGETHER_IN<P>;
+        const FactorOf<P>* weights = &space.weights[first * STRETCH];
+        float* out = &space.out[first * a.dim + d];
+        SumsOf<P> sums[COUNT][VECTORS];
 #pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = load(out + r * a.dim + d + v * LANES);
+            for (int v = 0; v < VECTORS; ++v) {
+                if constexpr (SCALED<P>) {
+                    sums[r][v] = Ints{};
+                } else {
+                    sums[r][v] = load(out + r * a.dim + v * LANES);
+                }
+            }
         }
         for (int number = 0; number < count; ++number) {
-            for (int64_t i = 0; i < PAIRS; ++i) {
-                const T* pair = values[number] + (i * a.dim + d) * 2;
-                prefetch_of(next[number], (i * a.dim + d) * 2, 2 * VECTORS * LANES);
-                add_products(sums, pair, weights + number * BLOCK_TOKENS + i * 2, STRETCH);
+            for (int64_t token = 0; token < BLOCK_TOKENS; token += TOGETHER) {
+                const int64_t at = token * a.dim + d * TOGETHER;
+                prefetch_of(next[number], at, TOGETHER * VECTORS * LANES);
+                add_kept(sums, values[number] + at, weights + number * BLOCK_TOKENS + token, STRETCH);
             }
         }
 #pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) store(out + r * a.dim + d + v * LANES, sums[r][v]);
+            for (int v = 0; v < VECTORS; ++v) {
+                float* to_columns = out + r * a.dim + v * LANES;
+                if constexpr (SCALED<P>) {
+                    store(to_columns, load(to_columns) + to<float>(sums[r][v]) * space.weight_units[first + r]);
+                } else {
+                    store(to_columns, sums[r][v]);
+                }
+            }
         }
     }
 
     // A copy with zeros for tokens that the piece does not see: what lies there need not be finite, and
     // zero times infinity is not zero.
-    const T* only_seen(T* copy, const T* values, int64_t first, int64_t end) const {
-        for (int64_t pair = 0; pair < PAIRS; ++pair) {
-            const bool one = 2 * pair >= first && 2 * pair < end, other = 2 * pair + 1 >= first && 2 * pair + 1 < end;
-            const int64_t begin = pair * a.dim * 2;
-            if (one && other) {
-                std::memcpy(copy + begin, values + begin, 2 * a.dim * sizeof(T));
+    const P* only_seen(P* copy, const P* values, int64_t first, int64_t end) const {
+        constexpr int64_t TOGETHER = TOGETHER_IN<P>;
+        for (int64_t token = 0; token < BLOCK_TOKENS; token += TOGETHER) {
+            const int64_t begin = token * a.dim;
+            if (token >= first && token + TOGETHER <= end) {
+                std::memcpy(copy + begin, values + begin, TOGETHER * a.dim * sizeof(P));
                 continue;
             }
-            for (int64_t d = 0; d < a.dim; ++d) {
-                copy[begin + d * 2] = one ? values[begin + d * 2] : T{};
-                copy[begin + d * 2 + 1] = other ? values[begin + d * 2 + 1] : T{};
+            for (int64_t i = 0; i < a.dim * TOGETHER; ++i) {
+                const int64_t place = token + i % TOGETHER;
+                copy[begin + i] = place >= first && place < end ? values[begin + i] : P{};
             }
         }
         return copy;
     }
 
-    void finish(Workspace<T>& space, const Piece& piece, int64_t rows) {
+    void finish(Workspace<P>& space, const Piece& piece, int64_t rows) {
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t row = row_of(piece, r), found = parts(row), head = piece.kv_head * group + r % group;
             const float* sums = &space.out[r * a.dim];
@@ -500,7 +569,14 @@ private:
 }  // namespace
 
 void attention(Type type, const AttentionArgs& args) {
-    type == Type::float32 ? Attention<float>(args).run() : Attention<BFloat16>(args).run();
+    const bool widest = type == Type::float32;
+    if (args.pool == Type::int8) {
+        widest ? Attention<float, int8_t>(args).run() : Attention<BFloat16, int8_t>(args).run();
+    } else if (args.pool == Type::float16) {
+        widest ? Attention<float, Half>(args).run() : Attention<BFloat16, Half>(args).run();
+    } else {
+        widest ? Attention<float, float>(args).run() : Attention<BFloat16, BFloat16>(args).run();
+    }
 }
 
 }  // namespace srv::SRV_ISA

@@ -1,5 +1,5 @@
-// The product of bytes that all matrices of whole numbers go through: sixteen sums, each plus four unsigned bytes times
-// four signed ones. All of it is exact.
+// The products of bytes that all whole numbers go through: sixteen sums, each plus four bytes times four others, or times
+// four numbers of 16 bits. All of it is exact.
 //
 // Where a processor has no such product (VPDPBUSD, USDOT), that of pairs of 16 bits (PMADDWD) takes the bytes of even
 // places and then those of odd ones. Where numbers are small, products of bytes (PMADDUBSW) can be summed in 16 bits
@@ -62,6 +62,57 @@ inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
         },
         sum, numbers, steps);
 }
+
+// Four signed bytes a lane, as pairs of 16 bits: those of even places (PLACE 0), or of odd ones.
+template <int PLACE>
+inline Ints byte_pairs(const Ints& bytes) {
+    return each(
+        []<class V>(const V& b) {
+            const auto shorts = reinterpret_cast<Vector<int16_t, LANES_OF<V> * 2>>(b);
+            return reinterpret_cast<V>(PLACE == 0 ? (shorts << 8) >> 8 : shorts >> 8);
+        },
+        bytes);
+}
+
+// Sums of 32 bits plus the products of two numbers of 16 bits each.
+inline Ints dot_pairs(const Ints& sum, const Ints& pairs, const Ints& others) {
+    return each(
+        []<class V>(const V& to, const V& a, const V& b) {
+#if defined(__AVX512VNNI__)
+            return reinterpret_cast<V>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(to), reinterpret_cast<__m512i>(a),
+                                                           reinterpret_cast<__m512i>(b)));
+#elif defined(__x86_64__)
+            return held(to + pair_products(a, b));
+#elif defined(__aarch64__)
+            const auto x = reinterpret_cast<int16x8_t>(a), y = reinterpret_cast<int16x8_t>(b);
+            const auto products = vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+            return to + reinterpret_cast<V>(products);
+#else
+            return to + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+        },
+        sum, pairs, others);
+}
+
+// The low 16 bits of the lanes, those of every four in the order 0, 2, 1, 3: that of `byte_pairs`.
+inline void store_fours(int16_t* to, const Ints& value) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(value.low), reinterpret_cast<__m256i>(value.high));
+    const __m256i fours = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(fours, 0xd8), 0xd8));
+#else
+    over(value, [=](const auto& lanes, int lane) {
+        Vector<int32_t, LANES_OF<decltype(lanes)>> places;
+        for (int i = 0; i < LANES_OF<decltype(lanes)>; ++i) places[i] = (i & ~3) + ((i & 1) << 1) + ((i & 2) >> 1);
+        const auto ordered = __builtin_shuffle(lanes, places);
+        const auto words = __builtin_convertvector(ordered, Vector<int16_t, LANES_OF<decltype(lanes)>>);
+        std::memcpy(to + lane, &words, sizeof(words));
+    });
+#endif
+}
+
+// Every lane: these two numbers of 16 bits.
+inline Ints pair_of(const int16_t* from) { return four_bytes(from); }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define SRV_BYTE_PAIRS

@@ -10,7 +10,8 @@
 
 namespace srv {
 
-enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2 };  // int8: of packed weights alone
+// int8: of packed weights and of pools of keys and values; float16: of these pools alone.
+enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, float16 = 3 };
 
 struct NormArgs {
     const void *x, *residual, *weight;  // residual: null, or added to x first
@@ -136,8 +137,8 @@ struct MostLikelyArgs {
 //
 // Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
 // kv_lens[r] tokens in all, these included. Its token at position p lies in page table[r][p / page_size]. A page
-// holds, for each key head, page_size / 16 blocks of 16 tokens; a block of keys is [dim / 2][16 tokens][2], one of
-// values [8][dim][2 tokens]: the layout of packed weights, so that one product serves all.
+// holds, for each key head, page_size / 16 blocks of 16 tokens: see kept.h. The pool's type is that of the call, or
+// float16, or int8.
 struct AttentionArgs {
     const void *q, *k, *v;  // [tokens, heads or kv_heads, dim]; strides are of the token axis
     void* out;              // [tokens, heads, dim], contiguous
@@ -148,6 +149,7 @@ struct AttentionArgs {
     int64_t q_stride, k_stride, v_stride;
     float scale, soft_cap;  // soft_cap: 0, or scores become soft_cap * tanh(scores / soft_cap)
     int64_t window;         // 0, or a token sees itself and the window - 1 before it
+    Type pool;
 };
 
 constexpr int64_t BLOCK_TOKENS = 16;

@@ -156,7 +156,7 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 7; }
+int32_t srv_interface() { return 8; }
 
 // Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows'; 0 for no more.
 int64_t srv_bytes_of_args(int32_t index) {

@@ -33,6 +33,10 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+struct Half {
+    uint16_t bits;
+};
+
 inline float to_float(float value) { return value; }
 
 inline float to_float(BFloat16 value) {
@@ -92,6 +96,8 @@ inline Floats load_halves(const uint8_t* from) {
     });
 }
 
+inline Floats load(const Half* from) { return load_halves(reinterpret_cast<const uint8_t*>(from)); }
+
 inline void store(float* to, const Floats& value) {
     over(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
 }
@@ -110,6 +116,29 @@ inline void store(BFloat16* to, const Floats& value) {
         const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         const auto chosen = lanes == lanes ? rounded : decltype(rounded){} + 0x7fc0u;
         const auto halves = __builtin_convertvector(chosen, Vector<uint16_t, LANES_OF<decltype(chosen)>>);
+#endif
+        std::memcpy(to + lane, &halves, sizeof(halves));
+    });
+}
+
+// Round to nearest, ties to even; from 65,520 on infinity, NaN stays NaN.
+inline void store(Half* to, const Floats& value) {
+    over(value, [=](const auto& lanes, int lane) {
+#if defined(__AVX512F__)
+        const auto halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(lanes), _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+        const auto halves = _mm256_cvtps_ph(reinterpret_cast<__m256>(lanes), _MM_FROUND_TO_NEAREST_INT);
+#else
+        using Lanes = std::remove_cvref_t<decltype(lanes)>;
+        // Of what half precision holds in full, bits are shifted; to the others 0.5 is added, whose last bit is worth
+        // what theirs is.
+        const auto bits = bits_as<uint32_t>(lanes), magnitude = bits & 0x7fffffffu;
+        const auto full = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+        const auto small = bits_as<uint32_t>(reinterpret_cast<Lanes>(magnitude) + 0.5f) - 0x3f000000u;
+        const auto large = magnitude > 0x7f800000u ? magnitude * 0u + 0x7e00u : magnitude * 0u + 0x7c00u;
+        const auto finite = magnitude < 0x38800000u ? small : full;
+        const auto chosen = (magnitude < 0x47800000u ? finite : large) | (bits >> 16 & 0x8000u);
+        const auto halves = __builtin_convertvector(chosen, Vector<uint16_t, LANES_OF<Lanes>>);
 #endif
         std::memcpy(to + lane, &halves, sizeof(halves));
     });

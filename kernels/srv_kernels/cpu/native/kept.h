@@ -1,0 +1,161 @@
+// How a pool keeps the keys and the values of BLOCK_TOKENS tokens of one head, in each of its types.
+//
+// Of keys, TOGETHER columns of a token lie beside one another, then those of the next token; of values, TOGETHER tokens of
+// a column, then those of the next column. So weights lie in linear.cpp and integers.cpp too, and one product serves
+// queries times keys and weights times values.
+//
+//     type       together  multiplied by
+//     float32    1         float32
+//     float16    1         float32, as it is widened
+//     bfloat16   2         bfloat16 where the processor has a product of pairs, else float32
+//     int8       4         whole numbers of 16 bits, in units of a query's largest magnitude / 32,767, or of that of the
+//                          weights of 64 values; sums are exact
+//
+// Bytes are steps of 1/127 of the largest magnitude of a token's key, or value, of the head. What a step is worth, as
+// float32, lies behind the bytes of a block, BLOCK_TOKENS of them. A key that is not finite has a step of NaN.
+#pragma once
+
+#include <bit>
+
+#include "bytes.h"
+#include "kernels.h"
+#include "product.h"
+
+namespace srv::SRV_ISA {
+
+template <class P>
+constexpr bool SCALED = std::is_same_v<P, int8_t>;
+
+template <class P>
+constexpr int64_t TOGETHER_IN = SCALED<P> ? 4 : std::is_same_v<P, BFloat16> ? 2 : 1;
+
+// What keys and values of type P are multiplied by, and the sums of such products.
+template <class P>
+using FactorOf = std::conditional_t<SCALED<P>, int16_t, std::conditional_t<std::is_same_v<P, BFloat16>, Factor<P>, float>>;
+template <class P>
+using SumsOf = std::conditional_t<SCALED<P>, Ints, Floats>;
+
+constexpr float MOST_STEPS = 127, MOST_UNITS = 32767;
+constexpr float SMALLEST_STEP = 0x1p-120f;  // smaller numbers are nothing beside what products make of them
+static_assert(MOST_DIM * static_cast<int64_t>(MOST_STEPS * MOST_UNITS) <= INT32_MAX);
+
+template <class P>
+inline int64_t elements_of_block(int64_t dim) {
+    return BLOCK_TOKENS * (dim + (SCALED<P> ? static_cast<int64_t>(sizeof(float)) : 0));
+}
+
+// What a step of each token is worth, of a block that begins at `block`.
+inline float* steps_of(int8_t* block, int64_t dim) { return reinterpret_cast<float*>(block + BLOCK_TOKENS * dim); }
+inline const float* steps_of(const int8_t* block, int64_t dim) {
+    return reinterpret_cast<const float*>(block + BLOCK_TOKENS * dim);
+}
+
+// What whole numbers of up to `most` are worth that stand for numbers of up to `largest` (its bits), and how many such
+// a number is; NaN and none where the largest is not finite.
+struct Unit {
+    float worth, inverse;
+
+    Unit(int32_t largest, float most) {
+        const float needed = std::bit_cast<float>(largest) * (1.0f / most);
+        worth = needed > SMALLEST_STEP ? needed : SMALLEST_STEP;
+        inverse = 1.0f / worth;
+        if (largest >= INFINITE) worth = __builtin_nanf(""), inverse = 0;
+    }
+
+    // Of what is not a number, zero.
+    Ints count(const Floats& value) const {
+        const Floats steps = whole(value * inverse);
+        return to<int32_t>(choose(steps == steps, steps, Floats{}));
+    }
+};
+
+template <class T>
+inline Unit unit_of(const T* x, int64_t count, float most) {
+    Ints largest_so_far{};
+    for (int64_t i = 0; i < count; i += LANES) largest_so_far = larger(magnitudes(load(x + i)), largest_so_far);
+    return Unit(folded(largest_so_far, larger), most);
+}
+
+// A query as keys are multiplied by it; returns what one of its whole numbers is worth, 1 where there are none.
+template <class P, class T>
+inline float keep_query(FactorOf<P>* to_query, const T* x, int64_t dim) {
+    if constexpr (SCALED<P>) {
+        const Unit unit = unit_of(x, dim, MOST_UNITS);
+        for (int64_t d = 0; d < dim; d += LANES) store_fours(to_query + d, unit.count(load(x + d)));
+        return unit.worth;
+    } else {
+        for (int64_t d = 0; d < dim; d += LANES) store(to_query + d, load(x + d));
+        return 1;
+    }
+}
+
+// One token's key or value in a pool's type, its columns beside one another; for bytes, what a step is worth too.
+template <class P, class T>
+inline void convert(P* to_row, float* step, const T* x, int64_t dim) {
+    if constexpr (SCALED<P>) {
+        const Unit unit = unit_of(x, dim, MOST_STEPS);
+        for (int64_t d = 0; d < dim; d += LANES) store_bytes(to_row + d, unit.count(load(x + d)));
+        *step = unit.worth;
+    } else if constexpr (std::is_same_v<P, T>) {
+        std::memcpy(to_row, x, dim * sizeof(T));
+    } else {
+        for (int64_t d = 0; d < dim; d += LANES) store(to_row + d, load(x + d));
+    }
+}
+
+// The key of the token at a place of its block.
+template <class P>
+inline void put_key(P* block, int64_t place, const P* row, int64_t dim) {
+    constexpr int64_t TOGETHER = TOGETHER_IN<P>;
+    P* at = block + place * TOGETHER;
+    for (int64_t d = 0; d < dim; d += TOGETHER, at += BLOCK_TOKENS * TOGETHER) {
+        std::memcpy(at, row + d, TOGETHER * sizeof(P));
+    }
+}
+
+template <class P>
+inline void put_value(P* block, int64_t place, const P* row, int64_t dim) {
+    constexpr int64_t TOGETHER = TOGETHER_IN<P>;
+    P* at = block + place / TOGETHER * dim * TOGETHER + place % TOGETHER;
+    for (int64_t d = 0; d < dim; ++d) at[d * TOGETHER] = row[d];
+}
+
+// To the sums of COUNT rows: VECTORS * LANES times TOGETHER numbers of a block, times the rows' own TOGETHER, which lie
+// `stride` apart.
+template <int COUNT, int VECTORS>
+inline void add_kept(Floats (&sums)[COUNT][VECTORS], const BFloat16* kept, const Factor<BFloat16>* x, int64_t stride) {
+    add_products(sums, kept, x, stride);
+}
+
+template <int COUNT, int VECTORS, class P>
+    requires(TOGETHER_IN<P> == 1)
+inline void add_kept(Floats (&sums)[COUNT][VECTORS], const P* kept, const float* x, int64_t stride) {
+    Floats weight[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) weight[v] = load(kept + v * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < COUNT; ++r) {
+        const Floats input = all(x[r * stride]);
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
+    }
+}
+
+template <int PLACE, int COUNT, int VECTORS>
+inline void add_pairs(Ints (&sums)[COUNT][VECTORS], const Ints (&bytes)[VECTORS], const int16_t* x, int64_t stride) {
+    Ints pairs[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) pairs[v] = byte_pairs<PLACE>(bytes[v]);
+#pragma GCC unroll 16
+    for (int r = 0; r < COUNT; ++r) {
+        const Ints input = pair_of(x + r * stride + PLACE * 2);
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = dot_pairs(sums[r][v], pairs[v], input);
+    }
+}
+
+template <int COUNT, int VECTORS>
+inline void add_kept(Ints (&sums)[COUNT][VECTORS], const int8_t* kept, const int16_t* x, int64_t stride) {
+    Ints bytes[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) bytes[v] = load_fours(kept + v * LANES * 4);
+    add_pairs<0>(sums, bytes, x, stride);
+    add_pairs<1>(sums, bytes, x, stride);
+}
+
+}  // namespace srv::SRV_ISA
