@@ -207,15 +207,24 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
+def _by_words(isa: str, stored: str) -> bool:
+    """Whether blocks.cpp multiplies a type's numbers as 16 bits, with a row's inputs in steps of 1/32,767."""
+    return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
 def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype) -> None:
-    """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded."""
+    """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded.
+
+    By words they are not if the largest divides 32,767, which 217 does.
+    """
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     _, rows, _ = case.args
     weight = native_ops.BlockWeight(rows, stored, 512)
-    x = torch.randint(-126, 127, (13, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
-    x[:, ::16] = 127
+    largest = 217 if _by_words(isa, stored) else 127
+    x = torch.randint(1 - largest, largest, (13, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
     plain = weight.rows(torch.arange(70), torch.float32).double()
     exact = x.double() @ plain.T
@@ -246,10 +255,10 @@ def _scales_at(stored: str) -> list[slice]:
     return [slice(place, place + 2) for place in found]
 
 
-@pytest.mark.parametrize("byte", [0, 128, 255])
+@pytest.mark.parametrize("byte", [0, 127, 128, 255])
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
 def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
-    """Every byte of a block the same but for its scales, every input 127 steps to one side or to both in turn."""
+    """Every byte of a block the same but for its scales, every input the largest to one side or to both in turn."""
     rows = _stored_rows(stored, 256)
     size = native_ops._library.srv_stored_row_bytes(native_ops.STORED[stored], 256)
     blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
@@ -278,30 +287,27 @@ def test_a_row_of_blocks_does_not_depend_on_its_neighbours(isa: str, stored: str
 
 
 def _most_multiple(isa: str, stored: str) -> int:
-    """How many of a row's units its largest step has, by how blocks.cpp sums a type's products."""
-    small = stored in ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K")
-    if isa in ("avx2", "avx512") and stored in ("Q5_1", "Q5_K"):
-        return 17_045
-    if isa == "avx2" and not small:
-        return 8_257 if stored == "Q6_K" else 4_128
-    return 32_767
+    """How many of a row's units its largest step of 8 bits has, by how blocks.cpp sums a type's products."""
+    return 17_045 if isa in ("avx2", "avx512") and stored in ("Q5_1", "Q5_K") else 32_767
 
 
 def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
     """How far a product may be off, float64 [rows, outputs].
 
-    Steps of 16 inputs are 1/127 of their largest, and what whole multiples of a row's unit add to that.
+    Steps of 16 inputs are 1/127 of their largest, and what whole multiples of a row's unit add to that. By words those
+    of all inputs are a unit.
     """
     half = x.double().abs().view(len(x), -1, 16).amax(2, keepdim=True)
-    unit = (half.amax(1, keepdim=True) / 127 / _most_multiple(isa, stored)).clamp(min=2.0**-120)
-    steps = (half / 127 + unit).expand(-1, -1, 16).reshape(x.shape)
+    units = 32_767 if _by_words(isa, stored) else 127 * _most_multiple(isa, stored)
+    unit = (half.amax(1, keepdim=True) / units).clamp(min=2.0**-120)
+    steps = (unit + (0 if _by_words(isa, stored) else half / 127)).expand(-1, half.shape[1], 16).reshape(x.shape)
     return (0.50001 * steps + 2e-6 * x.double().abs()) @ plain.abs().T + 2.0**-149
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-34])
+@pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-34, 1e-41, 0.0])
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
-def test_small_inputs_beside_large_ones_keep_steps_of_their_own(
+def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     isa: str, stored: str, most: float, dtype: torch.dtype
 ) -> None:
     weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
@@ -312,6 +318,15 @@ def test_small_inputs_beside_large_ones_keep_steps_of_their_own(
     if dtype == torch.bfloat16:
         bound += (exact.abs() + bound) / 256
     assert bool(((weight.linear(x).double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, stored: str) -> None:
+    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    x = _matrix(29, 8, 512, torch.float32)
+    exact = x.double() @ weight.rows(torch.arange(40), torch.float32).double().T
+    error = float((weight.linear(x).double() - exact).norm() / exact.norm())
+    assert error <= (5e-5 if _by_words(isa, stored) else 1e-2)
 
 
 @pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
@@ -330,7 +345,7 @@ def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) ->
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("stored", ["Q8_0", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
+@pytest.mark.parametrize("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
 def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:
     weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)

@@ -277,8 +277,9 @@ class BlockWeight:
         """x [T, inputs] -> [T, outputs] of x's dtype.
 
         Every 16 inputs of a row are rounded to steps of 1/127 of their largest, rounded up to a multiple of the row's
-        unit, which is 1/4,128 of the row's largest step or less, and 2^-120 at least. bias: [outputs] of x's dtype.
-        `out`: where the result goes, its rows' elements beside one another.
+        unit, which is 1/17,045 of the row's largest step or less, and 2^-120 at least. With AVX2 and without AVX-512,
+        Q5_0, Q8_0 and Q6_K take steps of 1/32,767 of the row's largest, 2^-120 at least. bias: [outputs] of x's
+        dtype. `out`: where the result goes, its rows' elements beside one another.
         """
         if x.shape[-1] != self.inputs:
             raise ValueError(f"{x.shape[-1]} inputs for a weight of {self.inputs}")

@@ -11,7 +11,8 @@
 
 namespace srv {
 
-constexpr int64_t STRETCH = 32;  // inputs that lie together for 32 outputs
+constexpr int64_t STRETCH = 32;    // inputs that lie together for 32 outputs
+constexpr int64_t STEP_BYTES = 2;  // of an input that is rounded, at most
 
 // How a type's numbers lie once they are packed.
 struct Form {

@@ -3,7 +3,7 @@
 //
 // Where a processor has no such product (VPDPBUSD, USDOT), that of pairs of 16 bits (PMADDWD) takes the bytes of even
 // places and then those of odd ones. Where numbers are small, products of bytes (PMADDUBSW) can be summed in 16 bits
-// first.
+// first; where they are not, steps may as well have 16 bits.
 #pragma once
 
 #include "vector.h"
@@ -37,6 +37,13 @@ inline V pair_products(V a, V b) {
         return reinterpret_cast<V>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
     }
 }
+
+// The unsigned bytes of even places (0) or of odd ones (1), as 16 bits each.
+template <class V>
+inline V bytes_at(V numbers, int places) {
+    using Shorts = Vector<uint16_t, LANES_OF<V> * 2>;
+    return places == 0 ? numbers & 0x00ff00ff : reinterpret_cast<V>(reinterpret_cast<Shorts>(numbers) >> 8);
+}
 #endif
 
 // Sums of 32 bits plus the products of four bytes each: numbers from 0 to 255, steps from -128 to 127.
@@ -52,8 +59,8 @@ inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
 #elif defined(__x86_64__)
             using Shorts = Vector<int16_t, LANES_OF<V> * 2>;
             const auto pairs = reinterpret_cast<Shorts>(s);
-            const V even = pair_products(n & 0x00ff00ff, reinterpret_cast<V>((pairs << 8) >> 8));
-            return held(held(to + even) + pair_products((n >> 8) & 0x00ff00ff, reinterpret_cast<V>(pairs >> 8)));
+            const V even = pair_products(bytes_at(n, 0), reinterpret_cast<V>((pairs << 8) >> 8));
+            return held(held(to + even) + pair_products(bytes_at(n, 1), reinterpret_cast<V>(pairs >> 8)));
 #else
             V total = to;
             for (int i = 0; i < 4; ++i) total += ((n >> (8 * i)) & 255) * (s << (24 - 8 * i) >> 24);
@@ -141,27 +148,24 @@ inline Ints dot_short(const Ints& sum, const Ints& numbers, const Ints& steps) {
         sum, numbers, steps);
 }
 
-// Sums of 32 bits plus a lane's two sums of 16 bits, each times what the lane of `multiples` has there.
-inline Ints plus_pairs(const Ints& sums, const Ints& pairs, const Ints& multiples) {
-    return each([]<class V>(const V& to, const V& p, const V& m) { return to + pair_products(p, m); }, sums, pairs,
-                multiples);
+// Sums of 32 bits plus a lane's two numbers of 16 bits, each times what the lane of `others` has there.
+inline Ints plus_pairs(const Ints& sums, const Ints& pairs, const Ints& others) {
+    return each([]<class V>(const V& to, const V& p, const V& o) { return held(to + pair_products(p, o)); }, sums,
+                pairs, others);
 }
 #endif
 
 #if defined(SRV_BYTE_PAIRS) && !defined(__AVX512F__)
-#define SRV_BYTE_SIGNS
-// Sums of 32 bits plus the products of four bytes each, counted from 128: (number - 128) * step, steps from -127 to 127,
-// times what the lane of `multiples` has for either pair. The magnitude of the one times the other with its sign
-// (PSIGNB): two such fit 16 bits.
-inline Ints dot_from_128(const Ints& sum, const Ints& numbers, const Ints& steps, const Ints& multiples) {
-    return each(
-        []<class V>(const V& to, const V& n, const V& s, const V& m) {
-            const auto counted = reinterpret_cast<__m256i>(n ^ static_cast<int32_t>(0x80808080));
-            const auto signed_steps = reinterpret_cast<V>(_mm256_sign_epi8(reinterpret_cast<__m256i>(s), counted));
-            const V products = byte_pair_products(reinterpret_cast<V>(_mm256_abs_epi8(counted)), signed_steps);
-            return held(to + pair_products(products, m));
-        },
-        sum, numbers, steps, multiples);
+#define SRV_WORD_STEPS
+// The lanes as 16 bits each. Of every four those of even places lie before those of odd ones, as `bytes_at` gives what
+// they are multiplied by.
+inline void store_words(int16_t* to, const Ints& value) {
+    constexpr int EVEN_FIRST = 0b11'01'10'00;  // of four the first, third, second, fourth
+    const __m256i low = reinterpret_cast<__m256i>(value.low), high = reinterpret_cast<__m256i>(value.high);
+    // Packing takes four from the one and four from the other in turn.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), EVEN_FIRST);
+    const __m256i fours = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, EVEN_FIRST), EVEN_FIRST);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), fours);
 }
 #endif
 

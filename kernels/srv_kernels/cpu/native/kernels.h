@@ -100,7 +100,7 @@ struct BlockLinearArgs {
     const uint8_t* weight;  // packed: blocks(outputs) * inputs / STRETCH * stretch_bytes(form) bytes
     const void* bias;       // null, or [outputs]
     void* out;
-    int8_t* steps;          // scratch: [rows, inputs]; library.cpp's, as the next three are
+    void* steps;            // scratch: [rows, inputs] of STEP_BYTES or less; library.cpp's, as the next three are
     Multiple* multiples;    // scratch: [rows, inputs / STRETCH, 2]
     StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
     float* units;           // scratch: [rows]

@@ -121,10 +121,10 @@ void linear(Type type, const LinearArgs& given) {
 
 void block_linear(Type type, const BlockLinearArgs& given) {
     BlockLinearArgs args = given;
-    const int64_t steps = lines(args.rows * args.inputs), halves = args.rows * args.inputs / STRETCH * 2;
+    const int64_t steps = lines(args.rows * args.inputs * STEP_BYTES), halves = args.rows * args.inputs / STRETCH * 2;
     const int64_t multiples = lines(halves * sizeof(Multiple)), sums = lines(halves * sizeof(StepsSum));
     uint8_t* const at = scratch.of(steps + multiples + sums + args.rows * sizeof(float));
-    args.steps = reinterpret_cast<int8_t*>(at);
+    args.steps = at;
     args.multiples = reinterpret_cast<Multiple*>(at + steps);
     args.x_sums = reinterpret_cast<StepsSum*>(at + steps + multiples);
     args.units = reinterpret_cast<float*>(at + steps + multiples + sums);
