@@ -390,7 +390,7 @@ private:
             const Unit unit(folded(most, larger), MOST_UNITS);
             space.weight_units[r] = unit.worth;
             for (int number = 0; number < blocks.count; ++number) {
-                store_fours(kept + number * BLOCK_TOKENS, unit.count(weights[number]));
+                store_words(kept + number * BLOCK_TOKENS, unit.count(weights[number]));
             }
         } else {
             for (int number = 0; number < blocks.count; ++number) store(kept + number * BLOCK_TOKENS, weights[number]);

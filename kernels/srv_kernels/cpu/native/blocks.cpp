@@ -115,7 +115,7 @@ class Sums<Way::by_shorts> {
 public:
     void begin_half(int32_t) { half_ = Ints{}; }
     void add(const Ints& numbers, const Ints& steps, const Multiple&) { half_ = dot_short(half_, numbers, steps); }
-    void end_half(const Multiple& multiple) { group_ = plus_pairs(group_, half_, Ints{} + multiple.pair); }
+    void end_half(const Multiple& multiple) { group_ = dot_pairs(group_, half_, Ints{} + multiple.pair); }
     Floats end(int32_t offset) const { return to<float>(group_ + offset); }
 
 private:
@@ -128,7 +128,7 @@ template <>
 class Sums<Way::by_words> {
 public:
     void begin_half(int32_t) {}
-    void add(const Ints& numbers, const Ints& steps, const Multiple&) { group_ = plus_pairs(group_, numbers, steps); }
+    void add(const Ints& numbers, const Ints& steps, const Multiple&) { group_ = dot_pairs(group_, numbers, steps); }
     void end_half(const Multiple&) {}
     Floats end(int32_t offset) const { return to<float>(group_ + offset); }
 

@@ -37,6 +37,7 @@ inline V pair_products(V a, V b) {
         return reinterpret_cast<V>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
     }
 }
+#endif
 
 // The unsigned bytes of even places (0) or of odd ones (1), as 16 bits each.
 template <class V>
@@ -44,7 +45,13 @@ inline V bytes_at(V numbers, int places) {
     using Shorts = Vector<uint16_t, LANES_OF<V> * 2>;
     return places == 0 ? numbers & 0x00ff00ff : reinterpret_cast<V>(reinterpret_cast<Shorts>(numbers) >> 8);
 }
-#endif
+
+// The signed ones.
+template <class V>
+inline V signed_bytes_at(V numbers, int places) {
+    const auto pairs = reinterpret_cast<Vector<int16_t, LANES_OF<V> * 2>>(numbers);
+    return reinterpret_cast<V>(places == 0 ? (pairs << 8) >> 8 : pairs >> 8);
+}
 
 // Sums of 32 bits plus the products of four bytes each: numbers from 0 to 255, steps from -128 to 127.
 inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
@@ -57,10 +64,8 @@ inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
             return reinterpret_cast<V>(vusdotq_s32(reinterpret_cast<int32x4_t>(to), reinterpret_cast<uint8x16_t>(n),
                                                    reinterpret_cast<int8x16_t>(s)));
 #elif defined(__x86_64__)
-            using Shorts = Vector<int16_t, LANES_OF<V> * 2>;
-            const auto pairs = reinterpret_cast<Shorts>(s);
-            const V even = pair_products(bytes_at(n, 0), reinterpret_cast<V>((pairs << 8) >> 8));
-            return held(held(to + even) + pair_products(bytes_at(n, 1), reinterpret_cast<V>(pairs >> 8)));
+            const V even = pair_products(bytes_at(n, 0), signed_bytes_at(s, 0));
+            return held(held(to + even) + pair_products(bytes_at(n, 1), signed_bytes_at(s, 1)));
 #else
             V total = to;
             for (int i = 0; i < 4; ++i) total += ((n >> (8 * i)) & 255) * (s << (24 - 8 * i) >> 24);
@@ -68,17 +73,6 @@ inline Ints dot(const Ints& sum, const Ints& numbers, const Ints& steps) {
 #endif
         },
         sum, numbers, steps);
-}
-
-// Four signed bytes a lane, as pairs of 16 bits: those of even places (PLACE 0), or of odd ones.
-template <int PLACE>
-inline Ints byte_pairs(const Ints& bytes) {
-    return each(
-        []<class V>(const V& b) {
-            const auto shorts = reinterpret_cast<Vector<int16_t, LANES_OF<V> * 2>>(b);
-            return reinterpret_cast<V>(PLACE == 0 ? (shorts << 8) >> 8 : shorts >> 8);
-        },
-        bytes);
 }
 
 // Sums of 32 bits plus the products of two numbers of 16 bits each.
@@ -101,12 +95,16 @@ inline Ints dot_pairs(const Ints& sum, const Ints& pairs, const Ints& others) {
         sum, pairs, others);
 }
 
-// The low 16 bits of the lanes, those of every four in the order 0, 2, 1, 3: that of `byte_pairs`.
-inline void store_fours(int16_t* to, const Ints& value) {
+// The lanes as 16 bits each. Of every four those of even places lie before those of odd ones, as `bytes_at` gives what
+// they are multiplied by.
+inline void store_words(int16_t* to, const Ints& value) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(value.low), reinterpret_cast<__m256i>(value.high));
-    const __m256i fours = _mm256_permute4x64_epi64(words, 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(fours, 0xd8), 0xd8));
+    constexpr int EVEN_FIRST = 0b11'01'10'00;  // of four the first, third, second, fourth
+    const __m256i low = reinterpret_cast<__m256i>(value.low), high = reinterpret_cast<__m256i>(value.high);
+    // Packing takes four from the one and four from the other in turn.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), EVEN_FIRST);
+    const __m256i fours = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, EVEN_FIRST), EVEN_FIRST);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), fours);
 #else
     over(value, [=](const auto& lanes, int lane) {
         Vector<int32_t, LANES_OF<decltype(lanes)>> places;
@@ -117,9 +115,6 @@ inline void store_fours(int16_t* to, const Ints& value) {
     });
 #endif
 }
-
-// Every lane: these two numbers of 16 bits.
-inline Ints pair_of(const int16_t* from) { return four_bytes(from); }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define SRV_BYTE_PAIRS
@@ -147,26 +142,10 @@ inline Ints dot_short(const Ints& sum, const Ints& numbers, const Ints& steps) {
         },
         sum, numbers, steps);
 }
-
-// Sums of 32 bits plus a lane's two numbers of 16 bits, each times what the lane of `others` has there.
-inline Ints plus_pairs(const Ints& sums, const Ints& pairs, const Ints& others) {
-    return each([]<class V>(const V& to, const V& p, const V& o) { return held(to + pair_products(p, o)); }, sums,
-                pairs, others);
-}
 #endif
 
 #if defined(SRV_BYTE_PAIRS) && !defined(__AVX512F__)
 #define SRV_WORD_STEPS
-// The lanes as 16 bits each. Of every four those of even places lie before those of odd ones, as `bytes_at` gives what
-// they are multiplied by.
-inline void store_words(int16_t* to, const Ints& value) {
-    constexpr int EVEN_FIRST = 0b11'01'10'00;  // of four the first, third, second, fourth
-    const __m256i low = reinterpret_cast<__m256i>(value.low), high = reinterpret_cast<__m256i>(value.high);
-    // Packing takes four from the one and four from the other in turn.
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), EVEN_FIRST);
-    const __m256i fours = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, EVEN_FIRST), EVEN_FIRST);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), fours);
-}
 #endif
 
 }  // namespace srv::SRV_ISA

@@ -81,7 +81,7 @@ template <class P, class T>
 inline float keep_query(FactorOf<P>* to_query, const T* x, int64_t dim) {
     if constexpr (SCALED<P>) {
         const Unit unit = unit_of(x, dim, MOST_UNITS);
-        for (int64_t d = 0; d < dim; d += LANES) store_fours(to_query + d, unit.count(load(x + d)));
+        for (int64_t d = 0; d < dim; d += LANES) store_words(to_query + d, unit.count(load(x + d)));
         return unit.worth;
     } else {
         for (int64_t d = 0; d < dim; d += LANES) store(to_query + d, load(x + d));
@@ -142,10 +142,10 @@ inline void add_kept(Floats (&sums)[COUNT][VECTORS], const P* kept, const float*
 template <int PLACE, int COUNT, int VECTORS>
 inline void add_pairs(Ints (&sums)[COUNT][VECTORS], const Ints (&bytes)[VECTORS], const int16_t* x, int64_t stride) {
     Ints pairs[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) pairs[v] = byte_pairs<PLACE>(bytes[v]);
+    for (int v = 0; v < VECTORS; ++v) pairs[v] = each([](const auto& b) { return signed_bytes_at(b, PLACE); }, bytes[v]);
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-        const Ints input = pair_of(x + r * stride + PLACE * 2);
+        const Ints input = four_bytes(x + r * stride + PLACE * 2);
         for (int v = 0; v < VECTORS; ++v) sums[r][v] = dot_pairs(sums[r][v], pairs[v], input);
     }
 }
