@@ -189,7 +189,8 @@ def _of_argument(argument: Argument, place: Place, tried: Sequence[Tried]) -> Re
         later = [argument.show(each.value) for each in tried if each.core.code == PLANNED]
         if later:
             core = Status.LIMITED
-            code, reason = code or PLANNED, reason or f"not yet: {', '.join(later)}"
+            code = code or PLANNED
+            reason = "; ".join(each for each in (reason, f"not yet: {', '.join(later)}") if each)
     return _record(argument, place, "arg", argument.name, (declared, core), (code, reason), said)
 
 
@@ -215,8 +216,10 @@ def _summary(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, s
         return (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {TIGHT}") if tight else (Status.SUPPORTED, "", "")
     refused = [each for each in tried if each.core.taken and not each.there.taken]  # the declared default too
     first = refused[0]
-    words = ", ".join(argument.show(each.value) for each in refused)
-    reason = f"not {words}: {first.there.reason}"
+    by_reason: dict[str, list[str]] = {}
+    for each in refused:
+        by_reason.setdefault(each.there.reason, []).append(argument.show(each.value))
+    reason = "; ".join(f"not {', '.join(values)}: {why}" for why, values in by_reason.items())
     if any(each.there.taken for each in others):
         return Status.LIMITED, first.there.code, reason
     absent = first.there.code in _ABSENT

@@ -165,6 +165,21 @@ def test_kv_cache_dtype_of_native_attention(tmp_path: Path) -> None:
     assert bytes_ != pytest.approx(halves, abs=1e-3)
 
 
+@needs_native
+@pytest.mark.parametrize("kept", ["float16", "int8"])
+def test_captured_steps_and_shared_prefixes_read_a_pool_of_another_type(tmp_path: Path, kept: str) -> None:
+    """Output is the same token for token, whether steps are replayed or called and a prompt is computed or found."""
+    small = make_small("llama", tmp_path, head_dim=16)
+    outputs = []
+    for flags in ({"graph_batch_sizes": "1,2,4"}, {"disable_graphs": True}):
+        with engine(small, page=16, kv_cache_dtype=kept, **flags) as served:
+            cold = served.generate(messages(small.prompts, logprobs=1))
+            warm = served.generate(messages(small.prompts, logprobs=1))
+        assert [each.tokens for each in warm] == [each.tokens for each in cold]
+        outputs.append([each.tokens for each in cold])
+    assert outputs[0] == outputs[1]
+
+
 def _logprobs(small: Small, **flags: object) -> list[float]:
     """Of the last prompt's tokens but the first, computed in chunks that read what the ones before wrote."""
     with engine(small, chunk=5, **flags) as served:

@@ -55,9 +55,8 @@ def test_kernels_of_aarch64_keep_their_bounds(driver: Path, processor: str, argu
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"isa {isa}"
-    assert len(lines) == 1 + 2 * (
-        10 + 10
-    )  # two types of numbers; eight kernels, two further pools, ten types of blocks
+    kernels, pools, blocks = 8, 2, 10
+    assert len(lines) == 1 + 2 * (kernels + pools + blocks)  # of two types of numbers each
 
 
 @pytest.mark.timeout(900)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srv.args.rules.reserve import KV_ITEM_SIZES
 from srv.models.facts import CacheGroup
 
-SCALE_BYTES = 4  # a float32: what a step is worth, of one token's key or value of one head
+ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
+SCALE_BYTES = 4  # of int8: a float32 for one token's key or value of one head
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class KVLayout:
     `order` names the axes of one layer's key (and value) buffer; "page_token_head" is
     ``[pages + 1, page_size, kv_heads, head_dim]``, contiguous, and "page_token_flat" is
     ``[pages + 1, page_size, kv_heads * head_dim]``. Backends of one server must agree on it.
-    `dtype` is a torch dtype's name ("bfloat16"). "int8" stands for steps of 1/127 of the largest magnitude of each
-    token's key (or value) of a head, each kept together with a float32 that says what its step is worth; where it lies
-    is up to the order.
+    `dtype` is a torch dtype's name ("bfloat16"). "int8" stands for integers times a scale, a float32 for each token's
+    key (or value) of a head: 1/127 of its largest magnitude. The scales lie in the same buffers, at a place that the
+    order says; the two orders above have none.
     """
 
     group: CacheGroup
@@ -35,5 +35,5 @@ class KVLayout:
         """Bytes that one page takes over all layers of the group, keys and values together, with what scales them."""
         group = self.group
         scales = 2 * SCALE_BYTES if self.dtype == "int8" else 0
-        a_token = (group.key_dim + group.value_dim) * KV_ITEM_SIZES[self.dtype] + scales
+        a_token = (group.key_dim + group.value_dim) * ITEM_SIZES[self.dtype] + scales
         return len(group.layers) * self.page_size * group.kv_heads * a_token

@@ -59,7 +59,7 @@ def _fits(seen: Seen) -> Requires:
 def _torch_fits(seen: Seen) -> Requires | Unfit:
     """Torch's operators convert what a pool holds, and know nothing of what scales integers."""
     if seen["kv_cache_dtype"] == "int8":
-        return Unfit(("it reads no pool in int8",))
+        return Unfit(("it reads no pool in int8, as native does",))
     return Requires()
 
 

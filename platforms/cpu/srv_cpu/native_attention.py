@@ -17,6 +17,8 @@ from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContex
 from srv_kernels.cpu.library import AttentionArgs, load
 from srv_kernels.cpu.native_ops import POOL_TYPES, TYPES
 
+_POOLS = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # beside that of the queries
+
 
 @dataclass(slots=True)
 class Step:
@@ -83,9 +85,13 @@ class NativeAttention:
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Step) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
-        kind = TYPES[q.dtype]
-        if self._pool in TYPES.values() and self._pool != kind:
-            raise InternalError(f"attention backend native got {q.dtype} over a pool of {self._buffers[0][0].dtype}")
+        kind = TYPES.get(q.dtype)
+        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_POOLS):
+            raise InternalError(
+                f"attention backend native got queries of {q.dtype}, keys of {k.dtype} and values of {v.dtype} over a "
+                f"pool of {self._buffers[0][0].dtype}; it takes float32 or bfloat16 over a pool of that type, of "
+                "float16 or of int8"
+            )
         q, k, v = (_plain(x) for x in (q, k, v))
         out = torch.empty(q.shape, dtype=q.dtype)
         args = metadata.args

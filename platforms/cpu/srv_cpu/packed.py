@@ -1,8 +1,8 @@
 """The order of a KV pool that native kernels read. Imports no torch: facts name it.
 
 Keys of one head lie as [blocks of 16 tokens, dim / n, 16, n] within a page, values as [blocks, 16 / n, dim, n], where n
-is `TOGETHER` of the pool's type, so that one product of the processor serves weights, keys and values alike. Behind
-each block of int8 lies what a step of each of its tokens is worth, as float32 [16]: native/kept.h says how it is made.
+is `TOGETHER` of the pool's type, so that one product serves keys and values alike. Behind each block of int8 lie the
+scales of its tokens, float32 [16]: native/kept.h says how they are made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOGETHER = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
 def shapes(layout: KVLayout, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of one layer's key and value buffer in this order, `pages` counting page 0 too.
 
-    Of int8, a block's numbers and what their steps are worth lie in one axis.
+    Of int8, a block's numbers and their scales lie in one axis.
     """
     group, together = layout.group, TOGETHER[layout.dtype]
     blocks = (pages, group.kv_heads, layout.page_size // BLOCK_TOKENS)

@@ -1,6 +1,6 @@
 """Keys and values are kept as whole numbers that nothing scales.
 
-Caught by attention.int8_kv at L2, naming "keys and values of int8".
+Caught by attention.int8_kv at L2, naming "with their scales take".
 """
 
 from __future__ import annotations

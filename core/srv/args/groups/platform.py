@@ -7,7 +7,7 @@ from srv.args.spec import Arg
 
 _GRAMMAR = "output that follows a grammar or schema is not implemented yet"
 _PLACING = "one device is used so far; placing ranks on others is not implemented yet"
-_NO_EIGHT_BITS = "KV pools of 8 bits are not implemented yet"
+_NO_EIGHT_BITS = "KV pools of 8-bit floating point are not implemented yet"
 _SPARSE = "models with sparse attention (NSA) are not implemented yet"
 
 
@@ -52,8 +52,8 @@ class PlatformArgs(NamedTuple):
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         Arg(
-            "Type of keys and values in the KV pool; auto takes that of the activations, int8 rounds each token's of a "
-            "head to steps of 1/127 of their largest.",
+            "Type of keys and values in the KV pool; auto takes that of the activations, int8 keeps 8-bit integers and "
+            "a scale for each token and head.",
             planned_values=(("fp8_e5m2", _NO_EIGHT_BITS), ("fp8_e4m3", _NO_EIGHT_BITS)),
         ),
     ] = "auto"

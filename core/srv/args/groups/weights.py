@@ -65,7 +65,7 @@ class WeightsArgs(NamedTuple):
         Path | None,
         Arg(
             "JSON file with the scales of an 8-bit KV pool.",
-            planned="KV pools of 8 bits are not implemented yet",
+            planned="KV pools whose scales come from a file are not implemented yet",
         ),
     ] = None
     torchao_config: Annotated[

@@ -18,7 +18,6 @@ RESERVED_MEMORY = "reserved_memory"
 
 _MIB, _GIB = 2**20, 2**30
 ITEM_SIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-KV_ITEM_SIZES: Mapping[str, int] = MappingProxyType({**ITEM_SIZES, "int8": 1})  # of the KV pool
 _LEAST_FRACTION, _MOST_FRACTION = 0.05, 0.88
 
 # What the published rule sets aside beside weights and pool, in bytes (SGLang, 2026, from running it).

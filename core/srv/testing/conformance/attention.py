@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srv.testing.conformance.bench import Bench
+from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
@@ -17,6 +17,7 @@ from srv.testing.conformance.setups import (
     Setup,
     Shape,
     declared_dtypes,
+    pool,
     setups,
     some_setups,
 )
@@ -197,8 +198,23 @@ def int8_kv(kit: Kit) -> str:
                 f"it declares the capability int8_kv, but {reason}",
                 "Leave int8_kv out of the capabilities, or let a backend take it.",
             ) from reason
+        for setup in chosen:
+            _check_room(kit, setup)
         seen.append(_each(chosen, lambda setup: _typical(kit, setup, "keys and values of int8")))
     return "; ".join(seen)
+
+
+def _check_room(kit: Kit, setup: Setup) -> None:
+    """The pool's buffers take what the memory budget counts for them, scales included."""
+    kv = pool(kit, setup.layout, PAGES)
+    size = sum(buffer.nbytes for buffer in (*kv.keys, *kv.values))
+    wanted = (PAGES + 1) * setup.layout.bytes_per_page()
+    if size != wanted:
+        raise Fault(
+            f"{setup}: keys and values of int8 with their scales take {wanted} bytes in {PAGES} pages and page 0, but "
+            f"the pool's buffers have {size}",
+            "Give each token's key and value of a head a float32 beside its bytes; see KVLayout.",
+        )
 
 
 def head_dims(kit: Kit) -> str:

@@ -44,7 +44,7 @@ struct Workspace {
     std::vector<FactorOf<P>> query, weights;
     std::vector<P> cut;
     std::vector<float> scores, out, top, total;
-    std::vector<float> query_units, weight_units;  // of bytes alone
+    std::vector<float> query_units, weight_units;  // over pools of bytes alone
 
     void fit(int64_t rows, int64_t dim) {
         grow(query, rows * dim);
@@ -54,8 +54,7 @@ struct Workspace {
         grow(out, rows * dim);
         grow(top, rows);
         grow(total, rows * LANES);
-        grow(query_units, rows);
-        grow(weight_units, rows);
+        if constexpr (SCALED<P>) grow(query_units, rows), grow(weight_units, rows);
     }
 
     template <class V>
@@ -202,17 +201,17 @@ private:
         const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
         P kept[MOST_DIM];
         for (int64_t place = begin % BLOCK_TOKENS; begin < end; ++begin, ++place, k += a.k_stride, v += a.v_stride) {
-            convert(kept, step_of(keys, place), k, a.dim);
+            convert(kept, scale_of(keys, place), k, a.dim);
             put_key(keys, place, kept, a.dim);
-            convert(kept, step_of(values, place), v, a.dim);
+            convert(kept, scale_of(values, place), v, a.dim);
             put_value(values, place, kept, a.dim);
         }
     }
 
-    // Where it is written what a step of a token is worth; null where numbers are plain.
-    float* step_of(P* block, int64_t place) const {
+    // Where a token's scale is written; null where numbers have none.
+    float* scale_of(P* block, int64_t place) const {
         if constexpr (SCALED<P>) {
-            return steps_of(block, a.dim) + place;
+            return scales_of(block, a.dim) + place;
         } else {
             return nullptr;
         }
@@ -247,7 +246,8 @@ private:
         const int64_t rows = (piece.run.end - piece.run.first) * (piece.end_query - piece.first_query) * group;
         space.fit(rows, a.dim);
         for (int64_t r = 0; r < rows; ++r) {
-            space.query_units[r] = keep_query<P>(&space.query[r * a.dim], query(piece, r), a.dim);
+            const float unit = keep_query<P>(&space.query[r * a.dim], query(piece, r), a.dim);
+            if constexpr (SCALED<P>) space.query_units[r] = unit;
             space.top[r] = NOTHING;
         }
         std::memset(space.total.data(), 0, rows * LANES * sizeof(float));
@@ -318,7 +318,7 @@ private:
 
     // COUNT rows from `first` on, against the keys of a stretch's block of this number. More chains than one, so that few
     // rows do not wait for their own additions. Blocks of a pool lie too far apart for the processor to guess where it
-    // will read next: it is asked for as much of `next` as is read of `keys`.
+    // will read next: it is asked for as much of `next` as is read of `keys`, and for the scales behind it.
     template <int COUNT>
     inline void score_rows(Workspace<P>& space, int64_t first, const P* keys, int number, const P* next) const {
         constexpr int64_t TOGETHER = TOGETHER_IN<P>;
@@ -326,18 +326,20 @@ private:
         SumsOf<P> sums[CHAINS][COUNT][1];
 #pragma GCC unroll 16
         for (int i = 0; i < CHAINS * COUNT; ++i) sums[i / COUNT][i % COUNT][0] = SumsOf<P>{};
+        const int64_t dim = a.dim;
         const P* at = keys;
-        for (int64_t d = 0; d < a.dim; d += 2 * TOGETHER, at += 2 * TOGETHER * BLOCK_TOKENS) {
+        if constexpr (SCALED<P>) prefetch_of(next, BLOCK_TOKENS * dim, BLOCK_TOKENS * sizeof(float));
+        for (int64_t d = 0; d < dim; d += 2 * TOGETHER, at += 2 * TOGETHER * BLOCK_TOKENS) {
             prefetch_of(next, d * BLOCK_TOKENS, 2 * TOGETHER * BLOCK_TOKENS);
-            add_kept(sums[0], at, queries + d, a.dim);
-            add_kept(sums[1 % CHAINS], at + TOGETHER * BLOCK_TOKENS, queries + d + TOGETHER, a.dim);
+            add_kept(sums[0], at, queries + d, dim);
+            add_kept(sums[1 % CHAINS], at + TOGETHER * BLOCK_TOKENS, queries + d + TOGETHER, dim);
         }
         float* scores = &space.scores[first * STRETCH + number * BLOCK_TOKENS];
 #pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
             for (int chain = 1; chain < CHAINS; ++chain) sums[0][r][0] += sums[chain][r][0];
             if constexpr (SCALED<P>) {
-                const Floats worth = load(steps_of(keys, a.dim)) * space.query_units[first + r];
+                const Floats worth = load(scales_of(keys, a.dim)) * space.query_units[first + r];
                 store(scores + r * STRETCH, to<float>(sums[0][r][0]) * worth);
             } else {
                 store(scores + r * STRETCH, sums[0][r][0]);
@@ -356,44 +358,49 @@ private:
             const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
             const Floats most = scaled(&space.scores[r * STRETCH], count, first, last);
             const float before = space.top[r];
-            if (any_larger(most, before)) rescale(space, r, before, largest(most));
+            if (any_larger(most, before)) {
+                rescale(space, r, before, largest(most));
+            } else if (before == NOTHING && any_nan(&space.scores[r * STRETCH], count)) {
+                space.top[r] = __builtin_nanf("");  // as every weight of this row is from now on
+            }
         }
         for (int64_t r = of.begin; r < of.end; ++r) {
             const float top = space.top[r];
             if (top == NOTHING) {  // nothing seen yet
                 std::memset(static_cast<void*>(&space.weights[r * STRETCH]), 0, count * sizeof(FactorOf<P>));
-                space.weight_units[r] = 0;
+                if constexpr (SCALED<P>) space.weight_units[r] = 0;
                 continue;
             }
-            Floats weights[BLOCKS], total = load(&space.total[r * LANES]);
-            for (int number = 0; number < blocks.count; ++number) {
-                const Floats score = load(&space.scores[r * STRETCH + number * BLOCK_TOKENS]);
-                weights[number] = exponential_for(score - top, static_cast<const T*>(nullptr));
-                total += weights[number];
+            Floats total = load(&space.total[r * LANES]);
+            for (int64_t at = r * STRETCH; at < r * STRETCH + count; at += LANES) {
+                const Floats weight = exponential_for(load(&space.scores[at]) - top, static_cast<const T*>(nullptr));
+                if constexpr (SCALED<P>) {
+                    store(&space.scores[at], weight);
+                } else {
+                    store(&space.weights[at], weight);
+                }
+                total += weight;
             }
             store(&space.total[r * LANES], total);
-            keep_weights(space, r, weights, blocks);
+            if constexpr (SCALED<P>) scale_weights(space, r, blocks);
         }
     }
 
-    // Weights as values are multiplied by them; of bytes, together with what each token's step is worth. A token that is
-    // not seen has a weight of zero, and its step need not be a number.
-    void keep_weights(Workspace<P>& space, int64_t r, Floats (&weights)[BLOCKS], const Blocks<P>& blocks) const {
-        FactorOf<P>* kept = &space.weights[r * STRETCH];
-        if constexpr (SCALED<P>) {
-            Ints most{};
-            for (int number = 0; number < blocks.count; ++number) {
-                const Floats weight = weights[number], worth = weight * load(steps_of(blocks.values[number], a.dim));
-                weights[number] = choose(weight == 0.0f, Floats{}, worth);
-                most = larger(magnitudes(weights[number]), most);
-            }
-            const Unit unit(folded(most, larger), MOST_UNITS);
-            space.weight_units[r] = unit.worth;
-            for (int number = 0; number < blocks.count; ++number) {
-                store_words(kept + number * BLOCK_TOKENS, unit.count(weights[number]));
-            }
-        } else {
-            for (int number = 0; number < blocks.count; ++number) store(kept + number * BLOCK_TOKENS, weights[number]);
+    // Weights, which lie where scores did, times the scales of their tokens' values, as values of bytes are multiplied by
+    // them. What is not seen has a weight of zero, whatever its scale.
+    void scale_weights(Workspace<P>& space, int64_t r, const Blocks<P>& blocks) const {
+        Floats weights[BLOCKS];
+        Ints most{};
+        for (int number = 0; number < blocks.count; ++number) {
+            const Floats weight = load(&space.scores[r * STRETCH + number * BLOCK_TOKENS]);
+            const Floats scaled = weight * load(scales_of(blocks.values[number], a.dim));
+            weights[number] = choose(weight == 0.0f, Floats{}, scaled);
+            most = larger(magnitudes(weights[number]), most);
+        }
+        const Unit unit(folded(most, larger), MOST_UNITS);
+        space.weight_units[r] = unit.worth;
+        for (int number = 0; number < blocks.count; ++number) {
+            store_words(&space.weights[r * STRETCH + number * BLOCK_TOKENS], unit.count(weights[number]));
         }
     }
 
@@ -420,6 +427,13 @@ private:
             most = larger(value, most);
         }
         return most;
+    }
+
+    // Among scores of which none is +inf.
+    static bool any_nan(const float* scores, int64_t count) {
+        Floats total{};
+        for (int64_t i = 0; i < count; i += LANES) total += load(scores + i);
+        return sum(total) != sum(total);
     }
 
     static float larger_of(float a, float b) { return a > b ? a : b; }
@@ -471,9 +485,10 @@ private:
         for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(space, first, values, next, count, d);
     }
 
+    // Not inlined: among the rest of a stretch GCC 12 keeps sums of bfloat16 in memory, which takes a third longer.
     template <int COUNT, int VECTORS>
-    inline void add_columns(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next, int count,
-                            int64_t d) const {
+    [[gnu::noinline]] void add_columns(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next, int count,
+                                       int64_t d) const {
         constexpr int64_t TOGETHER = TOGETHER_IN<P>;
         const FactorOf<P>* weights = &space.weights[first * STRETCH];
         float* out = &space.out[first * a.dim + d];
@@ -490,10 +505,10 @@ private:
             }
         }
         for (int number = 0; number < count; ++number) {
-            for (int64_t token = 0; token < BLOCK_TOKENS; token += TOGETHER) {
-                const int64_t at = token * a.dim + d * TOGETHER;
-                prefetch_of(next[number], at, TOGETHER * VECTORS * LANES);
-                add_kept(sums, values[number] + at, weights + number * BLOCK_TOKENS + token, STRETCH);
+            for (int64_t i = 0; i < BLOCK_TOKENS / TOGETHER; ++i) {
+                const P* of_tokens = values[number] + (i * a.dim + d) * TOGETHER;
+                prefetch_of(next[number], (i * a.dim + d) * TOGETHER, TOGETHER * VECTORS * LANES);
+                add_kept(sums, of_tokens, weights + number * BLOCK_TOKENS + i * TOGETHER, STRETCH);
             }
         }
 #pragma GCC unroll 16
@@ -570,12 +585,11 @@ private:
 
 void attention(Type type, const AttentionArgs& args) {
     const bool widest = type == Type::float32;
-    if (args.pool == Type::int8) {
-        widest ? Attention<float, int8_t>(args).run() : Attention<BFloat16, int8_t>(args).run();
-    } else if (args.pool == Type::float16) {
-        widest ? Attention<float, Half>(args).run() : Attention<BFloat16, Half>(args).run();
-    } else {
-        widest ? Attention<float, float>(args).run() : Attention<BFloat16, BFloat16>(args).run();
+    switch (args.pool) {
+        case Type::float32: return Attention<float, float>(args).run();
+        case Type::bfloat16: return Attention<BFloat16, BFloat16>(args).run();
+        case Type::float16: return widest ? Attention<float, Half>(args).run() : Attention<BFloat16, Half>(args).run();
+        case Type::int8: return widest ? Attention<float, int8_t>(args).run() : Attention<BFloat16, int8_t>(args).run();
     }
 }
 

@@ -39,7 +39,6 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr float SMALLEST_UNIT = 0x1p-120f;  // of a row of x, so that no scale's inverse is infinite
 constexpr int64_t AHEAD = 4096;  // bytes from what is multiplied to what is read from memory meanwhile
 
 // How a form's products are summed.

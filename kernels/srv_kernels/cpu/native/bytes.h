@@ -10,6 +10,8 @@
 
 namespace srv::SRV_ISA {
 
+constexpr float SMALLEST_UNIT = 0x1p-120f;  // of a row of x, so that no scale's inverse is infinite
+
 // Every lane: these four bytes.
 inline Ints four_bytes(const void* from) {
     int32_t four;

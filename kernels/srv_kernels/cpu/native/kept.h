@@ -1,8 +1,7 @@
 // How a pool keeps the keys and the values of BLOCK_TOKENS tokens of one head, in each of its types.
 //
 // Of keys, TOGETHER columns of a token lie beside one another, then those of the next token; of values, TOGETHER tokens of
-// a column, then those of the next column. So weights lie in linear.cpp and integers.cpp too, and one product serves
-// queries times keys and weights times values.
+// a column, then those of the next column: one product serves queries times keys and weights times values.
 //
 //     type       together  multiplied by
 //     float32    1         float32
@@ -11,8 +10,8 @@
 //     int8       4         whole numbers of 16 bits, in units of a query's largest magnitude / 32,767, or of that of the
 //                          weights of 64 values; sums are exact
 //
-// Bytes are steps of 1/127 of the largest magnitude of a token's key, or value, of the head. What a step is worth, as
-// float32, lies behind the bytes of a block, BLOCK_TOKENS of them. A key that is not finite has a step of NaN.
+// Bytes times a scale stand for a token's key, or value, of the head: 1/127 of its largest magnitude. The scales lie behind
+// the bytes of a block, as float32 [BLOCK_TOKENS]. That of a key or value that is not finite is NaN.
 #pragma once
 
 #include <bit>
@@ -36,7 +35,6 @@ template <class P>
 using SumsOf = std::conditional_t<SCALED<P>, Ints, Floats>;
 
 constexpr float MOST_STEPS = 127, MOST_UNITS = 32767;
-constexpr float SMALLEST_STEP = 0x1p-120f;  // smaller numbers are nothing beside what products make of them
 static_assert(MOST_DIM * static_cast<int64_t>(MOST_STEPS * MOST_UNITS) <= INT32_MAX);
 
 template <class P>
@@ -44,9 +42,9 @@ inline int64_t elements_of_block(int64_t dim) {
     return BLOCK_TOKENS * (dim + (SCALED<P> ? static_cast<int64_t>(sizeof(float)) : 0));
 }
 
-// What a step of each token is worth, of a block that begins at `block`.
-inline float* steps_of(int8_t* block, int64_t dim) { return reinterpret_cast<float*>(block + BLOCK_TOKENS * dim); }
-inline const float* steps_of(const int8_t* block, int64_t dim) {
+// The tokens' scales, of a block that begins at `block`.
+inline float* scales_of(int8_t* block, int64_t dim) { return reinterpret_cast<float*>(block + BLOCK_TOKENS * dim); }
+inline const float* scales_of(const int8_t* block, int64_t dim) {
     return reinterpret_cast<const float*>(block + BLOCK_TOKENS * dim);
 }
 
@@ -57,7 +55,7 @@ struct Unit {
 
     Unit(int32_t largest, float most) {
         const float needed = std::bit_cast<float>(largest) * (1.0f / most);
-        worth = needed > SMALLEST_STEP ? needed : SMALLEST_STEP;
+        worth = needed > SMALLEST_UNIT ? needed : SMALLEST_UNIT;
         inverse = 1.0f / worth;
         if (largest >= INFINITE) worth = __builtin_nanf(""), inverse = 0;
     }
@@ -89,13 +87,13 @@ inline float keep_query(FactorOf<P>* to_query, const T* x, int64_t dim) {
     }
 }
 
-// One token's key or value in a pool's type, its columns beside one another; for bytes, what a step is worth too.
+// One token's key or value in a pool's type, its columns beside one another; of bytes, its scale too.
 template <class P, class T>
-inline void convert(P* to_row, float* step, const T* x, int64_t dim) {
+inline void convert(P* to_row, float* scale, const T* x, int64_t dim) {
     if constexpr (SCALED<P>) {
         const Unit unit = unit_of(x, dim, MOST_STEPS);
         for (int64_t d = 0; d < dim; d += LANES) store_bytes(to_row + d, unit.count(load(x + d)));
-        *step = unit.worth;
+        *scale = unit.worth;
     } else if constexpr (std::is_same_v<P, T>) {
         std::memcpy(to_row, x, dim * sizeof(T));
     } else {
