@@ -7,6 +7,7 @@ refuses before any platform is asked, has what the platform's `Support` says of 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -216,14 +217,24 @@ def _summary(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, s
         return (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {TIGHT}") if tight else (Status.SUPPORTED, "", "")
     refused = [each for each in tried if each.core.taken and not each.there.taken]  # the declared default too
     first = refused[0]
-    by_reason: dict[str, list[str]] = {}
-    for each in refused:
-        by_reason.setdefault(each.there.reason, []).append(argument.show(each.value))
-    reason = "; ".join(f"not {', '.join(values)}: {why}" for why, values in by_reason.items())
+    reason = "; ".join(_not(argument, alike) for alike in _alike(argument, refused))
     if any(each.there.taken for each in others):
         return Status.LIMITED, first.there.code, reason
     absent = first.there.code in _ABSENT
     return (Status.UNSUPPORTED if absent else Status.LIMITED), first.there.code, reason
+
+
+def _alike(argument: Argument, refused: Sequence[Tried]) -> Iterable[list[Tried]]:
+    """Values that are refused for one reason, which may name each."""
+    found: dict[tuple[str, str], list[Tried]] = {}
+    for each in refused:
+        bare = re.sub(rf"(?<!\w){re.escape(argument.show(each.value))}(?!\w)", "", each.there.reason)
+        found.setdefault((each.there.code, bare), []).append(each)
+    return found.values()
+
+
+def _not(argument: Argument, alike: Sequence[Tried]) -> str:
+    return f"not {', '.join(argument.show(each.value) for each in alike)}: {alike[0].there.reason}"
 
 
 def _by_core_alone(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, str]:
