@@ -101,6 +101,7 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
     }
 
 
+WHOLE_BLOCKS = 16  # the least page size of a backend that reads int8
 Row = Mapping[str, Any]  # argument -> value; UNSET: nothing is said
 MODERATE: Row = {"dtype": "float32", "host": "127.0.0.7", "max_total_tokens": 4096, "max_stop_strings": 16}
 
@@ -122,6 +123,9 @@ def covering_array() -> list[Row]:
             raise ValueError(f"{name} has {len(values)} values, and there are {STARTS} starts")
         for number, row in enumerate(rows):
             row[name] = values[(number + (number // len(values)) * (place % len(values))) % len(values)]
+    for row in rows:
+        if row["kv_cache_dtype"] == "int8" and row["page_size"] < WHOLE_BLOCKS:
+            row["page_size"] = WHOLE_BLOCKS
     return [*rows, smallest()]
 
 
