@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import install
-from machine import plain_type
+from machine import machine_kind, plain_type
+
+from srv.memory.layout import SCALE_BYTES
 
 THREADS = 2
 SEQUENCES = 16
 ROOM = 1280  # tokens of one sequence: the longest request has 1,096
 POOL_TOKENS = SEQUENCES * ROOM
+HEAD = 64  # columns of a head of the model's
 HERE = Path(__file__).resolve().parent
 # Peers that choose no type themselves get the one that this machine is fastest in; OpenVINO chooses the same.
 PLAIN = plain_type()
+# Of this server's blocks: with AVX2 alone the output layer, of 8-bit numbers, takes activations of 16 bits.
+ROUNDED = "activations of 8 bits" + (", 16 in the output layer" if machine_kind() == "avx2" else "")
 PLAIN_ARITHMETIC, PLAIN_BYTES = {"bfloat16": ("bf16", 2), "float32": ("f32", 4)}[PLAIN]
 
 
@@ -51,10 +56,11 @@ class Peer:
         return [word.replace("{port}", str(port)) for word in self.arguments]
 
 
-def _srv(name: str, precision: str, arithmetic: str, packed: bool, *more: str) -> Peer:
+def _srv(name: str, precision: str, arithmetic: str, packed: bool, *more: str, kv_item_bytes: float = 2.0) -> Peer:
     launch = (sys.executable, "-m", "srv", "launch", "--port", "{port}", "--log-level", "warning")
     room = ("--max-total-tokens", str(POOL_TOKENS))
-    return Peer(name, "srv", precision, arithmetic, packed, "Q4_1", (*launch, *room, *more))
+    arguments = (*launch, *room, *more)
+    return Peer(name, "srv", precision, arithmetic, packed, "Q4_1", arguments, kv_item_bytes=kv_item_bytes)
 
 
 def _llama(kind: str, arithmetic: str) -> Peer:
@@ -135,7 +141,15 @@ def _vllm() -> Peer:
 
 
 PEERS: tuple[Peer, ...] = (
-    _srv("srv", "Q4_1, activations of 8 bits, KV bfloat16", "int8", True),
+    _srv("srv", f"Q4_1, {ROUNDED}, KV bfloat16", "int8", True),
+    _srv(
+        "srv KV int8",
+        f"Q4_1, {ROUNDED}, KV 8 bits",
+        "int8",
+        True,
+        *("--kv-cache-dtype", "int8"),
+        kv_item_bytes=1 + SCALE_BYTES / HEAD,
+    ),
     _srv("srv bfloat16", "bfloat16", "bf16", False, "--dequantize-weights"),
     _llama("Q4_0", "int8"),
     _llama("Q8_0", "int8"),
