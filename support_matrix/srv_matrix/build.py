@@ -191,7 +191,7 @@ def _of_argument(argument: Argument, place: Place, tried: Sequence[Tried]) -> Re
         if later:
             core = Status.LIMITED
             code = code or PLANNED
-            reason = "; ".join(each for each in (reason, f"not yet: {', '.join(later)}") if each)
+            reason = f"{reason}. Not yet: {', '.join(later)}" if reason else f"not yet: {', '.join(later)}"
     return _record(argument, place, "arg", argument.name, (declared, core), (code, reason), said)
 
 
@@ -217,10 +217,11 @@ def _summary(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, s
         return (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {TIGHT}") if tight else (Status.SUPPORTED, "", "")
     refused = [each for each in tried if each.core.taken and not each.there.taken]  # the declared default too
     first = refused[0]
-    reason = "; ".join(_not(argument, alike) for alike in _alike(argument, refused))
+    told = [f"{_names(argument, alike)}: {alike[0].there.reason}" for alike in _alike(argument, refused)]
+    reason = "not " + ". Not ".join(told)
     if any(each.there.taken for each in others):
         return Status.LIMITED, first.there.code, reason
-    absent = first.there.code in _ABSENT
+    absent = all(each.there.code in _ABSENT for each in refused)
     return (Status.UNSUPPORTED if absent else Status.LIMITED), first.there.code, reason
 
 
@@ -233,8 +234,8 @@ def _alike(argument: Argument, refused: Sequence[Tried]) -> Iterable[list[Tried]
     return found.values()
 
 
-def _not(argument: Argument, alike: Sequence[Tried]) -> str:
-    return f"not {', '.join(argument.show(each.value) for each in alike)}: {alike[0].there.reason}"
+def _names(argument: Argument, tried: Sequence[Tried]) -> str:
+    return ", ".join(argument.show(each.value) for each in tried)
 
 
 def _by_core_alone(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, str]:

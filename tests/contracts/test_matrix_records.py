@@ -304,11 +304,11 @@ def test_a_refused_default_is_among_the_values_that_an_argument_is_limited_by() 
 def test_values_that_are_refused_for_different_reasons_have_each_their_own_beside_those_to_come() -> None:
     less = make_matrix([manifest(capabilities=CAPABLE - {"float16"})])
     reason = cell(less, "kv_cache_dtype").reason
-    first, second, later = reason.split("; ")
+    first, second, later = reason.split(". ")
     assert first.startswith("not float16: the platform has no float16 on this device")
-    assert second.startswith("not int8: ")
+    assert second.startswith("Not int8: ")
     assert second.endswith("(capability int8_kv)")
-    assert later == "not yet: fp8_e5m2, fp8_e4m3"
+    assert later == "Not yet: fp8_e5m2, fp8_e4m3"
 
 
 def test_the_page_of_features_has_a_row_for_each() -> None:

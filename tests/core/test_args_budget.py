@@ -91,6 +91,12 @@ def test_kv_type_decides_the_size_of_a_page() -> None:
     assert bytes_per_page(config(kv_cache_dtype="float32"), model()) == 2 * bytes_per_page(config(), model())
 
 
+def test_a_type_that_is_still_open_counts_as_the_widest() -> None:
+    """As it is on a platform that declares no floating type yet."""
+    open_type = config(dtype="auto", kv_cache_dtype="auto")
+    assert bytes_per_page(open_type, model()) == bytes_per_page(config(kv_cache_dtype="float32"), model())
+
+
 def test_a_page_of_int8_also_holds_what_its_steps_are_worth() -> None:
     group = CacheGroup("full", (0, 1, 2), 4, 64, 32)
     assert KVLayout(group, 16, "int8").bytes_per_page() == 3 * 16 * 4 * (64 + 4 + 32 + 4)

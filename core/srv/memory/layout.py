@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from srv.args.rules.reserve import item_size
 from srv.models.facts import CacheGroup
 
-ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
 SCALE_BYTES = 4  # of int8: a float32 for one token's key or value of one head
 
 
@@ -34,6 +34,6 @@ class KVLayout:
     def bytes_per_page(self) -> int:
         """Bytes that one page takes over all layers of the group, keys and values together, with what scales them."""
         group = self.group
-        scales = 2 * SCALE_BYTES if self.dtype == "int8" else 0
-        a_token = (group.key_dim + group.value_dim) * ITEM_SIZES[self.dtype] + scales
+        numbers = group.key_dim + group.value_dim
+        a_token = numbers + 2 * SCALE_BYTES if self.dtype == "int8" else numbers * item_size(self.dtype)
         return len(group.layers) * self.page_size * group.kv_heads * a_token

@@ -20,7 +20,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "w8a8": "weights of 8-bit integers, times activations rounded to 8 bits: ops linear_w8a8, linear_w8a8_static",
         "int8_weights": "weights of 8-bit integers, times activations as they are: op linear_int8",
         "gguf_blocks": "weights in the blocks of GGUF files, multiplied as they are: ops linear_gguf, rows_gguf",
-        "int8_kv": "a KV pool of 8-bit integers, scaled by each token and head",
+        "int8_kv": "a KV pool of 8-bit integers with room for their scales, and attention that reads it: see KVLayout",
         "float32": "weights, activations and KV pool in float32",
         "float16": "weights, activations and KV pool in float16",
         "bfloat16": "weights, activations and KV pool in bfloat16",

@@ -67,7 +67,8 @@ class OpImpl:
 class KVBuffers:
     """The KV pool of one cache group: for each of its layers, a key and a value buffer.
 
-    Shapes as `layout.order` says, with `pages + 1` pages, dtype `layout.dtype`, on the platform's device.
+    Shapes as `layout.order` says, with `pages + 1` pages, dtype `layout.dtype`, on the platform's device. Together they
+    take `layout.bytes_per_page()` bytes a page, or more.
     """
 
     layout: KVLayout

@@ -38,7 +38,7 @@ def _fast_in_bfloat16(device: DeviceFacts) -> bool:
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
-    """Native kernels record steps, multiply blocks and read bytes; without them plain numbers are faster."""
+    """What native kernels alone do: record steps, multiply blocks faster than plain numbers, read keys of 8 bits."""
     native = {"gguf_blocks", "graphs", "int8_kv"} if NATIVE_KERNELS in device.features else frozenset()
     return _CAPABILITIES | native
 
@@ -59,7 +59,7 @@ def _fits(seen: Seen) -> Requires:
 def _torch_fits(seen: Seen) -> Requires | Unfit:
     """Torch's operators convert what a pool holds, and know nothing of what scales integers."""
     if seen["kv_cache_dtype"] == "int8":
-        return Unfit(("it reads no pool in int8, as native does",))
+        return Unfit(("it reads no pool in int8; native does",))
     return Requires()
 
 

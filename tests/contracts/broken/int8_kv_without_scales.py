@@ -1,4 +1,4 @@
-"""Keys and values are kept as whole numbers that nothing scales.
+"""Keys and values of 8 bits are offered by a platform whose pool has no room for scales.
 
 Caught by attention.int8_kv at L2, naming "with their scales take".
 """
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    return FACTS.capabilities(device) | {
-        "int8_kv"
-    }  # the fault: its attention converts numbers, and rounds all to 0 or 1
+    return FACTS.capabilities(device) | {"int8_kv"}  # the fault: its pool is one of plain numbers
 
 
 MANIFEST = manifest("int8_kv_without_scales", facts={"capabilities": capabilities})

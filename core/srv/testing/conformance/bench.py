@@ -108,7 +108,8 @@ class Bench:
         def random(heads: int, scale: float) -> Tensor:
             return (torch.randn(tokens, heads, shape.head_dim, generator=self._generator) * scale).to(dtype)
 
-        return random(shape.heads, 2.0), random(shape.kv_heads, 1.0), random(shape.kv_heads, 1.0)
+        q, k, v = random(shape.heads, 2.0), random(shape.kv_heads, 1.0), random(shape.kv_heads, 1.0)
+        return (q, off_ties(k), off_ties(v)) if self.setup.layout.dtype == "int8" else (q, k, v)
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Any) -> Tensor:
         """What the backend gives, on the host. Fault if it is no tensor like q on the device."""
@@ -162,6 +163,22 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
         hidden |= distance >= layer.window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def off_ties(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim], moved to where its rounding to a pool of int8 is the same in every type.
+
+    The largest of each token's head becomes 127 steps of a power of two, the others a whole number of them, of which
+    those up to 31 have a quarter of a step more or less, or none.
+    """
+    steps = torch.exp2((x.double().abs().amax(-1, keepdim=True) / 127).log2().ceil())
+    count = x.double() / steps
+    whole = count.round()
+    quarters = ((count - whole) * 2).round() / 4
+    moved = whole + torch.where(whole.abs() < 32, quarters, 0.0)
+    largest = whole.abs().argmax(-1, keepdim=True)
+    moved.scatter_(-1, largest, whole.gather(-1, largest).sign() * 127)
+    return (moved * steps).to(x.dtype)
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -339,8 +339,8 @@ private:
         for (int r = 0; r < COUNT; ++r) {
             for (int chain = 1; chain < CHAINS; ++chain) sums[0][r][0] += sums[chain][r][0];
             if constexpr (SCALED<P>) {
-                const Floats worth = load(scales_of(keys, a.dim)) * space.query_units[first + r];
-                store(scores + r * STRETCH, to<float>(sums[0][r][0]) * worth);
+                const Floats scored = to<float>(sums[0][r][0]) * space.query_units[first + r];
+                store(scores + r * STRETCH, scored * load(scales_of(keys, a.dim)));
             } else {
                 store(scores + r * STRETCH, sums[0][r][0]);
             }
@@ -429,11 +429,12 @@ private:
         return most;
     }
 
-    // Among scores of which none is +inf.
+    // Among scores that are -inf or NaN.
     static bool any_nan(const float* scores, int64_t count) {
-        Floats total{};
-        for (int64_t i = 0; i < count; i += LANES) total += load(scores + i);
-        return sum(total) != sum(total);
+        Floats all_added{};
+        for (int64_t i = 0; i < count; i += LANES) all_added += load(scores + i);
+        const float total = sum(all_added);
+        return total != total;
     }
 
     static float larger_of(float a, float b) { return a > b ? a : b; }
