@@ -44,7 +44,8 @@ class Case:
 # Checks of what a device does not declare or cannot show; anything else that is skipped is a surprise. No dtype is
 # served twice. NPUs compute neither in float32, nor with windows, nor with capped scores.
 CPU = frozenset(("pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf")  # of weights that stay as they are
+# Of weights that stay as they are, and of keys and values in 8 bits: the processor's native kernels alone have them.
+KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf", "attention.int8_kv")
 TOY = frozenset((*KEPT, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
 NPU = frozenset((*KEPT, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16"))
 

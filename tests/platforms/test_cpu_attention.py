@@ -25,7 +25,9 @@ from srv_kernels.cpu.library import load
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 POOLS = (torch.float16, torch.int8)  # of the native kernels, beside that of the queries' own type
-QUERY_ROUNDING = 1e-4  # 64 columns of queries, and 64 weights, in units of 1/32,767 of their largest
+# Over int8, 512 columns of queries and 64 weights are in units of 1/32,767 of their largest: errors of scores have a
+# spread of 3e-5 and are seen up to five times that far out, times how far values lie apart.
+QUERY_ROUNDING = 4e-4
 BACKENDS = {"torch_native": TorchNativeAttention, "native": NativeAttention}
 each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 HEADS = {"grouped": (9, 3), "one each": (4, 4), "one key head": (6, 1)}
