@@ -286,9 +286,8 @@ def test_native_pools_of_other_types(
 def test_the_largest_heads_and_inputs_stay_exact_in_32_bits(isa: str, pool: torch.dtype) -> None:
     """512 columns of equal magnitude are the most that a sum of products must hold; weights of 64 values, the other."""
     world = World([(1, 150), (70, 200)], heads=(2, 1), dim=512, pool=pool, backend=NativeAttention)
-    world.layer = replace(
-        world.layer, scale=1 / 512
-    )  # scores are 1 and -1: a sum that turned over would change weights
+    # Scores are 1 and -1: a sum that turned over would change weights.
+    world.layer = replace(world.layer, scale=1 / 512)
     signs = torch.tensor([1.0, -1.0])
 
     def alternating(tokens: int, *shape: int) -> torch.Tensor:

@@ -42,19 +42,23 @@ int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <class P>
 struct Workspace {
     std::vector<FactorOf<P>> query, weights;
-    std::vector<P> cut;
+    std::vector<P> cut;  // over pools of plain numbers alone
     std::vector<float> scores, out, top, total;
     std::vector<float> query_units, weight_units;  // over pools of bytes alone
 
     void fit(int64_t rows, int64_t dim) {
         grow(query, rows * dim);
         grow(weights, rows * STRETCH);
-        grow(cut, STRETCH * dim);
         grow(scores, rows * STRETCH);
         grow(out, rows * dim);
         grow(top, rows);
         grow(total, rows * LANES);
-        if constexpr (SCALED<P>) grow(query_units, rows), grow(weight_units, rows);
+        if constexpr (SCALED<P>) {
+            grow(query_units, rows);
+            grow(weight_units, rows);
+        } else {
+            grow(cut, STRETCH * dim);
+        }
     }
 
     template <class V>
@@ -201,10 +205,8 @@ private:
         const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
         P kept[MOST_DIM];
         for (int64_t place = begin % BLOCK_TOKENS; begin < end; ++begin, ++place, k += a.k_stride, v += a.v_stride) {
-            convert(kept, scale_of(keys, place), k, a.dim);
-            put_key(keys, place, kept, a.dim);
-            convert(kept, scale_of(values, place), v, a.dim);
-            put_value(values, place, kept, a.dim);
+            put_key(keys, place, converted(kept, scale_of(keys, place), k, a.dim), a.dim);
+            put_value(values, place, converted(kept, scale_of(values, place), v, a.dim), a.dim);
         }
     }
 
@@ -453,7 +455,8 @@ private:
             const int64_t at = key + number * BLOCK_TOKENS;
             values[number] = blocks.values[number];
             next[number] = after(piece, row, at);
-            if (!SCALED<P> && (at < piece.first_key || at + BLOCK_TOKENS > last)) {
+            if constexpr (!SCALED<P>) {
+                if (at >= piece.first_key && at + BLOCK_TOKENS <= last) continue;
                 P* copy = &space.cut[number * BLOCK_TOKENS * a.dim];
                 values[number] = only_seen(copy, values[number], piece.first_key - at, last - at);
             }
@@ -486,7 +489,8 @@ private:
         for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(space, first, values, next, count, d);
     }
 
-    // Not inlined: among the rest of a stretch GCC 12 keeps sums of bfloat16 in memory, which takes a third longer.
+    // Not inlined: among the rest of a stretch GCC 12 keeps sums of bfloat16 in memory; attention then takes up to a tenth
+    // longer.
     template <int COUNT, int VECTORS>
     [[gnu::noinline]] void add_columns(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next, int count,
                                        int64_t d) const {

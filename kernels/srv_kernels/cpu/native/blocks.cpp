@@ -192,22 +192,6 @@ inline StepsSum* keep_sums(StepsSum* to, const Four& sums, const FourInts& multi
     return to + 1;
 }
 
-// Keeps a row's unit, and returns its inverse. What is not finite has an infinite unit, so that none of the row's
-// products is finite.
-template <class Planned>
-inline float keep_unit(float* to, int32_t most) {
-    const float needed = std::bit_cast<float>(most) * (1.0f / Planned::UNITS);
-    const float unit = needed > SMALLEST_UNIT ? needed : SMALLEST_UNIT;
-    *to = most < INFINITE ? unit : __builtin_inff();
-    return most < INFINITE ? 1.0f / unit : 0.0f;
-}
-
-// The nearest whole numbers of steps; 0 for what is not finite.
-inline Floats steps_of(const Floats& x, float inverse) {
-    const Floats steps = whole(x * inverse);
-    return choose(steps == steps, steps, Floats{});
-}
-
 #if defined(SRV_WORD_STEPS)
 // A row of x as steps of 16 bits, and their sums.
 template <class T, class Planned>
@@ -216,13 +200,12 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     int16_t* steps_at = static_cast<int16_t*>(a.steps) + row * a.inputs;
     StepsSum* sums_at = a.x_sums + row * Planned::sums(a.inputs);
-    Ints most{};
-    for (int64_t i = 0; i < a.inputs; i += LANES) most = larger(most, magnitudes(load(x + i)));
-    const float inverse = keep_unit<Planned>(a.units + row, folded(most, larger));
+    const Unit unit = unit_of(x, a.inputs, Planned::UNITS);
+    a.units[row] = unit.worth;
     for (int64_t i = 0; i < a.inputs;) {
         Ints total{};
         for (const int64_t end = i + (Planned::OF_HALVES ? LANES : STRETCH); i < end; i += LANES) {
-            const Ints steps = to<int32_t>(steps_of(load(x + i), inverse));
+            const Ints steps = unit.count(load(x + i));
             store_words(steps_at + i, steps);
             total += steps;
         }
@@ -240,16 +223,17 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
     Multiple* multiples_at = a.multiples + row * (a.inputs / LANES);
     StepsSum* sums_at = a.x_sums + row * Planned::sums(a.inputs);
     const int32_t most = largest_magnitudes(x, a.inputs, &multiples_at->pair);  // where the multiples will be
-    const float inverse = keep_unit<Planned>(a.units + row, most);
+    const Unit unit(most, Planned::UNITS);
+    a.units[row] = unit.worth;
     for (int64_t i = 0; i < a.inputs; i += STRETCH, multiples_at += 2) {
         const FourInts largest = {multiples_at[0].pair, multiples_at[1].pair};
-        Four units = bits_as<float>(largest) * (inverse * (1.0f / 127.0f));
+        Four units = bits_as<float>(largest) * (unit.inverse * (1.0f / 127.0f));
         units = units < Planned::MOST - 1.0f ? units : Four{} + (Planned::MOST - 1.0f);
         const FourInts multiples = __builtin_convertvector(units, FourInts) + 1;
-        const Four numbers = __builtin_convertvector(multiples, Four), inverses = inverse / numbers;
+        const Four numbers = __builtin_convertvector(multiples, Four), inverses = unit.inverse / numbers;
         Floats steps[2];
         for (int h = 0; h < 2; ++h) {
-            steps[h] = steps_of(load(x + i + h * LANES), inverses[h]);
+            steps[h] = count_of(load(x + i + h * LANES), inverses[h]);
             store_bytes(steps_at + i + h * LANES, to<int32_t>(steps[h]));
         }
         keep_multiples<Planned::WAY>(multiples_at, multiples);

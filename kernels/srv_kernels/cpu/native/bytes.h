@@ -6,11 +6,42 @@
 // first; where they are not, steps may as well have 16 bits.
 #pragma once
 
+#include <bit>
+
 #include "vector.h"
 
 namespace srv::SRV_ISA {
 
-constexpr float SMALLEST_UNIT = 0x1p-120f;  // of a row of x, so that no scale's inverse is infinite
+constexpr float SMALLEST_UNIT = 0x1p-120f;  // so that no unit's inverse is infinite
+
+// The nearest whole numbers of units, of which each is 1 / inverse; of what is not a number, zero.
+inline Floats count_of(const Floats& x, const float inverse) {
+    const Floats count = whole(x * inverse);
+    return choose(count == count, count, Floats{});
+}
+
+// What whole numbers of up to `most` are worth that stand for numbers of up to `largest` (its bits), and the inverse of
+// that; NaN and zero where the largest is not finite, so that no product of these is finite.
+struct Unit {
+    float worth, inverse;
+
+    Unit(int32_t largest, float most) {
+        const float needed = std::bit_cast<float>(largest) * (1.0f / most);
+        worth = needed > SMALLEST_UNIT ? needed : SMALLEST_UNIT;
+        inverse = 1.0f / worth;
+        if (largest >= INFINITE) worth = __builtin_nanf(""), inverse = 0;
+    }
+
+    Ints count(const Floats& x) const { return to<int32_t>(count_of(x, inverse)); }
+};
+
+// The unit of x [count].
+template <class T>
+inline Unit unit_of(const T* x, int64_t count, float most) {
+    Ints largest_so_far{};
+    for (int64_t i = 0; i < count; i += LANES) largest_so_far = larger(magnitudes(load(x + i)), largest_so_far);
+    return Unit(folded(largest_so_far, larger), most);
+}
 
 // Every lane: these four bytes.
 inline Ints four_bytes(const void* from) {

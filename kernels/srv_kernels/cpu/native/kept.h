@@ -14,8 +14,6 @@
 // the bytes of a block, as float32 [BLOCK_TOKENS]. That of a key or value that is not finite is NaN.
 #pragma once
 
-#include <bit>
-
 #include "bytes.h"
 #include "kernels.h"
 #include "product.h"
@@ -48,32 +46,6 @@ inline const float* scales_of(const int8_t* block, int64_t dim) {
     return reinterpret_cast<const float*>(block + BLOCK_TOKENS * dim);
 }
 
-// What whole numbers of up to `most` are worth that stand for numbers of up to `largest` (its bits), and how many such
-// a number is; NaN and none where the largest is not finite.
-struct Unit {
-    float worth, inverse;
-
-    Unit(int32_t largest, float most) {
-        const float needed = std::bit_cast<float>(largest) * (1.0f / most);
-        worth = needed > SMALLEST_UNIT ? needed : SMALLEST_UNIT;
-        inverse = 1.0f / worth;
-        if (largest >= INFINITE) worth = __builtin_nanf(""), inverse = 0;
-    }
-
-    // Of what is not a number, zero.
-    Ints count(const Floats& value) const {
-        const Floats steps = whole(value * inverse);
-        return to<int32_t>(choose(steps == steps, steps, Floats{}));
-    }
-};
-
-template <class T>
-inline Unit unit_of(const T* x, int64_t count, float most) {
-    Ints largest_so_far{};
-    for (int64_t i = 0; i < count; i += LANES) largest_so_far = larger(magnitudes(load(x + i)), largest_so_far);
-    return Unit(folded(largest_so_far, larger), most);
-}
-
 // A query as keys are multiplied by it; returns what one of its whole numbers is worth, 1 where there are none.
 template <class P, class T>
 inline float keep_query(FactorOf<P>* to_query, const T* x, int64_t dim) {
@@ -87,18 +59,20 @@ inline float keep_query(FactorOf<P>* to_query, const T* x, int64_t dim) {
     }
 }
 
-// One token's key or value in a pool's type, its columns beside one another; of bytes, its scale too.
+// One token's key or value in a pool's type, its columns beside one another: x itself, or what is made of it in `memory`;
+// of bytes, its scale too.
 template <class P, class T>
-inline void convert(P* to_row, float* scale, const T* x, int64_t dim) {
-    if constexpr (SCALED<P>) {
+inline const P* converted(P* memory, float* scale, const T* x, int64_t dim) {
+    if constexpr (std::is_same_v<P, T>) {
+        return x;
+    } else if constexpr (SCALED<P>) {
         const Unit unit = unit_of(x, dim, MOST_STEPS);
-        for (int64_t d = 0; d < dim; d += LANES) store_bytes(to_row + d, unit.count(load(x + d)));
+        for (int64_t d = 0; d < dim; d += LANES) store_bytes(memory + d, unit.count(load(x + d)));
         *scale = unit.worth;
-    } else if constexpr (std::is_same_v<P, T>) {
-        std::memcpy(to_row, x, dim * sizeof(T));
     } else {
-        for (int64_t d = 0; d < dim; d += LANES) store(to_row + d, load(x + d));
+        for (int64_t d = 0; d < dim; d += LANES) store(memory + d, load(x + d));
     }
+    return memory;
 }
 
 // The key of the token at a place of its block.
