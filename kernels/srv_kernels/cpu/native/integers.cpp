@@ -3,7 +3,8 @@
 // A packed weight is [outputs / 32][inputs / 4][32 outputs][4 inputs], read from its first byte to its last, zero where
 // the matrix has ended: four inputs lie together because the processor's byte product multiplies and adds fours
 // (VPDPBUSD, USDOT). That product takes unsigned bytes on one side, so the steps of x are kept with 128 added, and what this
-// adds to a sum (128 times the sum of the weights) is taken off with `correction`.
+// adds to a sum (128 times the sum of the weights) is taken off with `correction`. Where there is no such product, AVX2
+// multiplies pairs of 16 bits: steps are kept so, and of four weights those of even places and those of odd ones widened.
 //
 // Sums of integers are exact, so that a row's result depends neither on the batch nor on the threads.
 #include <algorithm>
@@ -20,12 +21,38 @@ namespace {
 // Rows of a tile, and vectors of its outputs: sums, weights and inputs fill the registers. One row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 12, VECTORS_OF_ROWS = 2;
-#elif defined(__AVX2__) || defined(__ARM_FEATURE_MATMUL_INT8)
+#elif defined(__AVX2__)
+constexpr int ROWS = 5, VECTORS_OF_ROWS = 1;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int ZERO = 128;             // the byte that stands for a step of 0
+constexpr int ZERO = 128;  // what stands for a step of 0
+
+// Four steps are multiplied at once, or the two of even places and then those of odd ones.
+#if defined(SRV_WORD_STEPS)
+using Step = int16_t;
+constexpr int PARTS = 2;
+
+inline void store_steps(Step* to, const Ints& steps) { store_words(to, steps); }
+
+inline Ints part_of(const Ints& weights, int part) {
+    return each([part](const auto& w) { return signed_bytes_at(w, part); }, weights);
+}
+
+inline Ints add_products(const Ints& sum, const Ints& steps, const Ints& weights) {
+    return dot_pairs(sum, steps, weights);
+}
+#else
+using Step = uint8_t;
+constexpr int PARTS = 1;
+
+inline void store_steps(Step* to, const Ints& steps) { store_bytes(to, steps); }
+inline Ints part_of(const Ints& weights, int) { return weights; }
+inline Ints add_products(const Ints& sum, const Ints& steps, const Ints& weights) { return dot(sum, steps, weights); }
+#endif
+static_assert(sizeof(Step) <= STEP_BYTES);
 
 // NaN counts as infinity.
 template <class T>
@@ -42,7 +69,8 @@ inline float largest_magnitude(const T* x, int64_t count) {
 template <class T>
 void quantize_row(const ByteLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    uint8_t* steps = a.steps + row * padded_fours(a.inputs);
+    const int64_t padded = padded_fours(a.inputs);  // what is past the inputs is multiplied by zeros
+    Step* steps = static_cast<Step*>(a.steps) + row * padded;
     const float most = largest_magnitude(x, a.inputs);
     const float scale = a.per_input == 0 || most == __builtin_inff() ? most / 127.0f : 1.0f;
     a.row_scales[row] = scale;
@@ -53,26 +81,30 @@ void quantize_row(const ByteLinearArgs& a, int64_t row) {
         Floats step = whole(a.per_input == 0 ? value / divisor : value * a.per_input + a.offset);
         step = choose(step > 127.0f, all(127.0f), step);
         step = choose(step < -128.0f, all(-128.0f), step);
-        uint8_t bytes[LANES];
-        store_bytes(bytes, to<int32_t>(step) + ZERO);
-        std::memcpy(steps + i, bytes, count);
+        Step kept[LANES];
+        store_steps(kept, to<int32_t>(step) + ZERO);
+        std::memcpy(steps + i, kept, std::min<int64_t>(padded - i, LANES) * sizeof(Step));
     }
-    for (int64_t i = a.inputs; i < padded_fours(a.inputs); ++i) steps[i] = ZERO;
 }
 
 // Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
 template <class T, int COUNT, int VECTORS>
 inline void tile(const ByteLinearArgs& a, const int8_t* weight, int64_t block, int64_t first, int64_t row) {
     const int64_t stride = padded_fours(a.inputs);
-    const uint8_t* steps = a.steps + row * stride;
+    const Step* steps = static_cast<const Step*>(a.steps) + row * stride;
     Ints sums[COUNT][VECTORS] = {};
     for (int64_t i = 0; i < stride; i += FOUR, weight += BLOCK_OUTPUTS * FOUR) {
+        Ints weights[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) weights[v] = load_fours(weight + v * LANES * FOUR);
+#pragma GCC unroll 2
+        for (int p = 0; p < PARTS; ++p) {
+            Ints part[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) part[v] = part_of(weights[v], p);
 #pragma GCC unroll 16
-        for (int r = 0; r < COUNT; ++r) {
-            const Ints four = four_bytes(steps + r * stride + i);
+            for (int r = 0; r < COUNT; ++r) {
+                const Ints taken = four_bytes(steps + r * stride + i + p * FOUR / PARTS);
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) {
-                sums[r][v] = dot(sums[r][v], four, load_fours(weight + v * LANES * FOUR));
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], taken, part[v]);
             }
         }
     }

@@ -67,7 +67,7 @@ struct ByteLinearArgs {
     const int32_t* correction;  // [outputs], added to the sums of steps
     const void* bias;           // null, or [outputs], added last
     void* out;                  // [rows, outputs], contiguous
-    uint8_t* steps;             // scratch: [rows, padded_fours(inputs)]; library.cpp's, as the next is
+    void* steps;                // scratch: [rows, padded_fours(inputs)] of STEP_BYTES or less; library.cpp's, as the next is
     float* row_scales;          // scratch: [rows]
     int64_t rows, inputs, outputs, x_stride;
     float per_input, offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0

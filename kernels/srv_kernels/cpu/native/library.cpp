@@ -133,9 +133,10 @@ void block_linear(Type type, const BlockLinearArgs& given) {
 
 void byte_linear(Type type, const ByteLinearArgs& given) {
     ByteLinearArgs args = given;
-    const int64_t steps = lines(args.rows * padded_fours(args.inputs));
-    args.steps = scratch.of(steps + args.rows * sizeof(float));
-    args.row_scales = reinterpret_cast<float*>(args.steps + steps);
+    const int64_t steps = lines(args.rows * padded_fours(args.inputs) * STEP_BYTES);
+    uint8_t* const at = scratch.of(steps + args.rows * sizeof(float));
+    args.steps = at;
+    args.row_scales = reinterpret_cast<float*>(at + steps);
     chosen->byte_linear(type, args);
 }
 

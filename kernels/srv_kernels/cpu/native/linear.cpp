@@ -2,7 +2,8 @@
 //
 // A packed weight is a row of blocks. Each holds 32 outputs for all inputs, and is read from its first byte to its
 // last: [inputs / 2][32 outputs][2 inputs], zero where the matrix has ended. Two inputs lie together because the
-// processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); float32 keeps the same order.
+// processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); float32, which is multiplied one by one, lies
+// as [inputs / 2][2 inputs][32 outputs].
 //
 //     for each block                       its own thread's, one after the other
 //         for each tile of ROWS rows       accumulators [ROWS][vectors] stay in registers
@@ -82,7 +83,7 @@ void linear_of(const LinearArgs& given) {
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, W, COUNT, VECTORS>(a, packed + block * block_size + first * TOGETHER, block, first, row);
+            tile<T, W, COUNT, VECTORS>(a, packed + block * block_size + first * BESIDE<W>, block, first, row);
         }
     });
 }
@@ -98,8 +99,8 @@ void pack_of(const PackArgs& a) {
                 const int64_t row = block * BLOCK_OUTPUTS + output;
                 const T* from = static_cast<const T*>(a.weight) + row * a.stride;
                 for (int64_t i = 0; i < pairs * TOGETHER; ++i) {
-                    to[(i / TOGETHER * BLOCK_OUTPUTS + output) * TOGETHER + i % TOGETHER] =
-                        row < a.outputs && i < a.inputs ? from[i] : T{};
+                    const int64_t beside = BESIDE<T>, place = i / beside * BLOCK_OUTPUTS + output;
+                    to[place * beside + i % beside] = row < a.outputs && i < a.inputs ? from[i] : T{};
                 }
             }
         }

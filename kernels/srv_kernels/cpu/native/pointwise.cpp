@@ -37,8 +37,8 @@ void norm_row(const NormArgs& a, int64_t row) {
         const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride;
         T* total = static_cast<T*>(a.total) + row * a.dim;
         over_row(a.dim, [&](int64_t i, int64_t count) {
-            const Floats value = rounded(take(residual + i, count) + take(x + i, count), x);
-            give(total + i, value, count);
+            give(total + i, take(residual + i, count) + take(x + i, count), count);
+            const Floats value = take(total + i, count);
             squares += value * value;
         });
         x = total;

@@ -1,9 +1,10 @@
 // The product that all matrices of plain numbers go through: sums, each plus two weights times two inputs.
 //
-// Two inputs lie together because the processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); what it
-// does not take keeps the same order, so that one loop serves both.
+// Two inputs lie together because the processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT). 8-bit
+// integers, which become bfloat16, keep that order, so that one loop serves both; float32 needs no shuffles in its own.
 #pragma once
 
+#include "kernels.h"
 #include "vector.h"
 
 namespace srv::SRV_ISA {
@@ -21,6 +22,10 @@ constexpr bool WIDENS = true;
 template <class T>
 using Factor = std::conditional_t<WIDENS, float, T>;
 
+// Of two inputs' weights, how many lie beside one another for an output; float32's lie a block's outputs apart.
+template <class W>
+constexpr int64_t BESIDE = std::is_same_v<W, float> ? 1 : TOGETHER;
+
 // Of sixteen outputs' weights of two inputs, those of the first input (PLACE 0) or of the second.
 template <int PLACE>
 inline Floats weights_of(const BFloat16* from) {
@@ -30,29 +35,13 @@ inline Floats weights_of(const BFloat16* from) {
 
 template <int PLACE>
 inline Floats weights_of(const int8_t* from) {
-    const Ints both = fill<Ints>([=](auto& lanes, int lane) {
-        Vector<int16_t, LANES_OF<decltype(lanes)>> pairs;
-        std::memcpy(&pairs, from + lane * 2, sizeof(pairs));
-        lanes = __builtin_convertvector(pairs, std::remove_reference_t<decltype(lanes)>);
-    });
+    const Ints both = load_widened<int16_t>(from);
     return to<float>(PLACE == 0 ? (both << 24) >> 24 : both >> 8);
-}
-
-// Every other lane of two vectors, from lane `FIRST` on.
-template <int FIRST, class V>
-inline V alternate(const V& low, const V& high) {
-    if constexpr (IS_TWO<V>) {
-        return {alternate<FIRST>(low.low, low.high), alternate<FIRST>(high.low, high.high)};
-    } else {
-        Vector<int32_t, LANES_OF<V>> lanes;
-        for (int i = 0; i < LANES_OF<V>; ++i) lanes[i] = 2 * i + FIRST;
-        return __builtin_shuffle(low, high, lanes);
-    }
 }
 
 template <int PLACE>
 inline Floats weights_of(const float* from) {
-    return alternate<PLACE>(load(from), load(from + LANES));
+    return load(from + PLACE * BLOCK_OUTPUTS);
 }
 
 #if defined(__AVX512BF16__)
@@ -95,7 +84,7 @@ inline Floats dot(const Floats& sum, const Pairs& weights, int32_t both) {
 template <int PLACE, int COUNT, int VECTORS, class W>
 inline void add_products_at(Floats (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
     Floats weight[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) weight[v] = weights_of<PLACE>(weights + v * LANES * 2);
+    for (int v = 0; v < VECTORS; ++v) weight[v] = weights_of<PLACE>(weights + v * LANES * BESIDE<W>);
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
         const Floats input = all(x[r * stride + PLACE]);

@@ -69,13 +69,30 @@ inline Ints load_fours(const void* from) {
 
 inline Ints load(const int32_t* from) { return load_fours(from); }
 
-inline Floats load(const BFloat16* from) {
-    return bits_as<float>(fill<Words>([=](auto& lanes, int lane) {
-        Vector<uint16_t, LANES_OF<decltype(lanes)>> halves;
-        std::memcpy(&halves, from + lane, sizeof(halves));
-        lanes = __builtin_convertvector(halves, std::remove_reference_t<decltype(lanes)>) << 16;
-    }));
+// Sixteen numbers of 16 bits, widened to 32 as their sign says.
+template <class Number>
+inline auto load_widened(const void* from) {
+    using Wide = std::conditional_t<std::is_signed_v<Number>, int32_t, uint32_t>;
+    const auto* bytes = static_cast<const uint8_t*>(from);
+    return fill<Vector<Wide>>([=](auto& lanes, int lane) {
+        using Lanes = std::remove_reference_t<decltype(lanes)>;
+        Vector<Number, LANES_OF<Lanes>> halves;
+        std::memcpy(&halves, bytes + lane * sizeof(Number), sizeof(halves));
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        // One instruction; GCC 12 makes it five.
+        const auto from_halves = reinterpret_cast<__m128i>(halves);
+        if constexpr (std::is_signed_v<Number>) {
+            lanes = reinterpret_cast<Lanes>(_mm256_cvtepi16_epi32(from_halves));
+        } else {
+            lanes = reinterpret_cast<Lanes>(_mm256_cvtepu16_epi32(from_halves));
+        }
+#else
+        lanes = __builtin_convertvector(halves, Lanes);
+#endif
+    });
 }
+
+inline Floats load(const BFloat16* from) { return bits_as<float>(load_widened<uint16_t>(from) << 16); }
 
 // Of numbers in half precision.
 inline Floats load_halves(const uint8_t* from) {
@@ -106,20 +123,36 @@ inline void store(int32_t* to, const Ints& value) {
     over(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
 }
 
+#if defined(__AVX512BF16__)
 // The processor's own conversion makes zeros of what is below 2^-126 in magnitude.
 inline void store(BFloat16* to, const Floats& value) {
     over(value, [=](const auto& lanes, int lane) {
-#if defined(__AVX512BF16__)
         const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(lanes));
-#else
-        const auto bits = bits_as<uint32_t>(lanes);
-        const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        const auto chosen = lanes == lanes ? rounded : decltype(rounded){} + 0x7fc0u;
-        const auto halves = __builtin_convertvector(chosen, Vector<uint16_t, LANES_OF<decltype(chosen)>>);
-#endif
         std::memcpy(to + lane, &halves, sizeof(halves));
     });
 }
+#else
+// Those of the nearest numbers of bfloat16, ties to even, in the upper halves; NaN stays NaN.
+inline Words bfloat16_bits(const Floats& value) {
+    const Words bits = bits_as<uint32_t>(value);
+    const Words nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    return choose(value == value, nearest, Words{} + 0x7fc00000u);
+}
+
+inline void store(BFloat16* to, const Floats& value) {
+    const Words upper = bfloat16_bits(value) >> 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i halves =
+        _mm256_packus_epi32(reinterpret_cast<__m256i>(upper.low), reinterpret_cast<__m256i>(upper.high));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(halves, 0xd8));
+#else
+    over(upper, [=](const auto& lanes, int lane) {
+        const auto halves = __builtin_convertvector(lanes, Vector<uint16_t, LANES_OF<decltype(lanes)>>);
+        std::memcpy(to + lane, &halves, sizeof(halves));
+    });
+#endif
+}
+#endif
 
 // Round to nearest, ties to even; from 65,520 on infinity, NaN stays NaN.
 inline void store(Half* to, const Floats& value) {
@@ -185,9 +218,13 @@ inline void store_some(T* to, const Floats& value, int64_t count) {
 inline Floats rounded(const Floats& value, const float*) { return value; }
 
 inline Floats rounded(const Floats& value, const BFloat16*) {
+#if defined(__AVX512BF16__)
     BFloat16 stored[LANES];
     store(stored, value);
     return load(stored);
+#else
+    return bits_as<float>(bfloat16_bits(value));
+#endif
 }
 
 // The lanes made four by `both`, a half with the other half, and again.
