@@ -49,7 +49,7 @@ test: lint
 # same here.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
-	$(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --durations 40
 	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
 	$(BIN)/srv matrix check --rerun $(RERUN)
 
