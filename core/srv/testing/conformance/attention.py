@@ -188,19 +188,24 @@ def dtypes(kit: Kit) -> str:
 
 
 def int8_kv(kit: Kit) -> str:
-    """A pool of 8-bit integers, with shared and with unshared KV heads."""
+    """A pool of 8-bit integers, with shared and with unshared KV heads, in every declared dtype that takes one."""
     seen: list[str] = []
     for kv_heads in (4, 2):
-        try:
-            chosen = some_setups(kit, kv_heads=kv_heads, kv_dtype="int8")
-        except NotApplicable as reason:
+        refused: list[str] = []
+        for dtype in declared_dtypes(kit):
+            try:
+                chosen = some_setups(kit, 4, kv_heads, dtypes=(dtype,), head_sizes=HEAD_SIZES, kv_dtype="int8")
+            except NotApplicable as reason:
+                refused.append(str(reason))
+                continue
+            for setup in chosen:
+                _check_room(kit, setup)
+            seen.append(_each(chosen, lambda setup: _typical(kit, setup, "keys and values of int8")))
+        if len(refused) == len(declared_dtypes(kit)):
             raise Fault(
-                f"it declares the capability int8_kv, but {reason}",
+                f"it declares the capability int8_kv, but {'; '.join(refused)}",
                 "Leave int8_kv out of the capabilities, or let a backend take it.",
-            ) from reason
-        for setup in chosen:
-            _check_room(kit, setup)
-        seen.append(_each(chosen, lambda setup: _typical(kit, setup, "keys and values of int8")))
+            )
     return "; ".join(seen)
 
 
