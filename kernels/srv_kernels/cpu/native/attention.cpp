@@ -1,27 +1,19 @@
 // Causal attention over packed pages: what a row's queries see is worked through in stretches of 64 keys, with the
 // softmax kept up as they come (Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention, arXiv:2205.14135).
 //
-// A piece of work is some queries of one row and all query heads of one key head, so that a key is read once for its
-// group; a row of one query is also cut along its keys, in parts of PART keys, whose results are merged afterwards.
-// Cuts depend on the row's own lengths alone: its result does not depend on the batch, nor on the threads.
-//
-// Neighbouring rows of one query whose page tables begin alike go through these keys together, which are then read once
-// for all of them (Hydragen, arXiv:2402.05099, splits attention at the same place). Each row's sums are taken in
-// the order in which it would take them alone.
+// How the work is cut: pieces.h.
 #include <atomic>
 #include <vector>
 
 #include "kept.h"
 #include "kernels.h"
+#include "pieces.h"
 #include "pool.h"
 
 namespace srv::SRV_ISA {
 namespace {
 
-constexpr int64_t STRETCH = 64;
-constexpr int64_t PART = 1024;
-constexpr int64_t QUERIES = 32;  // rows of one piece: queries times heads of a group, where a group is no larger
-constexpr int BLOCKS = STRETCH / BLOCK_TOKENS;
+constexpr int BLOCKS = STRETCH_KEYS / BLOCK_TOKENS;
 constexpr float NOTHING = -__builtin_inff();
 
 // Rows whose scores are taken together, and the chains of sums of each; rows to which values are added together, and
@@ -34,10 +26,6 @@ constexpr int SCORED = 6, CHAINS = 1, ADDED = 5, COLUMNS = 1;
 constexpr int SCORED = 3, CHAINS = 1, ADDED = 3, COLUMNS = 1;
 #endif
 
-int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
-int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
 template <class P>
 struct Workspace {
@@ -48,8 +36,8 @@ struct Workspace {
 
     void fit(int64_t rows, int64_t dim) {
         grow(query, rows * dim);
-        grow(weights, rows * STRETCH);
-        grow(scores, rows * STRETCH);
+        grow(weights, rows * STRETCH_KEYS);
+        grow(scores, rows * STRETCH_KEYS);
         grow(out, rows * dim);
         grow(top, rows);
         grow(total, rows * LANES);
@@ -57,7 +45,7 @@ struct Workspace {
             grow(query_units, rows);
             grow(weight_units, rows);
         } else {
-            grow(cut, STRETCH * dim);
+            grow(cut, STRETCH_KEYS * dim);
         }
     }
 
@@ -65,20 +53,6 @@ struct Workspace {
     static void grow(V& memory, int64_t size) {
         if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
     }
-};
-
-// Neighbouring rows [first, end) that begin with the same `shared` keys; a row by itself shares none.
-struct Run {
-    int64_t first, end, shared;
-};
-
-// Queries [first_query, end_query) of each row of a run, against the keys [first_key, end_key) as far as a row has them.
-// Only runs of one row have more than one query a row.
-struct Piece {
-    Run run;
-    int64_t part, kv_head, first_query, end_query, first_key, end_key;
-
-    bool together() const { return run.end - run.first > 1; }
 };
 
 // Where the keys and values of one stretch lie.
@@ -92,18 +66,13 @@ struct Blocks {
 template <class T, class P>
 class Attention {
 public:
-    explicit Attention(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
+    explicit Attention(const AttentionArgs& args) : a(args), pieces(args), group(args.heads / args.kv_heads) {
         first_part.resize(a.rows + 1);
         for (int64_t row = 0; row < a.rows; ++row) {
-            const int64_t found = parts(row);
+            const int64_t found = pieces.parts(row);
             first_part[row + 1] = first_part[row] + (found > 1 ? found * a.heads : 0);
         }
         partial.resize(first_part[a.rows] * (a.dim + 2));
-        first_piece.push_back(0);
-        for (int64_t row = 0; row < a.rows; row = runs.back().end) {
-            runs.push_back(run_from(row));
-            first_piece.push_back(first_piece.back() + a.kv_heads * cuts(runs.back()));
-        }
     }
 
     void run() {
@@ -117,66 +86,23 @@ public:
             for (int64_t row = 0; row < a.rows; ++row) write(row, share, shares);
         });
         std::atomic<int64_t> next{0};
-        const int64_t count = first_piece.back(), taken = count < 8 * a.kv_heads ? 1 : a.kv_heads;  // all heads of a row
+        const int64_t count = pieces.count(), taken = count < 8 * a.kv_heads ? 1 : a.kv_heads;  // all heads of a row
         parallel(alone, [&](int, int) {
             for (int64_t piece; (piece = next.fetch_add(taken, std::memory_order_relaxed)) < count;) {
                 for (const int64_t end = at_most(piece + taken, count); piece < end; ++piece) attend(piece);
             }
         });
         for (int64_t row = 0; row < a.rows; ++row) {
-            if (parts(row) > 1) merge(row);
+            if (pieces.parts(row) > 1) merge(row);
         }
     }
 
 private:
     const AttentionArgs& a;
+    const Pieces pieces;
     const int64_t group;
-    std::vector<Run> runs;
-    std::vector<int64_t> first_piece, first_part;  // of each run, of each row
-    std::vector<float> partial;  // of each part and head: its largest score, its sum, its weighted values
-
-    int64_t queries_of_piece() const { return at_least(1, QUERIES / group); }
-
-    int64_t first_seen(int64_t position) const {
-        return a.window == 0 ? 0 : at_least(0, position + 1 - a.window);
-    }
-
-    // Parts of the keys of a row of one query; 1 for other rows.
-    int64_t parts(int64_t row) const {
-        if (a.query_lens[row] != 1) return 1;
-        return ceiling(a.kv_lens[row], PART) - first_seen(a.kv_lens[row] - 1) / PART;
-    }
-
-    // Pieces of a run and one key head: along the keys where rows have one query, else along the queries.
-    int64_t cuts(const Run& run) const {
-        if (a.query_lens[run.first] != 1) return ceiling(a.query_lens[run.first], queries_of_piece());
-        int64_t most = 1;
-        for (int64_t row = run.first; row < run.end; ++row) most = at_least(most, parts(row));
-        return most;
-    }
-
-    // Keys that two rows have in the same pages, in whole blocks, of those before either's newest.
-    int64_t shared_keys(int64_t one, int64_t other) const {
-        const int64_t most = (at_most(a.kv_lens[one], a.kv_lens[other]) - 1) / a.page_size;
-        const int32_t* pages = a.table + one * a.columns;
-        const int32_t* others = a.table + other * a.columns;
-        int64_t same = 0;
-        while (same < most && pages[same] == others[same]) ++same;
-        return same * a.page_size;
-    }
-
-    // The rows from `row` on that go together: as many as one piece holds, as long as they share a stretch or more.
-    Run run_from(int64_t row) const {
-        Run run{row, row + 1, 0};
-        if (a.query_lens[row] != 1 || a.window != 0) return run;
-        const int64_t most = at_most(a.rows, row + queries_of_piece());
-        for (; run.end < most && a.query_lens[run.end] == 1; ++run.end) {
-            const int64_t shared = shared_keys(row, run.end);
-            if (shared < STRETCH || shared < run.shared / 2) break;
-            run.shared = run.shared == 0 ? shared : at_most(run.shared, shared);
-        }
-        return run;
-    }
+    std::vector<int64_t> first_part;  // of each row
+    std::vector<float> partial;       // of each part and head: its largest score, its sum, its weighted values
 
     const P* block(const void* pool, int64_t row, int64_t kv_head, int64_t position) const {
         const int64_t page = a.table[row * a.columns + position / a.page_size];
@@ -219,32 +145,9 @@ private:
         }
     }
 
-    Piece piece_of(int64_t number) const {
-        int64_t index = 0;
-        while (first_piece[index + 1] <= number) ++index;
-        const Run& run = runs[index];
-        const int64_t within = number - first_piece[index], cut = within / a.kv_heads, row = run.first;
-        const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
-        Piece piece{run, cut, within % a.kv_heads, 0, 1, 0, 0};
-        if (a.query_lens[row] == 1) {
-            const int64_t seen = first_seen(prefix), part = seen / PART + cut;
-            piece.first_key = at_least(seen, part * PART);
-            piece.end_key = (part + 1) * PART;
-        } else {
-            piece.first_query = cut * queries_of_piece();
-            piece.end_query = at_most(a.query_lens[row], piece.first_query + queries_of_piece());
-            piece.first_key = first_seen(prefix + piece.first_query);
-            piece.end_key = prefix + piece.end_query;
-        }
-        return piece;
-    }
-
-    // The end of what a row has of a piece's keys.
-    int64_t end_of(const Piece& piece, int64_t row) const { return at_most(piece.end_key, a.kv_lens[row]); }
-
     void attend(int64_t number) {
         thread_local Workspace<P> space;
-        const Piece piece = piece_of(number);
+        const Piece piece = pieces.at(number);
         const int64_t rows = (piece.run.end - piece.run.first) * (piece.end_query - piece.first_query) * group;
         space.fit(rows, a.dim);
         for (int64_t r = 0; r < rows; ++r) {
@@ -255,15 +158,15 @@ private:
         std::memset(space.total.data(), 0, rows * LANES * sizeof(float));
         std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
         int64_t last = 0;
-        for (int64_t row = piece.run.first; row < piece.run.end; ++row) last = at_least(last, end_of(piece, row));
-        for (int64_t key = piece.first_key / STRETCH * STRETCH; key < last; key += STRETCH) {
-            if (!piece.together() || key + STRETCH <= piece.run.shared) {
+        for (int64_t row = piece.run.first; row < piece.run.end; ++row) last = at_least(last, pieces.end_of(piece, row));
+        for (int64_t key = piece.first_key / STRETCH_KEYS * STRETCH_KEYS; key < last; key += STRETCH_KEYS) {
+            if (!piece.together() || key + STRETCH_KEYS <= piece.run.shared) {
                 stretch(space, piece, {0, rows}, piece.run.first, key);
                 continue;
             }
             for (int64_t row = piece.run.first; row < piece.run.end; ++row) {
                 const int64_t begin = (row - piece.run.first) * group;
-                if (key < end_of(piece, row)) stretch(space, piece, {begin, begin + group}, row, key);
+                if (key < pieces.end_of(piece, row)) stretch(space, piece, {begin, begin + group}, row, key);
             }
         }
         finish(space, piece, rows);
@@ -271,16 +174,16 @@ private:
 
     // What is read after this block of values: a block of keys, of the next stretch, or else of the next head's first.
     const P* after(const Piece& piece, int64_t row, int64_t at) const {
-        const int64_t next = at + STRETCH, first = piece.first_key / STRETCH * STRETCH + at % STRETCH;
-        if (next < end_of(piece, row)) return block(a.keys, row, piece.kv_head, next);
-        const bool more = piece.kv_head + 1 < a.kv_heads && first < end_of(piece, row);
+        const int64_t next = at + STRETCH_KEYS, first = piece.first_key / STRETCH_KEYS * STRETCH_KEYS + at % STRETCH_KEYS;
+        if (next < pieces.end_of(piece, row)) return block(a.keys, row, piece.kv_head, next);
+        const bool more = piece.kv_head + 1 < a.kv_heads && first < pieces.end_of(piece, row);
         return more ? block(a.keys, row, piece.kv_head + 1, first) : nullptr;
     }
 
     // The rows [of.begin, of.end) of a piece against 64 keys, which lie where `row` has them.
     void stretch(Workspace<P>& space, const Piece& piece, Range of, int64_t row, int64_t key) const {
-        const int64_t last = end_of(piece, row);
-        const int64_t end = at_most(key + STRETCH, ceiling(last, BLOCK_TOKENS) * BLOCK_TOKENS);
+        const int64_t last = pieces.end_of(piece, row);
+        const int64_t end = at_most(key + STRETCH_KEYS, ceiling(last, BLOCK_TOKENS) * BLOCK_TOKENS);
         Blocks<P> blocks;
         for (int64_t at = key; at < end; at += BLOCK_TOKENS, ++blocks.count) {
             blocks.keys[blocks.count] = block(a.keys, row, piece.kv_head, at);
@@ -291,14 +194,8 @@ private:
         add_values(space, piece, of, row, key, blocks);
     }
 
-    // The batch's row, and the query within it, of row r of a piece; its head is r % group of the group.
-    int64_t row_of(const Piece& piece, int64_t r) const { return piece.run.first + (piece.together() ? r / group : 0); }
-    int64_t query_of(const Piece& piece, int64_t r) const {
-        return piece.together() ? 0 : piece.first_query + r / group;
-    }
-
     const T* query(const Piece& piece, int64_t r) const {
-        const int64_t token = a.starts[row_of(piece, r)] + query_of(piece, r);
+        const int64_t token = a.starts[pieces.row_of(piece, r)] + pieces.query_of(piece, r);
         return static_cast<const T*>(a.q) + token * a.q_stride + (piece.kv_head * group + r % group) * a.dim;
     }
 
@@ -336,15 +233,15 @@ private:
             add_kept(sums[0], at, queries + d, dim);
             add_kept(sums[1 % CHAINS], at + TOGETHER * BLOCK_TOKENS, queries + d + TOGETHER, dim);
         }
-        float* scores = &space.scores[first * STRETCH + number * BLOCK_TOKENS];
+        float* scores = &space.scores[first * STRETCH_KEYS + number * BLOCK_TOKENS];
 #pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
             for (int chain = 1; chain < CHAINS; ++chain) sums[0][r][0] += sums[chain][r][0];
             if constexpr (SCALED<P>) {
                 const Floats scored = to<float>(sums[0][r][0]) * space.query_units[first + r];
-                store(scores + r * STRETCH, scored * load(scales_of(keys, a.dim)));
+                store(scores + r * STRETCH_KEYS, scored * load(scales_of(keys, a.dim)));
             } else {
-                store(scores + r * STRETCH, sums[0][r][0]);
+                store(scores + r * STRETCH_KEYS, sums[0][r][0]);
             }
         }
     }
@@ -354,27 +251,28 @@ private:
     void weigh(Workspace<P>& space, const Piece& piece, Range of, int64_t key, const Blocks<P>& blocks) const {
         const int64_t count = blocks.count * BLOCK_TOKENS;
         for (int64_t r = of.begin; r < of.end; ++r) {
-            const int64_t row = row_of(piece, r);
-            const int64_t position = a.kv_lens[row] - a.query_lens[row] + query_of(piece, r);
-            const auto first = static_cast<int32_t>(at_least(at_least(first_seen(position), piece.first_key) - key, 0));
-            const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH));
-            const Floats most = scaled(&space.scores[r * STRETCH], count, first, last);
+            const int64_t row = pieces.row_of(piece, r);
+            const int64_t position = a.kv_lens[row] - a.query_lens[row] + pieces.query_of(piece, r);
+            const int64_t seen = at_least(pieces.first_seen(position), piece.first_key);
+            const auto first = static_cast<int32_t>(at_least(seen - key, 0));
+            const auto last = static_cast<int32_t>(at_most(at_most(position + 1, piece.end_key) - key, STRETCH_KEYS));
+            const Floats most = scaled(&space.scores[r * STRETCH_KEYS], count, first, last);
             const float before = space.top[r];
             if (any_larger(most, before)) {
                 rescale(space, r, before, largest(most));
-            } else if (before == NOTHING && any_nan(&space.scores[r * STRETCH], count)) {
+            } else if (before == NOTHING && any_nan(&space.scores[r * STRETCH_KEYS], count)) {
                 space.top[r] = __builtin_nanf("");  // as every weight of this row is from now on
             }
         }
         for (int64_t r = of.begin; r < of.end; ++r) {
             const float top = space.top[r];
             if (top == NOTHING) {  // nothing seen yet
-                std::memset(static_cast<void*>(&space.weights[r * STRETCH]), 0, count * sizeof(FactorOf<P>));
+                std::memset(static_cast<void*>(&space.weights[r * STRETCH_KEYS]), 0, count * sizeof(FactorOf<P>));
                 if constexpr (SCALED<P>) space.weight_units[r] = 0;
                 continue;
             }
             Floats total = load(&space.total[r * LANES]);
-            for (int64_t at = r * STRETCH; at < r * STRETCH + count; at += LANES) {
+            for (int64_t at = r * STRETCH_KEYS; at < r * STRETCH_KEYS + count; at += LANES) {
                 const Floats weight = exponential_for(load(&space.scores[at]) - top, static_cast<const T*>(nullptr));
                 if constexpr (SCALED<P>) {
                     store(&space.scores[at], weight);
@@ -394,7 +292,7 @@ private:
         Floats weights[BLOCKS];
         Ints most{};
         for (int number = 0; number < blocks.count; ++number) {
-            const Floats weight = load(&space.scores[r * STRETCH + number * BLOCK_TOKENS]);
+            const Floats weight = load(&space.scores[r * STRETCH_KEYS + number * BLOCK_TOKENS]);
             const Floats scaled = weight * load(scales_of(blocks.values[number], a.dim));
             weights[number] = choose(weight == 0.0f, Floats{}, scaled);
             most = larger(magnitudes(weights[number]), most);
@@ -402,7 +300,7 @@ private:
         const Unit unit(folded(most, larger), MOST_UNITS);
         space.weight_units[r] = unit.worth;
         for (int number = 0; number < blocks.count; ++number) {
-            store_words(&space.weights[r * STRETCH + number * BLOCK_TOKENS], unit.count(weights[number]));
+            store_words(&space.weights[r * STRETCH_KEYS + number * BLOCK_TOKENS], unit.count(weights[number]));
         }
     }
 
@@ -417,7 +315,7 @@ private:
 
     // Scores times the scale, in place, and nothing where a query does not see; returns the largest of each lane.
     Floats scaled(float* scores, int64_t count, int32_t first, int32_t last) const {
-        const bool plain = first == 0 && last == STRETCH && a.soft_cap == 0;
+        const bool plain = first == 0 && last == STRETCH_KEYS && a.soft_cap == 0;
         Floats most = all(NOTHING);
         for (int64_t i = 0; i < count; i += LANES) {
             Floats value = load(scores + i) * a.scale;
@@ -449,7 +347,7 @@ private:
 
     void add_values(Workspace<P>& space, const Piece& piece, Range of, int64_t row, int64_t key,
                     const Blocks<P>& blocks) const {
-        const int64_t last = end_of(piece, row);
+        const int64_t last = pieces.end_of(piece, row);
         const P *values[BLOCKS], *next[BLOCKS];
         for (int number = 0; number < blocks.count; ++number) {
             const int64_t at = key + number * BLOCK_TOKENS;
@@ -489,13 +387,13 @@ private:
         for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(space, first, values, next, count, d);
     }
 
-    // Not inlined: among the rest of a stretch GCC 12 keeps sums of bfloat16 in memory; attention then takes up to a tenth
+    // Not inlined: among the rest of a stretch GCC 12 keeps sums of bfloat16 in memory, and attention takes up to a tenth
     // longer.
     template <int COUNT, int VECTORS>
-    [[gnu::noinline]] void add_columns(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next, int count,
-                                       int64_t d) const {
+    [[gnu::noinline]] void add_columns(Workspace<P>& space, int64_t first, const P* const* values,
+                                       const P* const* next, int count, int64_t d) const {
         constexpr int64_t TOGETHER = TOGETHER_IN<P>;
-        const FactorOf<P>* weights = &space.weights[first * STRETCH];
+        const FactorOf<P>* weights = &space.weights[first * STRETCH_KEYS];
         float* out = &space.out[first * a.dim + d];
         SumsOf<P> sums[COUNT][VECTORS];
 #pragma GCC unroll 16
@@ -513,7 +411,7 @@ private:
             for (int64_t i = 0; i < BLOCK_TOKENS / TOGETHER; ++i) {
                 const P* of_tokens = values[number] + (i * a.dim + d) * TOGETHER;
                 prefetch_of(next[number], (i * a.dim + d) * TOGETHER, TOGETHER * VECTORS * LANES);
-                add_kept(sums, of_tokens, weights + number * BLOCK_TOKENS + i * TOGETHER, STRETCH);
+                add_kept(sums, of_tokens, weights + number * BLOCK_TOKENS + i * TOGETHER, STRETCH_KEYS);
             }
         }
 #pragma GCC unroll 16
@@ -550,7 +448,8 @@ private:
 
     void finish(Workspace<P>& space, const Piece& piece, int64_t rows) {
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t row = row_of(piece, r), found = parts(row), head = piece.kv_head * group + r % group;
+            const int64_t row = pieces.row_of(piece, r), found = pieces.parts(row);
+            const int64_t head = piece.kv_head * group + r % group;
             const float* sums = &space.out[r * a.dim];
             if (found > 1) {
                 if (piece.part >= found) continue;  // another row of the run is longer
@@ -561,14 +460,14 @@ private:
                 continue;
             }
             if (piece.together() && piece.part > 0) continue;
-            T* out = static_cast<T*>(a.out) + ((a.starts[row] + query_of(piece, r)) * a.heads + head) * a.dim;
+            T* out = static_cast<T*>(a.out) + ((a.starts[row] + pieces.query_of(piece, r)) * a.heads + head) * a.dim;
             const float factor = 1.0f / sum(load(&space.total[r * LANES]));
             for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * factor);
         }
     }
 
     void merge(int64_t row) const {
-        const int64_t found = parts(row);
+        const int64_t found = pieces.parts(row);
         float sums[MOST_DIM];
         for (int64_t head = 0; head < a.heads; ++head) {
             const float* from = &partial[(first_part[row] + head * found) * (a.dim + 2)];

@@ -1,0 +1,132 @@
+// How attention over a batch is cut into pieces of work.
+//
+// A piece is some queries of one row and all query heads of one key head, so that a key is read once for its group; a
+// row of one query is also cut along its keys, in parts of PART keys, whose results are merged afterwards. Cuts depend on
+// the row's own lengths alone: its result does not depend on the batch, nor on the threads.
+//
+// Neighbouring rows of one query whose page tables begin alike go through these keys together, which are then read once
+// for all of them (Hydragen, arXiv:2402.05099, splits attention at the same place). Each row's sums are taken in
+// the order in which it would take them alone.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace srv::SRV_ISA {
+
+constexpr int64_t STRETCH_KEYS = 64;  // keys that are worked through at once
+constexpr int64_t PART = 1024;
+constexpr int64_t QUERIES = 32;  // rows of one piece: queries times heads of a group, where a group is no larger
+
+inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Neighbouring rows [first, end) that begin with the same `shared` keys; a row by itself shares none.
+struct Run {
+    int64_t first, end, shared;
+};
+
+// Queries [first_query, end_query) of each row of a run, against the keys [first_key, end_key) as far as a row has them.
+// Only runs of one row have more than one query a row.
+struct Piece {
+    Run run;
+    int64_t part, kv_head, first_query, end_query, first_key, end_key;
+
+    bool together() const { return run.end - run.first > 1; }
+};
+
+// The pieces of a call, numbered.
+class Pieces {
+public:
+    explicit Pieces(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
+        first_piece.push_back(0);
+        for (int64_t row = 0; row < a.rows; row = runs.back().end) {
+            runs.push_back(run_from(row));
+            first_piece.push_back(first_piece.back() + a.kv_heads * cuts(runs.back()));
+        }
+    }
+
+    int64_t count() const { return first_piece.back(); }
+
+    Piece at(int64_t number) const {
+        int64_t index = 0;
+        while (first_piece[index + 1] <= number) ++index;
+        const Run& run = runs[index];
+        const int64_t within = number - first_piece[index], cut = within / a.kv_heads, row = run.first;
+        const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
+        Piece piece{run, cut, within % a.kv_heads, 0, 1, 0, 0};
+        if (a.query_lens[row] == 1) {
+            const int64_t seen = first_seen(prefix), part = seen / PART + cut;
+            piece.first_key = at_least(seen, part * PART);
+            piece.end_key = (part + 1) * PART;
+        } else {
+            piece.first_query = cut * queries_of_piece();
+            piece.end_query = at_most(a.query_lens[row], piece.first_query + queries_of_piece());
+            piece.first_key = first_seen(prefix + piece.first_query);
+            piece.end_key = prefix + piece.end_query;
+        }
+        return piece;
+    }
+
+    // Parts of the keys of a row of one query; 1 for other rows.
+    int64_t parts(int64_t row) const {
+        if (a.query_lens[row] != 1) return 1;
+        return ceiling(a.kv_lens[row], PART) - first_seen(a.kv_lens[row] - 1) / PART;
+    }
+
+    int64_t first_seen(int64_t position) const {
+        return a.window == 0 ? 0 : at_least(0, position + 1 - a.window);
+    }
+
+    // The end of what a row has of a piece's keys.
+    int64_t end_of(const Piece& piece, int64_t row) const { return at_most(piece.end_key, a.kv_lens[row]); }
+
+    // The batch's row, and the query within it, of row r of a piece; its head is r % group of the group.
+    int64_t row_of(const Piece& piece, int64_t r) const { return piece.run.first + (piece.together() ? r / group : 0); }
+    int64_t query_of(const Piece& piece, int64_t r) const {
+        return piece.together() ? 0 : piece.first_query + r / group;
+    }
+
+private:
+    const AttentionArgs& a;
+    const int64_t group;
+    std::vector<Run> runs;
+    std::vector<int64_t> first_piece;  // of each run
+
+    int64_t queries_of_piece() const { return at_least(1, QUERIES / group); }
+
+    // Pieces of a run and one key head: along the keys where rows have one query, else along the queries.
+    int64_t cuts(const Run& run) const {
+        if (a.query_lens[run.first] != 1) return ceiling(a.query_lens[run.first], queries_of_piece());
+        int64_t most = 1;
+        for (int64_t row = run.first; row < run.end; ++row) most = at_least(most, parts(row));
+        return most;
+    }
+
+    // Keys that two rows have in the same pages, in whole blocks, of those before either's newest.
+    int64_t shared_keys(int64_t one, int64_t other) const {
+        const int64_t most = (at_most(a.kv_lens[one], a.kv_lens[other]) - 1) / a.page_size;
+        const int32_t* pages = a.table + one * a.columns;
+        const int32_t* others = a.table + other * a.columns;
+        int64_t same = 0;
+        while (same < most && pages[same] == others[same]) ++same;
+        return same * a.page_size;
+    }
+
+    // The rows from `row` on that go together: as many as one piece holds, as long as they share a stretch or more.
+    Run run_from(int64_t row) const {
+        Run run{row, row + 1, 0};
+        if (a.query_lens[row] != 1 || a.window != 0) return run;
+        const int64_t most = at_most(a.rows, row + queries_of_piece());
+        for (; run.end < most && a.query_lens[run.end] == 1; ++run.end) {
+            const int64_t shared = shared_keys(row, run.end);
+            if (shared < STRETCH_KEYS || shared < run.shared / 2) break;
+            run.shared = run.shared == 0 ? shared : at_most(run.shared, shared);
+        }
+        return run;
+    }
+};
+
+}  // namespace srv::SRV_ISA
