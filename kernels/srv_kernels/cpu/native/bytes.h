@@ -7,6 +7,7 @@
 #pragma once
 
 #include <bit>
+#include <utility>
 
 #include "vector.h"
 
@@ -140,9 +141,9 @@ inline void store_words(int16_t* to, const Ints& value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), fours);
 #else
     over(value, [=](const auto& lanes, int lane) {
-        Vector<int32_t, LANES_OF<decltype(lanes)>> places;
-        for (int i = 0; i < LANES_OF<decltype(lanes)>; ++i) places[i] = (i & ~3) + ((i & 1) << 1) + ((i & 2) >> 1);
-        const auto ordered = __builtin_shuffle(lanes, places);
+        const auto ordered = [&]<int... AT>(std::integer_sequence<int, AT...>) {
+            return shuffled<(AT & ~3) + ((AT & 1) << 1) + ((AT & 2) >> 1)...>(lanes);
+        }(std::make_integer_sequence<int, LANES_OF<decltype(lanes)>>());
         const auto words = __builtin_convertvector(ordered, Vector<int16_t, LANES_OF<decltype(lanes)>>);
         std::memcpy(to + lane, &words, sizeof(words));
     });

@@ -123,6 +123,7 @@ void pack(Type type, const PackArgs& args) {
         case Type::float32: return pack_of<float>(args);
         case Type::bfloat16: return pack_of<BFloat16>(args);
         case Type::int8: return pack_of<int8_t>(args);
+        case Type::float16: return;  // no weight is
     }
 }
 

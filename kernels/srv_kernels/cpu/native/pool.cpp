@@ -37,8 +37,9 @@ bool spin_until(Ready&& ready) {
     return ready();
 }
 
-// Which share is the next to be claimed, of how many, in which run: one number, so that a claim is one exchange.
-struct Claims {
+// Which share is the next to be claimed, of how many, in which run: one number, so that a claim is one exchange; aligned as
+// one, or Clang calls a library of atomics.
+struct alignas(uint64_t) Claims {
     uint32_t run;
     uint16_t shares, next;
 };

@@ -155,6 +155,22 @@ inline V choose(const Mask& mask, const V& yes, const V& no) {
     return each([](const auto& m, const auto& y, const auto& n) { return m ? y : n; }, mask, yes, no);
 }
 
+// The lanes of two registers, the second's numbered on, at these places.
+template <int... PLACES, class V>
+inline V shuffled(const V& first, const V& second) {
+    static_assert(sizeof...(PLACES) == LANES_OF<V>);
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(first, second, PLACES...);
+#else
+    return __builtin_shuffle(first, second, Vector<int32_t, LANES_OF<V>>{PLACES...});
+#endif
+}
+
+template <int... PLACES, class V>
+inline V shuffled(const V& value) {
+    return shuffled<PLACES...>(value, value);
+}
+
 // The lanes' numbers as another type's.
 template <class Number, class V>
 inline auto to(const V& value) {

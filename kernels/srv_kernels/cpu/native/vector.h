@@ -245,16 +245,16 @@ inline auto quartered(const V& value, const Both& both) {
 template <class V, class Both>
 inline auto folded(const V& value, const Both& both) {
     const auto four = quartered(value, both);
-    const auto two = both(four, __builtin_shuffle(four, FourInts{2, 3, 0, 1}));
-    return both(two, __builtin_shuffle(two, FourInts{1, 0, 3, 2}))[0];
+    const auto two = both(four, shuffled<2, 3, 0, 1>(four));
+    return both(two, shuffled<1, 0, 3, 2>(two))[0];
 }
 
 // The lanes of two vectors made one each: the first two of four.
 template <class V, class Both>
 inline auto folded(const V& first, const V& second, const Both& both) {
     const auto a = quartered(first, both), b = quartered(second, both);
-    const auto two = both(__builtin_shuffle(a, b, FourInts{0, 4, 1, 5}), __builtin_shuffle(a, b, FourInts{2, 6, 3, 7}));
-    return both(two, __builtin_shuffle(two, FourInts{2, 3, 0, 1}));
+    const auto two = both(shuffled<0, 4, 1, 5>(a, b), shuffled<2, 6, 3, 7>(a, b));
+    return both(two, shuffled<2, 3, 0, 1>(two));
 }
 
 constexpr auto added = [](const auto& a, const auto& b) { return a + b; };

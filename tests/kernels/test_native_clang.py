@@ -1,0 +1,23 @@
+"""The native kernels' own tests again, as Clang compiles the kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import native_again
+import pytest
+
+from srv_kernels.cpu import build
+
+COMPILER = "clang++"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kernels_that_clang_compiles_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which(COMPILER) is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{COMPILER} is not there (Debian: clang)")
+    monkeypatch.setenv("CXX", COMPILER)
+    native_again.pass_with(build.build(tmp_path / "clang.so"))
