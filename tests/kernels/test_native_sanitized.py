@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import native_again
 import pytest
+from native_again import own_tests
 
 from srv_kernels.cpu import build
 
@@ -31,4 +31,5 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    native_again.pass_with(library, environment)
+    outcome = own_tests(library, environment)
+    assert outcome.passed, outcome.end

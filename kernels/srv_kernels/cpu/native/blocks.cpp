@@ -18,8 +18,6 @@
 // Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
 #include "blocks.h"
 
-#include <bit>
-
 #include "bytes.h"
 #include "kernels.h"
 #include "pool.h"
