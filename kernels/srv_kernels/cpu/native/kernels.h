@@ -67,8 +67,8 @@ struct ByteLinearArgs {
     const int32_t* correction;  // [outputs], added to the sums of steps
     const void* bias;           // null, or [outputs], added last
     void* out;                  // [rows, outputs], contiguous
-    void* steps;                // scratch: [rows, padded_fours(inputs)] of STEP_BYTES or less; library.cpp's, as is
-    float* row_scales;          // this: [rows]
+    void* steps;                // scratch: [rows, padded_fours(inputs)] of STEP_BYTES or less
+    float* row_scales;          // scratch: [rows]; both are library.cpp's
     int64_t rows, inputs, outputs, x_stride;
     float per_input, offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0
 };
