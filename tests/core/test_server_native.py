@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from server_support import serving
+from server_support import eventually, serving
 
 from srv.io.messages import Abort, Generate
 from srv.testing.fake_engine import EOS, FakeEngine
@@ -126,8 +126,7 @@ async def test_no_stop_trim_keeps_the_end() -> None:
 async def test_abort_by_id_tells_the_waiting_client(abort: dict[str, object]) -> None:
     async with serving(FakeEngine(hold=True)) as server:
         waiting = asyncio.create_task(server.post("/generate", text="a", rid="x"))
-        while not server.engine.running:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: server.engine.running)
         assert (await server.post("/abort_request", **abort)).json() == {"aborted": 1}
         answer = (await waiting).json()
         assert answer["meta_info"]["finish_reason"] == {"type": "abort", "message": "the request was aborted"}
@@ -138,8 +137,7 @@ async def test_abort_by_id_tells_the_waiting_client(abort: dict[str, object]) ->
 async def test_openai_requests_are_aborted_by_their_rid_too() -> None:
     async with serving(FakeEngine(hold=True)) as server:
         waiting = asyncio.create_task(server.post("/v1/completions", prompt="a", rid="mine", n=2))
-        while len(server.engine.running) < 2:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: len(server.engine.running) == 2)
         assert (await server.post("/abort_request", rid="mine")).json() == {"aborted": 1}
         answer = (await waiting).json()
         assert answer["id"] == "mine"
@@ -149,8 +147,7 @@ async def test_openai_requests_are_aborted_by_their_rid_too() -> None:
 async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
     async with serving(FakeEngine(hold=True)) as server:
         waiting = asyncio.create_task(server.post("/generate", text="a", rid="x"))
-        while not server.engine.running:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: server.engine.running)
         second = await server.post("/v1/completions", prompt="a", rid="x")
         assert second.status_code == 409
         assert second.json()["error"]["code"] == "duplicate_request"
