@@ -3,11 +3,11 @@
     python tests/bench/peers/race.py [--rounds 3] [--peers srv llama_cpp ...] [--points 1 4 16 prefill prefix]
 
 A round starts every server in turn (forwards, then backwards, and so on), alone on the machine, warms it up, puts every
-load on it and stops it. A figure is the median over rounds; within a round a short load is repeated and its median
-taken. In the last round each is also weighed, and tells the perplexity of one text. At the end a step of this server is
-taken apart (`step_profile.py`). What does not install, start or answer is reported with its reason, and the rest goes
-on. Writes `docs/benchmarks/peers-KIND.json`, where KIND names what the processor has (avx512, avx2, ...), and what
-`report.py` makes of it and of the races on other machines.
+load on it and stops it; before each turn the machine's own ceilings are measured. A figure is the median over rounds;
+within a round a short load is repeated and its median taken. In the last round each is also weighed, and tells the
+perplexity of one text. At the end a step of this server is taken apart (`step_profile.py`). What does not install,
+start or answer is reported with its reason, and the rest goes on. Writes `docs/benchmarks/peers-KIND.json`, where KIND
+names what the processor has (avx512, avx2, ...), and what `report.py` makes of it and of the races on other machines.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import report
 from bench_loads import POINTS, Point, Prompts
 from catalogue import PEERS, POOL_TOKENS, ROOM, SEQUENCES, THREADS, Peer
 from floors import Shape
+from machine import Ceilings
 from rich.console import Console
 from serving import ServerFailed, Serving, environment_of, free_port
 from stream_client import Load, run_load
@@ -48,7 +49,8 @@ SAY = Console(soft_wrap=True)
 
 @dataclass
 class Score:
-    """What was found of one peer. `loads` has one list a round for each point."""
+    """What was found of one peer. `loads` has one list a round for each point; `machine`, what the machine could do
+    before each turn."""
 
     peer: Peer
     version: str
@@ -56,6 +58,7 @@ class Score:
     loads: dict[str, list[list[Load]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     starts_s: list[float] = field(default_factory=list)
+    machine: list[Ceilings] = field(default_factory=list)
     pss_mb: float | None = None
     perplexity: float | None = None
     unmeasured: str | None = None
@@ -145,6 +148,9 @@ def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
             if score.missing is not None:
                 continue
             SAY.print(f"round {number + 1} of {plan.rounds}: {score.peer.name}", markup=False)
+            if (found := machine.measure(THREADS)) is not None:
+                score.machine.append(found)
+                SAY.print(f"    the machine reads {found.read:.1f} GB/s", markup=False)
             try:
                 turn(score, plan, prompts, last=number == plan.rounds - 1)
             except (ServerFailed, RuntimeError, OSError, TimeoutError) as error:
@@ -211,6 +217,7 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "perplexity": None if score.perplexity is None else round(score.perplexity, 3),
         "perplexity_missing": score.unmeasured,
         "start_s": _median(score.starts_s),
+        "machine": [asdict(found) for found in score.machine],
         "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
         "kv_item_bytes": peer.kv_item_bytes,
         "command": portable(peer.command(0)),
@@ -319,12 +326,10 @@ def main() -> int:
     shape = model_shape()
     scores = start_line(options.peers)
     ids = [] if options.no_perplexity else text_tokens()
-    before = machine.measure(THREADS)
     race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
     for score in scores:
         if score.peer.name == report.OURS and score.missing is None:
             score.profile = profile(score.peer, points, shape.vocab)
-    after = machine.measure(THREADS)
     written: dict[str, object] = {
         "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",
         "machine": machine.describe(),
@@ -332,7 +337,7 @@ def main() -> int:
         "threads": THREADS,
         "pool_tokens": POOL_TOKENS,
         "rounds": options.rounds,
-        "ceilings": None if before is None or after is None else report.best(asdict(before), asdict(after)),
+        "ceilings": report.best([asdict(found) for score in scores for found in score.machine]),
         "text": {"tokens": len(ids), "windows": len(perplexity.windows(ids)), "window": perplexity.WINDOW},
         "shape": asdict(shape),
         "points": [asdict(point) for point in points],

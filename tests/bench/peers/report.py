@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -51,9 +52,12 @@ Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-def best(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The higher of two measurements of each ceiling."""
-    return {name: value if value is None else max(value, other[name] or 0.0) for name, value in one.items()}
+def best(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None] | None:
+    """The highest of several measurements of each ceiling; None where there are none."""
+    if not found:
+        return None
+    seen = {name: [each[name] for each in found] for name in found[0]}
+    return {name: max((value for value in values if value is not None), default=None) for name, values in seen.items()}
 
 
 def figures_of(page: Path, kind: str) -> Path:
@@ -106,11 +110,21 @@ def _about(report: Report) -> str:
     if ceilings:
         sums = ", ".join(f"{ceilings[kind]:.0f} in {kind}" for kind in ("f32", "bf16", "int8") if ceilings[kind])
         told += f" Ceilings measured in the same run: {ceilings['read']:.1f} GB/s read from memory; {sums} Gop/s."
+        told += _steadiness(report)
     if text["windows"]:
         told += (
             f" Perplexity: {text['windows']} windows of {text['window']} tokens of `tests/bench/peers/perplexity.txt`."
         )
     return told
+
+
+def _steadiness(report: Report) -> str:
+    """How far the machine itself changed from turn to turn; races of before that was measured say nothing."""
+    reads = [found["read"] for peer in report["peers"] for found in peer.get("machine", ())]
+    if not reads:
+        return ""
+    seen = f"between {min(reads):.1f} and {max(reads):.1f} GB/s, {statistics.median(reads):.1f} in the median"
+    return f" Before the {len(reads)} turns it read {seen}."
 
 
 def _compared(

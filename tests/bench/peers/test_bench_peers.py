@@ -352,6 +352,20 @@ def test_the_page_compares_with_each_peer_and_with_the_best() -> None:
     assert "| this server ÷ best peer | 1.20 |\n| aim | 1.3 |" in block
 
 
+def test_the_page_says_how_steady_the_machine_was() -> None:
+    told = figures()
+    assert "turns" not in report.render(told).split("### ")[0]
+    for peer, reads in zip(told["peers"], ([20.0, 25.0], [24.0]), strict=False):
+        peer["machine"] = [{**told["ceilings"], "read": read} for read in reads]
+    assert "Before the 3 turns it read between 20.0 and 25.0 GB/s, 24.0 in the median." in report.render(told)
+
+
+def test_a_ceiling_is_the_highest_that_was_measured() -> None:
+    found = [{"read": 1.0, "int8": None}, {"read": 3.0, "int8": None}, {"read": 2.0, "int8": None}]
+    assert report.best(found) == {"read": 3.0, "int8": None}
+    assert report.best([]) is None
+
+
 def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
     block = report.render(figures()).split("### Time to the first token")[1]
     assert "| this server ÷ best peer | 0.83 |" in block.split("### ")[0]
