@@ -38,7 +38,9 @@ TITLES = {
     "neon": "Cores with NEON",
     "plain": "Other cores",
 }
+# Of ratios to the best peer, by how a load's name begins.
 AIMS = {"1 stream": 1.3, "16 streams": 2.0, "prefill": 1.3, "16 requests": 2.5}
+FIRST_AIMS = {"16 streams": 0.5}
 # The parts of a step, as `step_profile.py` names them.
 PARTS = {
     "products": "products",
@@ -133,11 +135,12 @@ def _compared(
     digits: int,
     ratio: Callable[[float, float], float],
     choose: Callable[[list[float]], float],
-) -> tuple[list[list[str]], list[str]]:
-    """A row for each peer with this server's ratio to it in brackets, and this server's ratio to the best of them."""
-    points, ours = _points(report), _ours(report)
+) -> list[list[str]]:
+    """A row for each peer with this server's ratio to it in brackets; then this server's ratio to the best of them, for
+    each of its own precisions, which are no peers."""
+    points, ours, ran = _points(report), _ours(report), _ran(report)
     rows = []
-    for peer in _ran(report):
+    for peer in ran:
         cells = [f"**{peer['name']}**" if peer is ours else peer["name"]]
         for point in points:
             value, mine = _value(peer, point, key), _value(ours, point, key)
@@ -148,31 +151,36 @@ def _compared(
             else:
                 cells.append(f"{value:.{digits}f} ({ratio(mine, value):.2f})")
         rows.append(cells)
-    last = []
-    peers = [peer for peer in _ran(report) if peer["engine"] != OURS]  # this server in another precision is no peer
-    for point in points:
-        mine = _value(ours, point, key)
-        others = [v for peer in peers if (v := _value(peer, point, key)) is not None]
-        last.append(f"{ratio(mine, choose(others)):.2f}" if mine is not None and others else "–")
-    return rows, last
+    for own in (peer for peer in ran if peer["engine"] == OURS):
+        cells = [f"{own['name']} ÷ best peer"]
+        for point in points:
+            mine = _value(own, point, key)
+            others = [v for peer in ran if peer["engine"] != OURS and (v := _value(peer, point, key)) is not None]
+            cells.append(f"{ratio(mine, choose(others)):.2f}" if mine is not None and others else "–")
+        rows.append(cells)
+    return rows
 
 
 def _speed(report: Report) -> str:
     points = _points(report)
-    rows, last = _compared(report, "tokens_s", 1, lambda mine, other: mine / other, max)
-    aims = [next((f"{aim:g}" for start, aim in AIMS.items() if point.name.startswith(start)), "–") for point in points]
-    rows += [["this server ÷ best peer", *last], ["aim", *aims]]
+    rows = _compared(report, "tokens_s", 1, lambda mine, other: mine / other, max)
     head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
     note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
     drawn = f"![Tokens a second](benchmarks/peers-{_kind(report)}.svg)"
-    return f"### Tokens a second\n\n{note}\n\n{_table(head, rows)}\n\n{drawn}"
+    return f"### Tokens a second\n\n{note}\n\n{_table(head, [*rows, _aims(points, AIMS)])}\n\n{drawn}"
 
 
 def _first(report: Report) -> str:
-    rows, last = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
-    rows.append(["this server ÷ best peer", *last])
+    rows = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
+    points = _points(report)
     note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
-    return f"### Time to the first token\n\n{note}\n\n{_table(['server', *(p.name for p in _points(report))], rows)}"
+    told = _table(["server", *(point.name for point in points)], [*rows, _aims(points, FIRST_AIMS)])
+    return f"### Time to the first token\n\n{note}\n\n{told}"
+
+
+def _aims(points: Sequence[Point], aims: Mapping[str, float]) -> list[str]:
+    found = (next((aim for start, aim in aims.items() if point.name.startswith(start)), None) for point in points)
+    return ["aim", *("–" if aim is None else f"{aim:g}" for aim in found)]
 
 
 def _facts(report: Report) -> str:
