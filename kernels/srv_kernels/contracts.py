@@ -125,7 +125,7 @@ CONTRACTS: Mapping[str, OpContract] = {
         _contract(
             oracles.linear_w8a8,
             scaled_linear_cases,
-            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
+            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "each row of x is rounded to 127 steps of its largest magnitude",
             sizes=("inputs", "outputs"),
             tolerances=_STEPPED,
@@ -141,7 +141,7 @@ CONTRACTS: Mapping[str, OpContract] = {
         _contract(
             oracles.linear_int8,
             scaled_linear_cases,
-            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] | None) -> [T, N]; "
+            signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "x is not rounded",
             sizes=("inputs", "outputs"),
             tolerances=_ROUNDED,

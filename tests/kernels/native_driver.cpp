@@ -44,6 +44,7 @@ void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const voi
 void srv_attention(int32_t type, const srv::AttentionArgs* args);
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
                      int64_t stride);
+void srv_draw(int32_t type, const srv::DrawArgs* args);
 }
 
 namespace {
@@ -377,6 +378,49 @@ bool most_likely(int type) {
     return check.kept();
 }
 
+// Without a filter, and with each: the noise points into the share of what is kept that is the token's.
+bool draw(int type) {
+    Check check("draw", type, 0, 1.0);
+    constexpr int64_t rows = 5, vocab = 1003;
+    Matrix logits(type, rows, vocab, 3.0f);
+    const float temperature[rows] = {1.0f, 0.7f, 1.0f, 1.5f, 0.0f}, top_p[rows] = {1.0f, 1.0f, 0.8f, 1.0f, 1.0f};
+    const float min_p[rows] = {0.0f, 0.0f, 0.0f, 0.1f, 0.0f};
+    const int32_t top_k[rows] = {vocab, 20, vocab, vocab, vocab};
+    for (double noise : {0.0, 0.3, 0.77, 1.0 - 0x1p-53}) {
+        const double uniform[rows] = {noise, noise, noise, noise, noise};
+        int64_t tokens[rows];
+        const srv::DrawArgs args{logits.data(), temperature, top_k, top_p, min_p, uniform, tokens, rows, vocab, vocab};
+        srv_draw(type, &args);
+        for (int64_t r = 0; r < rows; ++r) {
+            std::vector<std::pair<double, int64_t>> order;
+            for (int64_t i = 0; i < vocab; ++i) order.emplace_back(-logits.at(r, i), i);
+            if (r == 4) {
+                check.compare(double(tokens[r]), double(std::min_element(order.begin(), order.end())->second), 0);
+                continue;
+            }
+            const double least = std::min_element(order.begin(), order.end())->first;
+            if (r > 0) std::sort(order.begin(), order.end());
+            std::vector<double> weights;
+            double all = 0, kept = 0;
+            for (const auto& [negative, token] : order) {
+                weights.push_back(std::exp((least - negative) / temperature[r]));
+                all += weights.back();
+            }
+            for (int64_t i = 0; i < vocab; ++i) {
+                if (i >= top_k[r] || kept >= top_p[r] * all || weights[i] < min_p[r]) weights[i] = 0;
+                kept += weights[i];
+            }
+            double end = 0, share = 0;
+            for (int64_t i = 0; i < vocab && share == 0; ++i) {
+                end += weights[i] / kept;
+                if (order[i].second == tokens[r]) share = weights[i] / kept;
+            }
+            check.compare(noise, end - share / 2, share / 2 + 1e-5);
+        }
+    }
+    return check.kept();
+}
+
 // Two requests whose first pages are the same.
 class Requests {
 public:
@@ -513,8 +557,8 @@ int main(int count, char** words) {
     std::printf("isa %s\n", srv_isa());
     bool kept = true;
     for (int type : {FLOAT32, BFLOAT16}) {
-        for (const auto& kernel : {linear, scaled_linear, byte_linear, norm, gate, rotary, most_likely, attention,
-                                   attention_halves, attention_bytes}) {
+        for (const auto& kernel : {linear, scaled_linear, byte_linear, norm, gate, rotary, most_likely, draw,
+                                   attention, attention_halves, attention_bytes}) {
             kept = kernel(type) && kept;
         }
         for (const StoredType& stored : STORED) kept = block_linear(type, stored) && kept;

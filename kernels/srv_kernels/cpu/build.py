@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,13 +25,15 @@ SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
 PER_ISA = ("pointwise", "linear", "integers", "blocks", "attention", "sampling", "table")
 ONCE = ("pool", "stored", "library")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
-_ISAS = {
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_ISAS = {  # each with all flags of those before it: see `_objects`
     "x86_64": {
         "generic": (),
-        "avx2": ("-mavx2", "-mfma", "-mf16c"),
+        "avx2": _AVX2,
         "avx512": _AVX512,
-        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+        "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
     },
     "aarch64": {  # NEON is part of the architecture
         "generic": (),
@@ -44,6 +47,7 @@ _FLAGS = (
     *("-Wall", "-Wextra", "-Wno-psabi"),
 )
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
+_ANOTHER = "name a C++20 compiler that is there, or unset CXX to take g++ or clang++"
 
 
 class CannotBuild(Exception):
@@ -52,8 +56,11 @@ class CannotBuild(Exception):
 
 def compiler() -> list[str]:
     """The C++ compiler's command. Raises CannotBuild if there is none."""
-    if said := os.environ.get("CXX"):
-        return shlex.split(said)
+    if said := os.environ.get("CXX", "").strip():
+        try:
+            return shlex.split(said)
+        except ValueError as error:
+            raise CannotBuild(f"CXX={said}, of the environment, is no command: {error}; {_ANOTHER}") from error
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name):
             return [name]
@@ -73,20 +80,15 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        jobs = [(source, work / f"{source}.o", ()) for source in ONCE]
-        jobs += [
-            (source, work / f"{source}-{isa}.o", (*flags, f"-DSRV_ISA={isa}"))
-            for isa, flags in isas(machine).items()
-            for source in PER_ISA
+        objects = _objects(machine)
+        compiling = [
+            [*command, *flags, "-c", f"{SOURCES / source}.cpp", "-o", str(work / name)]
+            for name, (source, flags) in objects.items()
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(
-                pool.map(
-                    lambda job: _run([*command, *job[2], "-c", f"{SOURCES / job[0]}.cpp", "-o", str(job[1])]), jobs
-                )
-            )
+            list(pool.map(_run, compiling))
         linked = work / library.name
-        _run([*command, "-shared", "-pthread", *(str(job[1]) for job in jobs), "-o", str(linked)])
+        _run([*command, "-shared", "-pthread", *(str(work / name) for name in objects), "-o", str(linked)])
         library.parent.mkdir(parents=True, exist_ok=True)
         fresh = library.with_name(f".{library.name}.{os.getpid()}")
         shutil.copyfile(linked, fresh)
@@ -94,8 +96,26 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
     return library
 
 
+def _objects(machine: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The object files in the order they are linked in: the source of each, and the flags that it adds.
+
+    The plainest come first. Inline functions outside of `srv::SRV_ISA` (members of std::vector, `from_half`, ...) may
+    be emitted in several objects, of which the linker keeps the first for all of them. Were it one of a richer
+    instruction set, a processor without it would meet an illegal instruction in the plain kernels.
+    """
+    found: dict[str, tuple[str, tuple[str, ...]]] = {f"{source}.o": (source, ()) for source in ONCE}
+    for isa, flags in sorted(isas(machine).items(), key=lambda each: len(each[1])):
+        found |= {f"{source}-{isa}.o": (source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA}
+    return found
+
+
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        asked = os.environ.get("CXX", "").strip()
+        said, cure = (f"CXX={asked}, of the environment,", _ANOTHER) if asked else (command[0], "name another in CXX")
+        raise CannotBuild(f"{said} cannot be run: {error}; {cure}") from error
     if done.returncode != 0:
         raise CannotBuild(f"{shlex.join(command)} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
 
@@ -106,7 +126,9 @@ def main() -> int:
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
     asked = parser.parse_args()
     try:
-        print(build(asked.out, asked.sanitize))
+        begun = time.perf_counter()
+        library = build(asked.out, asked.sanitize)
+        print(f"{library}: built in {time.perf_counter() - begun:.0f} s")
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 8
+INTERFACE = 9
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -37,6 +37,7 @@ _SIGNATURES = {
     "srv_block_rows": (_INT, _POINTER),
     "srv_pack_blocks": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_most_likely": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_draw": (_INT, _POINTER),
     "srv_set_threads": (_INT,),
     "srv_tape_run": (_POINTER,),
     "srv_tape_free": (_POINTER,),
@@ -88,7 +89,16 @@ class BlockRowsArgs(ctypes.Structure):
     )
 
 
-_ARGS = (AttentionArgs, ByteLinearArgs, BlockLinearArgs, BlockRowsArgs)  # in the order of srv_bytes_of_args
+class DrawArgs(ctypes.Structure):
+    """`DrawArgs` of native/kernels.h, member by member."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("logits", "temperature", "top_k", "top_p", "min_p", "uniform", "tokens")),
+        *((name, _LONG) for name in ("rows", "vocab", "stride")),
+    )
+
+
+_ARGS = (AttentionArgs, ByteLinearArgs, BlockLinearArgs, BlockRowsArgs, DrawArgs)  # in the order of srv_bytes_of_args
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,7 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         function.argtypes, function.restype = types, None
     library.srv_isa.restype = ctypes.c_char_p
     library.srv_packed_blocks.argtypes, library.srv_packed_blocks.restype = (_INT, _LONG, _LONG), _LONG
+    library.srv_attention_stretches.argtypes, library.srv_attention_stretches.restype = (_POINTER,), _LONG
     library.srv_stored_row_bytes.argtypes, library.srv_stored_row_bytes.restype = (_INT, _LONG), _LONG
     library.srv_tape_begin.argtypes, library.srv_tape_begin.restype = (), _POINTER
     library.srv_tape_end.argtypes, library.srv_tape_end.restype = (), _LONG

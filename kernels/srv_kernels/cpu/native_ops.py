@@ -11,7 +11,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from srv_kernels.cpu.library import BlockLinearArgs, BlockRowsArgs, ByteLinearArgs, load
+from srv_kernels.cpu.library import BlockLinearArgs, BlockRowsArgs, ByteLinearArgs, DrawArgs, load
 from srv_kernels.cpu.room import Room
 
 _loaded = load()
@@ -34,6 +34,25 @@ def _rows(x: Tensor) -> Tensor:
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
     return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+
+
+def _rows_of(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
+    """x as the rows of a product. Raises ValueError where the kernels would read past them, or take them for others."""
+    if x.shape[-1] != inputs:
+        raise ValueError(f"{x.shape[-1]} inputs for a weight of {inputs}")
+    if x.dtype not in TYPES or (bias is not None and bias.dtype != x.dtype):
+        beside = "" if bias is None else f" and a bias of {bias.dtype}"
+        raise ValueError(
+            f"inputs of {x.dtype}{beside}: native products take {' or '.join(map(str, TYPES))}, both alike"
+        )
+    return x if x.dim() == 2 and x.stride(1) == 1 else _rows(x)
+
+
+def _check_outputs(outputs: int, **others: Tensor | None) -> None:
+    """Raises ValueError where what goes with each output is not one for each."""
+    for name, other in others.items():
+        if other is not None and tuple(other.shape) != (outputs,):
+            raise ValueError(f"{name} of shape {tuple(other.shape)} for a weight of {outputs} outputs")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -115,6 +134,24 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, finite
 
 
+def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    """logits [T, V] -> int64 [T]: tokens drawn as `srv.platform.interface.SamplingBackend` has it.
+
+    temperature, top_p, min_p: float32 [T]; top_k: int32 [T], from 1 on; uniform: float64 [T] in [0, 1). A row whose
+    logits are not finite (see `most_likely`) gets token 0. Weights are float32, and their sums float64, but for those
+    of 16 tokens at most in a row without filters.
+    """
+    rows = _rows(logits)
+    count, vocab = rows.shape
+    columns = [each.contiguous() for each in (temperature, top_k, top_p, min_p, uniform)]
+    tokens = torch.empty(count, dtype=torch.int64)
+    args = DrawArgs(
+        rows.data_ptr(), *(each.data_ptr() for each in columns), tokens.data_ptr(), count, vocab, rows.stride(0)
+    )
+    _library.srv_draw(TYPES[rows.dtype], byref(args))
+    return tokens
+
+
 def _heads(x: Tensor) -> Tensor:
     """[T, H, D] whose heads lie one after the other; only the token axis may have another stride."""
     _, heads, dim = x.shape
@@ -141,15 +178,20 @@ def pack(weight: Tensor, room: Room | None = None) -> Tensor:
 def linear(weight: Tensor, bias: Tensor | None, room: Room | None = None) -> Callable[[Tensor], Tensor]:
     """The product with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
-    The weight is packed, that is copied, once; afterwards only the copy is used.
+    The weight is packed, that is copied, once; afterwards only the copy is used. Raises ValueError for shapes and
+    dtypes that do not go together, as the product does.
     """
     outputs, inputs = weight.shape
+    _check_outputs(outputs, bias=bias)
     packed, kind = pack(weight, room), TYPES[weight.dtype]
+    bias = None if bias is None else bias.contiguous()
     weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
     product, dtype = _library.srv_linear, weight.dtype
 
     def multiply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
-        rows = _rows(x)
+        rows = _rows_of(x, inputs, bias)
+        if rows.dtype != dtype:
+            raise ValueError(f"inputs of {rows.dtype} for a weight of {dtype}")
         out = torch.empty(rows.shape[0], outputs, dtype=dtype)
         product(
             kind, out.data_ptr(), rows.data_ptr(), weight_at, bias_at, rows.shape[0], inputs, outputs, rows.stride(0)
@@ -168,10 +210,11 @@ class ScaledLinear:
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None, room: Room | None = None) -> None:
         self._outputs, self._inputs = weight.shape
-        self._packed, self._scales, self._bias = pack(weight, room), scales.contiguous(), bias
+        _check_outputs(self._outputs, scales=scales, bias=bias)
+        self._packed, self._scales, self._bias = pack(weight, room), scales.float().contiguous(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = _rows(x)
+        rows = _rows_of(x, self._inputs, self._bias)
         out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
         _library.srv_scaled_linear(
             TYPES[x.dtype],
@@ -207,14 +250,15 @@ class ByteLinear:
     ) -> None:
         rows = _rows(weight)
         self._outputs, self._inputs = rows.shape
+        _check_outputs(self._outputs, scales=scales, bias=bias, counted=counted)
         self._packed = _memory(_library.srv_packed_bytes(self._outputs, self._inputs), room)
         _library.srv_pack_bytes(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
         correction = -128 * weight.sum(1, dtype=torch.int32)
-        self._correction = correction if counted is None else correction + counted
-        self._scales, self._bias, self._static = scales.contiguous(), bias, static
+        self._correction = correction if counted is None else correction + counted.int()
+        self._scales, self._bias, self._static = scales.float().contiguous(), bias, static
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = _rows(x)
+        rows = _rows_of(x, self._inputs, self._bias)
         count = rows.shape[0]
         out = torch.empty(count, self._outputs, dtype=x.dtype)
         args = ByteLinearArgs(
@@ -281,9 +325,7 @@ class BlockWeight:
         Q5_0, Q8_0 and Q6_K take steps of 1/32,767 of the row's largest, 2^-120 at least. bias: [outputs] of x's
         dtype. `out`: where the result goes, its rows' elements beside one another.
         """
-        if x.shape[-1] != self.inputs:
-            raise ValueError(f"{x.shape[-1]} inputs for a weight of {self.inputs}")
-        rows = _rows(x)
+        rows = _rows_of(x, self.inputs, bias)
         count = rows.shape[0]
         out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
         args = BlockLinearArgs(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv_cpu.host import threads
 
 _GROUP_COST = 256  # padded tokens that cost as much as one more call
 _GROUP_TOKENS = 8192  # gathered tokens in one call: bounds the workspace and keeps it within the caches
@@ -125,6 +126,7 @@ class TorchNativeAttention:
         self._values = tuple(buffer.flatten(0, 1) for buffer in context.kv.values)
         self._key_space = _Workspace(self._dtype)
         self._value_space = _Workspace(self._dtype)
+        torch.set_num_threads(threads())  # native products leave torch one, which is too few for all attention
 
     # Planning, once a step
 

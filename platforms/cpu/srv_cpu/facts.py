@@ -154,8 +154,8 @@ BACKENDS = {
             name="pytorch",
             priority=10,
             check=_fits,
-            target="srv_cpu.sampling:TorchSampling",
-            summary="sorting and cumulative sums in torch",
+            target="srv_cpu.sampling:CpuSampling",
+            summary="one pass or two over a row, in the native kernels; without them in torch",
         ),
     ),
 }

@@ -106,8 +106,9 @@ class CpuPlatform:
     def post_load(self, model: torch.nn.Module) -> None:
         """Repack weights into the layout that this machine reads fastest.
 
-        Native products leave torch small operators only. Its OpenMP threads would spin between them, on the cores that
-        the kernels' own threads need.
+        Native products, attention and sampling leave torch small operators only, and now and then scores of a prompt.
+        Its OpenMP threads would spin between them, on the cores that the kernels' own threads need. (`torch_native`
+        attention takes them back.)
         """
         packed, kernels = pack(model)
         logger.info("repacked %d weight matrices (%s)", packed, kernels)

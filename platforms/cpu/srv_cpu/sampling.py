@@ -1,4 +1,4 @@
-"""Sampling on the host with plain torch operations.
+"""Sampling on the host: by the native library, or with plain torch operations where there is none.
 
 Owns how a token is found among the kept ones; what is kept, and the noise, come with the batch.
 
@@ -8,15 +8,16 @@ A row is drawn in one of three ways, chosen by that row alone, so that its neigh
     no filter        first token in vocabulary order whose cumulative weight exceeds uniform x total
     any filter       likewise, among the kept tokens in order of falling logit, equals by token id
 
-Weights are exp((logit - largest) / temperature), float32, and their sums float64. For filtered rows the
-largest few hundred logits are looked at first, then more, then all, until the row is settled for certain;
-every way adds the same numbers in the same order.
+Weights are exp((logit - largest) / temperature), float32, and their sums float64. In torch, the largest few hundred
+logits of filtered rows are looked at first, then more, then all, until the row is settled for certain; every way adds
+the same numbers in the same order. (The native library's way is told in its sampling.cpp.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -30,21 +31,18 @@ _TIE_SLACK = 32  # candidates beyond top_k, so that equals at its border are see
 _SORT_ELEMENTS = 1 << 20  # elements sorted at once: bounds the scratch memory to some 32 MiB
 
 
-class TorchSampling:
-    """The "torch" sampling backend of the CPU platform."""
+class CpuSampling:
+    """The "pytorch" sampling backend of the CPU platform."""
 
     def __init__(self, context: BackendContext) -> None:
-        self._device = context.device
-        self._native: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._native: ModuleType | None = None
         if load().library is not None:
-            from srv_kernels.cpu.native_ops import most_likely
-
-            self._native = most_likely
+            self._native = importlib.import_module("srv_kernels.cpu.native_ops")
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `srv.platform.interface.GreedySampling`. By the native library, in one pass, where that can be."""
         if self._native is not None and logits.dtype in NATIVE_FLOATS:
-            return self._native(logits)
+            return self._native.most_likely(logits)
         wide = logits.float()
         finite = wide.amax(-1).isfinite()
         return _most_likely(wide).masked_fill_(~finite, 0), finite
@@ -54,20 +52,28 @@ class TorchSampling:
 
         A row without finite logits gets some token within the vocabulary; the caller discards it.
         """
-        if batch.all_greedy:
-            return _most_likely(batch.logits)
-        greedy = batch.temperature == 0
-        filtered = (batch.top_k < batch.logits.shape[1]) | (batch.top_p < 1) | (batch.min_p > 0)
-        tokens = torch.empty(len(greedy), dtype=torch.int64)
-        for mask, draw in (
-            (greedy, lambda rows: _most_likely(rows.logits)),
-            (~greedy & ~filtered, _draw_unfiltered),
-            (~greedy & filtered, _draw_filtered),
-        ):
-            index = mask.nonzero().squeeze(1)
-            if len(index):
-                tokens[index] = draw(_Rows.of(batch).narrowed(index))
-        return tokens
+        if self._native is not None:
+            return self._native.draw(
+                batch.logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.uniform
+            )
+        return _draw(batch)
+
+
+def _draw(batch: SamplingBatch) -> torch.Tensor:
+    if batch.all_greedy:
+        return _most_likely(batch.logits)
+    greedy = batch.temperature == 0
+    filtered = (batch.top_k < batch.logits.shape[1]) | (batch.top_p < 1) | (batch.min_p > 0)
+    tokens = torch.empty(len(greedy), dtype=torch.int64)
+    for mask, draw in (
+        (greedy, lambda rows: _most_likely(rows.logits)),
+        (~greedy & ~filtered, _draw_unfiltered),
+        (~greedy & filtered, _draw_filtered),
+    ):
+        index = mask.nonzero().squeeze(1)
+        if len(index):
+            tokens[index] = draw(_Rows.of(batch).narrowed(index))
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)

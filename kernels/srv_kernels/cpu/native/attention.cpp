@@ -158,14 +158,16 @@ private:
         std::memset(space.total.data(), 0, rows * LANES * sizeof(float));
         std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
         int64_t last = 0;
-        for (int64_t row = piece.run.first; row < piece.run.end; ++row) last = at_least(last, pieces.end_of(piece, row));
+        for (int64_t place = piece.run.first; place < piece.run.end; ++place) {
+            last = at_least(last, pieces.end_of(piece, pieces.row_at(place)));
+        }
         for (int64_t key = piece.first_key / STRETCH_KEYS * STRETCH_KEYS; key < last; key += STRETCH_KEYS) {
             if (!piece.together() || key + STRETCH_KEYS <= piece.run.shared) {
-                stretch(space, piece, {0, rows}, piece.run.first, key);
+                stretch(space, piece, {0, rows}, pieces.row_at(piece.run.first), key);
                 continue;
             }
-            for (int64_t row = piece.run.first; row < piece.run.end; ++row) {
-                const int64_t begin = (row - piece.run.first) * group;
+            for (int64_t place = piece.run.first; place < piece.run.end; ++place) {
+                const int64_t begin = (place - piece.run.first) * group, row = pieces.row_at(place);
                 if (key < pieces.end_of(piece, row)) stretch(space, piece, {begin, begin + group}, row, key);
             }
         }
@@ -486,6 +488,8 @@ private:
 };
 
 }  // namespace
+
+int64_t attention_stretches(const AttentionArgs& args) { return Pieces(args).stretches(); }
 
 void attention(Type type, const AttentionArgs& args) {
     const bool widest = type == Type::float32;

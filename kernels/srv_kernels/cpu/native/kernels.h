@@ -133,6 +133,17 @@ struct MostLikelyArgs {
     int64_t rows, vocab, stride;
 };
 
+// A token of each row, drawn from what is kept of it; see sampling.cpp. Arrays are [rows].
+struct DrawArgs {
+    const void* logits;        // [rows, vocab]; vocab: below 2^31
+    const float* temperature;  // 0: the most likely token
+    const int32_t* top_k;      // the vocabulary's size: all
+    const float *top_p, *min_p;
+    const double* uniform;     // in [0, 1): which token it is
+    int64_t* tokens;           // 0 where the logits are not finite, as `MostLikelyArgs` tells them
+    int64_t rows, vocab, stride;
+};
+
 // Causal attention over a paged pool, after writing this step's keys and values to it.
 //
 // Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
@@ -164,12 +175,14 @@ struct Kernels {
     void (*linear)(Type, const LinearArgs&);
     void (*pack)(Type, const PackArgs&);
     void (*attention)(Type, const AttentionArgs&);
+    int64_t (*attention_stretches)(const AttentionArgs&);  // of 64 keys of one head, that a call reads
     void (*byte_linear)(Type, const ByteLinearArgs&);
     void (*pack_bytes)(const PackBytesArgs&);
     void (*block_linear)(Type, const BlockLinearArgs&);
     void (*block_rows)(Type, const BlockRowsArgs&);
     void (*pack_blocks)(const PackBlocksArgs&);
     void (*most_likely)(Type, const MostLikelyArgs&);
+    void (*draw)(Type, const DrawArgs&);
 };
 
 }  // namespace srv

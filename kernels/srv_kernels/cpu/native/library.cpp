@@ -26,6 +26,7 @@ SRV_DECLARE(generic)
 #if defined(__x86_64__)
 SRV_DECLARE(avx2)
 SRV_DECLARE(avx512)
+SRV_DECLARE(avx512_vnni)
 SRV_DECLARE(avx512_bf16)
 #elif defined(__aarch64__)
 SRV_DECLARE(neon_bf16)
@@ -52,10 +53,9 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-bool has_avx512_bf16() {
-    return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
-           __builtin_cpu_supports("avx512vnni");  // every processor with the first has the second
-}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 #elif defined(__aarch64__)
 // Products of bytes of either sign (USDOT) and of pairs of bfloat16 (BFDOT): Armv8.6.
 bool has_neon_bf16() {
@@ -72,6 +72,7 @@ bool has_neon_bf16() {
 const Choice CHOICES[] = {
 #if defined(__x86_64__)
     {&avx512_bf16::kernels, has_avx512_bf16()},
+    {&avx512_vnni::kernels, has_avx512_vnni()},
     {&avx512::kernels, has_avx512()},
     {&avx2::kernels, has_avx2()},
 #elif defined(__aarch64__)
@@ -164,12 +165,13 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 8; }
+int32_t srv_interface() { return 9; }
 
-// Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows'; 0 for no more.
+// Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows', draw's; 0 for
+// no more.
 int64_t srv_bytes_of_args(int32_t index) {
     constexpr int64_t SIZES[] = {sizeof(srv::AttentionArgs), sizeof(srv::ByteLinearArgs), sizeof(srv::BlockLinearArgs),
-                                 sizeof(srv::BlockRowsArgs)};
+                                 sizeof(srv::BlockRowsArgs), sizeof(srv::DrawArgs)};
     return index < 0 || index >= static_cast<int32_t>(std::size(SIZES)) ? 0 : SIZES[index];
 }
 
@@ -232,6 +234,9 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
 
 void srv_attention(int32_t type, const srv::AttentionArgs* args) { call(srv::chosen->attention, type, *args); }
 
+// Stretches of 64 keys, of one head each, that attention reads: fewer where rows share them.
+int64_t srv_attention_stretches(const srv::AttentionArgs* args) { return srv::chosen->attention_stretches(*args); }
+
 void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) { call(srv::byte_linear, type, *args); }
 
 int64_t srv_packed_bytes(int64_t outputs, int64_t inputs) {
@@ -251,6 +256,8 @@ void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void*
                      int64_t stride) {
     call(srv::chosen->most_likely, type, srv::MostLikelyArgs{logits, tokens, finite, rows, vocab, stride});
 }
+
+void srv_draw(int32_t type, const srv::DrawArgs* args) { call(srv::chosen->draw, type, *args); }
 
 // 0 for a type that is not known.
 int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs) {

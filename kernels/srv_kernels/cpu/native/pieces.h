@@ -4,14 +4,16 @@
 // row of one query is also cut along its keys, in parts of PART keys, whose results are merged afterwards. Cuts depend on
 // the row's own lengths alone: its result does not depend on the batch, nor on the threads.
 //
-// Neighbouring rows of one query whose page tables begin alike go through these keys together, which are then read once
-// for all of them (Hydragen, arXiv:2402.05099, splits attention at the same place). Each row's sums are taken in
-// the order in which it would take them alone.
+// Rows of one query whose page tables begin alike, wherever they are in the batch, go through these keys together, which
+// are then read once for as many as a piece holds (Hydragen, arXiv:2402.05099, splits attention at the same place). Each
+// row's sums are taken in the order in which it would take them alone. Rows of windows, or of several queries, share none.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels.h"
+#include "pool.h"
 
 namespace srv::SRV_ISA {
 
@@ -23,7 +25,7 @@ inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Neighbouring rows [first, end) that begin with the same `shared` keys; a row by itself shares none.
+// Rows at places [first, end) that begin with the same `shared` keys; a row by itself shares none.
 struct Run {
     int64_t first, end, shared;
 };
@@ -41,10 +43,17 @@ struct Piece {
 class Pieces {
 public:
     explicit Pieces(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
+        for (int64_t row = 0; row < a.rows; ++row) rows.push_back({row, goes_with_others(row) ? a.table[row * a.columns] : -1});
+        std::sort(rows.begin(), rows.end());
         first_piece.push_back(0);
-        for (int64_t row = 0; row < a.rows; row = runs.back().end) {
-            runs.push_back(run_from(row));
-            first_piece.push_back(first_piece.back() + a.kv_heads * cuts(runs.back()));
+        for (int64_t place = 0, end; place < a.rows; place = end) {
+            end = end_of_alike(place);
+            const int64_t count = ceiling(end - place, queries_of_piece());
+            for (int64_t i = 0; i < count; ++i) {  // as large as one another, so that no thread waits long for another's
+                const Range mine = part(end - place, static_cast<int>(i), static_cast<int>(count));
+                runs.push_back(run_of(place + mine.begin, place + mine.end));
+                first_piece.push_back(first_piece.back() + a.kv_heads * cuts(runs.back()));
+            }
         }
     }
 
@@ -54,7 +63,7 @@ public:
         int64_t index = 0;
         while (first_piece[index + 1] <= number) ++index;
         const Run& run = runs[index];
-        const int64_t within = number - first_piece[index], cut = within / a.kv_heads, row = run.first;
+        const int64_t within = number - first_piece[index], cut = within / a.kv_heads, row = row_at(run.first);
         const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
         Piece piece{run, cut, within % a.kv_heads, 0, 1, 0, 0};
         if (a.query_lens[row] == 1) {
@@ -83,15 +92,44 @@ public:
     // The end of what a row has of a piece's keys.
     int64_t end_of(const Piece& piece, int64_t row) const { return at_most(piece.end_key, a.kv_lens[row]); }
 
+    // The batch's row that lies at a place of runs.
+    int64_t row_at(int64_t place) const { return rows[place].row; }
+
     // The batch's row, and the query within it, of row r of a piece; its head is r % group of the group.
-    int64_t row_of(const Piece& piece, int64_t r) const { return piece.run.first + (piece.together() ? r / group : 0); }
+    int64_t row_of(const Piece& piece, int64_t r) const {
+        return row_at(piece.run.first + (piece.together() ? r / group : 0));
+    }
     int64_t query_of(const Piece& piece, int64_t r) const {
         return piece.together() ? 0 : piece.first_query + r / group;
     }
 
+    // Stretches of keys that all pieces read.
+    int64_t stretches() const {
+        int64_t found = 0;
+        for (int64_t number = 0; number < count(); ++number) {
+            const Piece piece = at(number);
+            const int64_t first = piece.first_key / STRETCH_KEYS, end = at_most(piece.run.shared, piece.end_key);
+            const int64_t together = piece.together() ? at_least(0, end / STRETCH_KEYS - first) : 0;
+            found += together;
+            for (int64_t place = piece.run.first; place < piece.run.end; ++place) {
+                found += at_least(0, ceiling(end_of(piece, row_at(place)), STRETCH_KEYS) - first - together);
+            }
+        }
+        return found;
+    }
+
 private:
+    // A row, and the page that it begins with, where it may go with others.
+    struct Begun {
+        int64_t row;
+        int32_t page;
+
+        bool operator<(const Begun& other) const { return page != other.page ? page < other.page : row < other.row; }
+    };
+
     const AttentionArgs& a;
     const int64_t group;
+    std::vector<Begun> rows;  // in the order of places
     std::vector<Run> runs;
     std::vector<int64_t> first_piece;  // of each run
 
@@ -99,11 +137,14 @@ private:
 
     // Pieces of a run and one key head: along the keys where rows have one query, else along the queries.
     int64_t cuts(const Run& run) const {
-        if (a.query_lens[run.first] != 1) return ceiling(a.query_lens[run.first], queries_of_piece());
+        const int64_t queries = a.query_lens[row_at(run.first)];
+        if (queries != 1) return ceiling(queries, queries_of_piece());
         int64_t most = 1;
-        for (int64_t row = run.first; row < run.end; ++row) most = at_least(most, parts(row));
+        for (int64_t place = run.first; place < run.end; ++place) most = at_least(most, parts(row_at(place)));
         return most;
     }
+
+    bool goes_with_others(int64_t row) const { return a.query_lens[row] == 1 && a.window == 0; }
 
     // Keys that two rows have in the same pages, in whole blocks, of those before either's newest.
     int64_t shared_keys(int64_t one, int64_t other) const {
@@ -115,14 +156,22 @@ private:
         return same * a.page_size;
     }
 
-    // The rows from `row` on that go together: as many as one piece holds, as long as they share a stretch or more.
-    Run run_from(int64_t row) const {
-        Run run{row, row + 1, 0};
-        if (a.query_lens[row] != 1 || a.window != 0) return run;
-        const int64_t most = at_most(a.rows, row + queries_of_piece());
-        for (; run.end < most && a.query_lens[run.end] == 1; ++run.end) {
-            const int64_t shared = shared_keys(row, run.end);
-            if (shared < STRETCH_KEYS || shared < run.shared / 2) break;
+    // The end of the places from `first` on whose rows begin alike, in a stretch of keys or more.
+    int64_t end_of_alike(int64_t first) const {
+        int64_t end = first + 1, least = 0;
+        if (!goes_with_others(row_at(first))) return end;
+        for (; end < a.rows && rows[end].page == rows[first].page; ++end) {
+            const int64_t shared = shared_keys(row_at(first), row_at(end));
+            if (shared < STRETCH_KEYS || shared < least / 2) break;
+            least = least == 0 ? shared : at_most(least, shared);
+        }
+        return end;
+    }
+
+    Run run_of(int64_t first, int64_t end) const {
+        Run run{first, end, 0};
+        for (int64_t place = first + 1; place < end; ++place) {
+            const int64_t shared = shared_keys(row_at(first), row_at(place));
             run.shared = run.shared == 0 ? shared : at_most(run.shared, shared);
         }
         return run;

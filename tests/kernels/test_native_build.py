@@ -1,0 +1,64 @@
+"""How the native library is built: its compiler, and the order in which its objects are linked. Nothing is compiled."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from srv_kernels.cpu import build
+
+MACHINES = ("x86_64", "aarch64", "riscv64")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "fault"), [("g++-of-long-ago -m64", "cannot be run"), ("g++ 'half", "is no command")]
+)
+def test_a_compiler_that_cannot_be_run_is_refused_with_who_named_it(
+    compiler: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    told = re.escape(f"CXX={compiler}, of the environment, {fault}: ") + ".*unset CXX"
+    with pytest.raises(build.CannotBuild, match=told):
+        build.build(tmp_path / "x.so")
+    assert not (tmp_path / "x.so").exists()
+
+
+def test_a_compiler_that_was_found_and_cannot_be_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "g++"
+    broken.write_bytes(b"\x7fELF of another machine")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", " ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.CannotBuild, match=r"^g\+\+ cannot be run: .*; name another in CXX$"):
+        build.build(tmp_path / "x.so")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_an_instruction_set_has_all_flags_of_those_before_it(machine: str) -> None:
+    flags = [set(each) for each in build.isas(machine).values()]
+    assert flags[0] == set()
+    assert all(before < after for before, after in itertools.pairwise(flags))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_plainest_objects_are_linked_first(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The linker keeps the first of several copies of an inline function, which every processor must be able to run."""
+    commands: list[list[str]] = []
+
+    def record(command: list[str]) -> None:
+        commands.append(command)
+        Path(command[-1]).touch()
+
+    monkeypatch.setattr(build, "_run", record)
+    build.build(tmp_path / "x.so", machine=machine)
+    *compiled, linked = commands
+    flags = {command[-1]: {word for word in command if word.startswith("-m")} for command in compiled}
+    order = [word for word in linked if word in flags]
+    assert len(order) == len(compiled) == len(build.ONCE) + len(build.PER_ISA) * len(build.isas(machine))
+    assert flags[order[0]] == set()
+    assert all(flags[before] <= flags[after] for before, after in itertools.pairwise(order))
