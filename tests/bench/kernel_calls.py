@@ -10,6 +10,7 @@ Owns the wrapping of the library's functions while it is entered. Must not know 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,12 @@ from time import perf_counter
 from typing import Any
 
 from srv_kernels.cpu import library
-from srv_kernels.cpu.library import AttentionArgs, BlockLinearArgs, BlockRowsArgs, ByteLinearArgs
 
-# Kernels whose arguments lie in a structure, at the address that they are given second.
+# Kernels whose arguments lie in a structure, at the address that they are given second: srv_byte_linear's, for one, in
+# ByteLinearArgs.
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "srv_attention": AttentionArgs,
-    "srv_byte_linear": ByteLinearArgs,
-    "srv_block_linear": BlockLinearArgs,
-    "srv_block_rows": BlockRowsArgs,
+    "srv" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", args.__name__.removesuffix("Args")): args
+    for args in library._ARGS
 }
 TAPE_RUN = "srv_tape_run"
 _NO_KERNELS = ("srv_set_threads", TAPE_RUN, "srv_tape_free")
@@ -79,10 +78,11 @@ class KernelCalls:
             setattr(self._library, name, function)
 
     def _call(self, name: str, *given: Any) -> Any:
-        call = KernelCall(name, self._originals[name], _kept(name, given))
-        self._show([call])
-        if self._recording is not None:
-            self._recording.append(call)
+        if self.see is not None or self._recording is not None:
+            call = KernelCall(name, self._originals[name], _kept(name, given))
+            self._show([call])
+            if self._recording is not None:
+                self._recording.append(call)
         return self._timed(name, *given)
 
     def alone(self, calls: Sequence[KernelCall], times: int) -> float:

@@ -58,10 +58,12 @@ WEIGHTS: Mapping[str, tuple[int | str, ...]] = {
     "srv_rotary": (),
     "srv_attention": (),
     "srv_linear": (3, 4),
+    "srv_scaled_linear": (3, 4, 5),
     "srv_byte_linear": ("weight", "scales", "correction", "bias"),
     "srv_block_linear": ("weight", "bias"),
     "srv_block_rows": (),
     "srv_most_likely": (),
+    "srv_draw": (),
 }
 
 

@@ -12,9 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from step_counts import PREFILL, CountedEngine, Counts, counted_engine, moved
+from step_counts import PREFILL, WEIGHTS, CountedEngine, Counts, counted_engine, moved
 
-from srv_kernels.cpu.library import load
+from srv_kernels.cpu.library import _SIGNATURES, load
 
 Engines = Callable[[str], CountedEngine]
 
@@ -56,6 +56,11 @@ def engines() -> Iterator[Engines]:
 def test_a_step_costs_what_the_table_says(engines: Engines, model: str, shape: str) -> None:
     found, expected = engines(model).counts(shape), EXPECTED[model, shape]
     assert found == expected, moved(model, shape, expected, found)
+
+
+def test_weights_of_every_product_are_counted() -> None:
+    products = {name for name in _SIGNATURES if name.endswith("linear")}
+    assert products == {name for name, weights in WEIGHTS.items() if weights and name.endswith("linear")}
 
 
 def test_a_count_that_moves_is_told_with_what_to_do() -> None:

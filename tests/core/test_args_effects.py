@@ -262,6 +262,7 @@ def test_torchao_config(small: Small, tmp_path: Path) -> None:
     assert refusal(small, torchao_config="int4wo-32") == "planned"
 
 
+@needs_native
 @covers("dequantize_weights=true", "dequantize_weights=false", platform="cpu")
 def test_dequantize_weights(small: Small, tmp_path: Path) -> None:
     """Blocks that are multiplied as they are round their inputs: nearly the same numbers, and not quite."""
@@ -519,6 +520,7 @@ def counts(small: Small, **flags: object) -> tuple[list[int], int]:
         return served.ready.graph_rows, served.stats().replayed_steps
 
 
+@needs_native
 @covers("disable_graphs=false", "disable_graphs=true", platform="cpu")
 def test_disable_graphs(captured: Small) -> None:
     for flag, off in (("no_disable_graphs", False), ("disable_graphs", True)):
@@ -529,6 +531,7 @@ def test_disable_graphs(captured: Small) -> None:
     assert counts(captured) == ([1, 2, 3, 4, 5, 6], 8)
 
 
+@needs_native
 def test_a_model_of_transformers_is_called_again_where_it_cannot_be_recorded(
     captured: Small, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -546,6 +549,7 @@ def test_a_model_of_transformers_is_called_again_where_it_cannot_be_recorded(
             assert why in caplog.text
 
 
+@needs_native
 def test_attention_whose_lengths_cannot_be_replayed_runs_eager(captured: Small) -> None:
     assert counts(captured, attention_backend="torch_native") == ([], 0)
     with pytest.raises(Refusal, match="because attention backend torch_native requires disable_graphs true"):
@@ -553,6 +557,7 @@ def test_attention_whose_lengths_cannot_be_replayed_runs_eager(captured: Small) 
     assert refusal(captured, attention_backend="torch_native", no_disable_graphs=True) == "backend_unfit"
 
 
+@needs_native
 @covers("graph_max_batch_size=1", "graph_max_batch_size=4", "graph_max_batch_size=16", platform="cpu")
 def test_graph_max_batch_size(captured: Small) -> None:
     assert counts(captured, graph_max_batch_size=1) == ([1], 0)
@@ -560,6 +565,7 @@ def test_graph_max_batch_size(captured: Small) -> None:
     assert counts(captured, graph_max_batch_size=16) == ([1, 2, 3, 4, 5, 6], 8)
 
 
+@needs_native
 @covers("graph_batch_sizes=1", "graph_batch_sizes=1,2", "graph_batch_sizes=3", platform="cpu")
 def test_graph_batch_sizes(captured: Small) -> None:
     assert counts(captured, graph_batch_sizes="1") == ([1], 0)
@@ -567,12 +573,14 @@ def test_graph_batch_sizes(captured: Small) -> None:
     assert counts(captured, graph_batch_sizes="3") == ([3], 8)
 
 
+@needs_native
 def test_what_would_change_captured_steps_is_refused_where_there_are_none(captured: Small) -> None:
     for said in ({"graph_batch_sizes": 4}, {"graph_max_batch_size": 4}, {"disable_graph_padding": True}):
         assert refusal(captured, page_size=16, disable_graphs=True, **said) == "excluded"
         assert refusal(captured, attention_backend="torch_native", **said) == "excluded"
 
 
+@needs_native
 @covers("disable_graph_padding=false", "disable_graph_padding=true", platform="cpu")
 def test_disable_graph_padding(captured: Small) -> None:
     """Without padding three rows find no step of four; so every row count is captured."""

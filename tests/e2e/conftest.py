@@ -1,4 +1,4 @@
-"""One server a module, and its log beside every failure."""
+"""One server a module, its log beside every failure, and what tests have measured at the end."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def pytest_runtest_makereport(
             if isinstance(value, Server):
                 report.sections.append((f"log of {name}", value.log_text()[-SHOWN_LOG_CHARACTERS:]))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have recorded as properties, those that failed as well."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    measured = [report for report in reports if report.user_properties]
+    if measured:
+        terminalreporter.section("measured")
+    for report in measured:
+        terminalreporter.write_line(report.nodeid)
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"    {name}: {value}")

@@ -1,21 +1,28 @@
-"""What numbers of 8 bits cost in quality, activations or keys and values, on the demo model and this project's pages.
+"""What numbers of 8 bits cost in quality: blocks, weights, activations, keys and values.
 
-Perplexity over windows of 512 tokens, every token but a window's first, through the engine as it serves; the yardstick
-is the same file with its blocks made plain, all in float32.
+Perplexity on this project's pages, over windows of 512 tokens, every token but a window's first, through the engine as
+it serves; the yardstick is the same model in plain numbers, computed in float32. The summary of the run tells all
+figures.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from srv.io.messages import Generate
+from srv.models.int8 import rounded_at_load
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
+from srv.models.storage import rounded
 from srv.server.tokenizer import load_text_processor
 from srv.testing.engine import WatchedEngine
 from srv.types import SamplingParams
@@ -26,8 +33,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TEXT = Path(__file__).resolve().parents[1] / "bench" / "peers" / "perplexity.txt"
 WINDOW = 512
 LEAST_TOKENS = 16_000
-MOST_LOST = 0.005
-LEAST_AGREEMENT = 0.9
+
+Record: TypeAlias = Callable[[str, object], None]
+
+
+class Bounds(NamedTuple):
+    """How far perplexity may rise, and which part of the greedy choices must stay."""
+
+    lost: float
+    agreement: float
+
+
+NEAR = Bounds(0.005, 0.9)
+# Activations of 8 bits, in steps of each token's largest, cost this small model 2.0 % and 12.0 % of its choices; by
+# torch's own operators, in float32, 2.1 % and 11.3 %: the steps cost it, not the kernels. Bounds: half as much again.
+IN_STEPS_OF_A_TOKEN = Bounds(0.03, 0.82)
 
 
 @dataclass(frozen=True)
@@ -42,31 +62,94 @@ class Read:
         return math.exp(-math.fsum(self.logprobs) / len(self.logprobs))
 
 
-def read(windows: Sequence[list[int]], *flags: str) -> Read:
-    """All windows through an engine with these flags."""
+def read(windows: Sequence[list[int]], *flags: str, model: Path | None = None) -> Read:
+    """All windows through an engine with these flags, of the demo model unless another is named."""
     found = Read([], [])
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-    with WatchedEngine.launch(["--device", "cpu", "--model-path", str(demo_model()), *flags]) as engine:
+    words = ["--device", "cpu", "--model-path", str(model or demo_model()), *flags]
+    with WatchedEngine.launch(words) as engine:
         for number, window in enumerate(windows):
             (result,) = engine.generate([Generate(request=str(number), tokens=window, params=params)])
             found.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
             found.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
+    assert len(found.logprobs) >= LEAST_TOKENS
     return found
 
 
-@covers("dequantize_weights=false", "dequantize_weights=true", "kv_cache_dtype=int8", platform="cpu")
-def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(record_property: Callable[[str, object], None]) -> None:
+def assert_near(name: str, exact: Read, served: Read, record: Record, bounds: Bounds = NEAR) -> None:
+    lost = served.perplexity / exact.perplexity - 1
+    agreement = sum(a == b for a, b in zip(exact.best, served.best, strict=True)) / len(exact.best)
+    record(f"perplexity, {name}", f"{served.perplexity:.3f} ({lost:+.2%})")
+    record(f"greedy agreement, {name}", f"{agreement:.4f}")
+    told = f"{name}: perplexity {served.perplexity:.3f} is {lost:.2%} above {exact.perplexity:.3f}"
+    assert lost <= bounds.lost, told
+    assert agreement >= bounds.agreement, f"{name}: only {agreement:.2%} of the best tokens are the same"
+
+
+@pytest.fixture(scope="module")
+def windows() -> list[list[int]]:
     ids = load_text_processor(read_facts(demo_model())).encode(TEXT.read_text())
-    windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
-    exact = read(windows, "--dtype", "float32", "--dequantize-weights")
-    assert len(exact.logprobs) >= LEAST_TOKENS
+    return [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
+
+
+@pytest.fixture(scope="module")
+def exact(windows: list[list[int]]) -> Read:
+    return read(windows, "--dtype", "float32", "--dequantize-weights")
+
+
+@covers("dequantize_weights=false", "dequantize_weights=true", "kv_cache_dtype=int8", platform="cpu")
+def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(
+    exact: Read, windows: list[list[int]], record_property: Record
+) -> None:
     record_property("perplexity, plain in float32", f"{exact.perplexity:.3f}")
     for name, flags in {"blocks": (), "blocks and int8 keys and values": ("--kv-cache-dtype", "int8")}.items():
-        served = read(windows, *flags)
-        lost = served.perplexity / exact.perplexity - 1
-        agreement = sum(a == b for a, b in zip(exact.best, served.best, strict=True)) / len(exact.best)
-        record_property(f"perplexity, {name}", f"{served.perplexity:.3f}")
-        record_property(f"greedy agreement, {name}", f"{agreement:.4f}")
-        told = f"{name}: perplexity {served.perplexity:.3f} is {lost:.2%} above {exact.perplexity:.3f}"
-        assert lost <= MOST_LOST, told
-        assert agreement >= LEAST_AGREEMENT, f"{name}: only {agreement:.2%} of the best tokens are the same"
+        assert_near(name, exact, read(windows, *flags), record_property)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model as models are published: plain numbers in bfloat16, in a folder. It has no tokenizer."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path, folder = demo_model(), tmp_path_factory.mktemp("plain")
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent),
+        gguf_file=path.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, exact: Read, windows: list[list[int]]) -> Read:
+    found = read(windows, "--dtype", "float32", model=folder)
+    assert found.perplexity == pytest.approx(exact.perplexity, rel=1e-3)  # the folder holds the same model
+    return found
+
+
+@covers("torchao_config=int8wo", platform="cpu")
+def test_weights_of_8_bits_lose_no_more_than_half_a_percent(
+    folder: Path, plain: Read, windows: list[list[int]], record_property: Record
+) -> None:
+    record_property("perplexity, plain in float32", f"{plain.perplexity:.3f}")
+    served = read(windows, "--torchao-config", "int8wo", model=folder)
+    assert_near("int8wo", plain, served, record_property)
+
+
+@covers("quantization=w8a8_int8", platform="cpu")
+def test_weights_and_activations_of_8_bits_lose_what_their_steps_cost(
+    folder: Path, plain: Read, windows: list[list[int]], tmp_path: Path, record_property: Record
+) -> None:
+    record_property("perplexity, plain in float32", f"{plain.perplexity:.3f}")
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if rounded_at_load(name.removesuffix(".weight")):
+            stored[name], stored[f"{name}_scale"] = rounded(tensor)
+        else:
+            stored[name] = tensor
+    save_file(stored, tmp_path / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    served = read(windows, "--quantization", "w8a8_int8", model=tmp_path)
+    assert_near("w8a8_int8", plain, served, record_property, IN_STEPS_OF_A_TOKEN)

@@ -11,18 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from srv_kernels.cpu import native_ops
+from srv_kernels.cpu.library import load
 from srv_kernels.cpu.tape import Arena, NotRecordable, Tape
 
 DIM = 64
 GENERATOR = torch.Generator().manual_seed(3)
 WEIGHT = torch.rand(DIM, generator=GENERATOR)
-PRODUCT = native_ops.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
-GATES = native_ops.linear(torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR))
-INTEGERS = torch.randint(-128, 128, (DIM, DIM), generator=GENERATOR, dtype=torch.int8)
-WHOLE = native_ops.ScaledLinear(INTEGERS, WEIGHT / 512)
-STEPPED = native_ops.ByteLinear(INTEGERS, WEIGHT / 512)
 TABLE = torch.randn(10, DIM, generator=GENERATOR)
+INTEGERS = torch.randint(-128, 128, (DIM, DIM), generator=GENERATOR, dtype=torch.int8)
+LOADED = load()
+if LOADED.library is not None:
+    from srv_kernels.cpu import native_ops
+
+    PRODUCT = native_ops.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
+    GATES = native_ops.linear(torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR))
+    WHOLE = native_ops.ScaledLinear(INTEGERS, WEIGHT / 512)
+    STEPPED = native_ops.ByteLinear(INTEGERS, WEIGHT / 512)
+
+pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import install
 import machine
 import perplexity
+import raced
 import report
 from bench_loads import POINTS, Point, Prompts
 from catalogue import PEERS, POOL_TOKENS, ROOM, SEQUENCES, THREADS, Peer
-from floors import Shape
 from machine import Ceilings
 from rich.console import Console
 from serving import ServerFailed, Serving, environment_of, free_port
@@ -40,6 +40,7 @@ from stream_client import Load, run_load
 
 KEYS = dict(zip(("1", "4", "16", "prefill", "prefix"), POINTS, strict=True))
 WARM_UP = (Point("warm-up", 2, 32, 8), Point("warm-up", 16, 128, 4), Point("warm-up", 1, 512, 1))
+FIRST = Point("first token", 1, 16, 1)
 FILL = Point("filling the room for keys and values", SEQUENCES, ROOM - 40, 1)
 PROFILE_S = 600.0
 REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it filled so many seconds, or so many times
@@ -49,8 +50,11 @@ SAY = Console(soft_wrap=True)
 
 @dataclass
 class Score:
-    """What was found of one peer. `loads` has one list a round for each point; `machine`, what the machine could do
-    before each turn."""
+    """What was found of one peer.
+
+    `loads` has one list a round for each point; `starts_s`, `first_tokens_s` (from the process's start to an answer of
+    one token) and `machine` (what the machine could do before a turn) have one entry a round.
+    """
 
     peer: Peer
     version: str
@@ -58,6 +62,7 @@ class Score:
     loads: dict[str, list[list[Load]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     starts_s: list[float] = field(default_factory=list)
+    first_tokens_s: list[float] = field(default_factory=list)
     machine: list[Ceilings] = field(default_factory=list)
     pss_mb: float | None = None
     perplexity: float | None = None
@@ -90,6 +95,8 @@ def turn(score: Score, plan: Plan, prompts: Prompts, last: bool) -> None:
     log = LOGS / f"{peer.name.replace(' ', '_')}.log"
     with Serving(peer, log) as serving:
         score.starts_s.append(serving.start_s)
+        run_load(serving.port, FIRST, prompts, peer.model)
+        score.first_tokens_s.append(serving.age_s())
         for point in WARM_UP:
             run_load(serving.port, point, prompts, peer.model)
         for point in plan.points:
@@ -211,12 +218,13 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "version": score.version,
         "precision": peer.precision,
         "arithmetic": peer.arithmetic,
-        "weight_bytes": weight_bytes(peer),
+        "weight_bytes": raced.weight_bytes(peer),
         "missing": score.missing,
         "failed": score.failed,
         "perplexity": None if score.perplexity is None else round(score.perplexity, 3),
         "perplexity_missing": score.unmeasured,
         "start_s": _median(score.starts_s),
+        "first_token_after_s": _median(score.first_tokens_s),
         "machine": [asdict(found) for found in score.machine],
         "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
         "kv_item_bytes": peer.kv_item_bytes,
@@ -237,47 +245,6 @@ def portable(words: Sequence[str]) -> str:
     for long, brief in short.items():
         text = text.replace(long, brief)
     return text.replace(f"{Path(sys.executable).resolve()}", "python")
-
-
-def weight_bytes(peer: Peer) -> int | None:
-    """Bytes of the matrices that a step multiplies: the layers' and the output layer's, as they are multiplied."""
-    from gguf import GGUFReader
-
-    from srv.models.locate import demo_model
-
-    file = demo_model() if peer.engine == "srv" else install.model_file(peer.weights)
-    if not file.exists():
-        return None
-    found = [tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2]
-    if not any(tensor.name == "output.weight" for tensor in found):  # the embedding is the output layer too
-        return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found)
-    found = [tensor for tensor in found if tensor.name != "token_embd.weight"]
-    return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found)
-
-
-def model_shape() -> Shape:
-    from srv.models.locate import locate
-    from srv.models.read import read_facts
-
-    facts = read_facts(locate(None))
-    return Shape(
-        layers=facts.layers,
-        hidden=facts.hidden_size,
-        intermediate=int(facts.config["intermediate_size"]),
-        heads=facts.heads,
-        kv_heads=facts.kv_heads,
-        head_dim=facts.head_dim,
-        vocab=facts.vocab_size,
-        weight_bytes=0,
-    )
-
-
-def text_tokens() -> list[int]:
-    from srv.models.locate import locate
-    from srv.models.read import read_facts
-    from srv.server.tokenizer import load_text_processor
-
-    return load_text_processor(read_facts(locate(None))).encode(perplexity.TEXT.read_text())
 
 
 def start_line(names: Sequence[str] | None) -> list[Score]:
@@ -323,9 +290,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server that runs is ended too
     options = parse()
     points = [KEYS[key] for key in options.points]
-    shape = model_shape()
+    commit, shape = raced.commit(), raced.model_shape()
     scores = start_line(options.peers)
-    ids = [] if options.no_perplexity else text_tokens()
+    ids = [] if options.no_perplexity else raced.text_tokens()
     race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
     for score in scores:
         if score.peer.name == report.OURS and score.missing is None:
@@ -333,6 +300,7 @@ def main() -> int:
     written: dict[str, object] = {
         "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",
         "machine": machine.describe(),
+        "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "threads": THREADS,
         "pool_tokens": POOL_TOKENS,

@@ -107,7 +107,7 @@ def _about(report: Report) -> str:
     told = (
         f"## {TITLES[_kind(report)]}\n\n"
         f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}. {report['rounds']} rounds "
-        f"on {report['date']}."
+        f"on {report['date']}{_commit(report)}."
     )
     if ceilings:
         sums = ", ".join(f"{ceilings[kind]:.0f} in {kind}" for kind in ("f32", "bf16", "int8") if ceilings[kind])
@@ -118,6 +118,11 @@ def _about(report: Report) -> str:
             f" Perplexity: {text['windows']} windows of {text['window']} tokens of `tests/bench/peers/perplexity.txt`."
         )
     return told
+
+
+def _commit(report: Report) -> str:
+    """What was raced; older races do not say."""
+    return f", commit {report['commit']}" if report.get("commit") else ""
 
 
 def _steadiness(report: Report) -> str:
@@ -185,16 +190,19 @@ def _aims(points: Sequence[Point], aims: Mapping[str, float]) -> list[str]:
 
 def _facts(report: Report) -> str:
     rows = []
+    told_first = any(peer.get("first_token_after_s") is not None for peer in _ran(report))  # older races do not say
     for peer in _ran(report):
         quality = "not measured" if peer["perplexity"] is None else f"{peer['perplexity']:.3f}"
         if peer["perplexity"] is None and peer["perplexity_missing"]:
             quality += f" ({peer['perplexity_missing']})"
         weights = "–" if peer["weight_bytes"] is None else f"{peer['weight_bytes'] / 1e6:.0f}"
         memory = _memory(report, peer)
-        start = "–" if peer["start_s"] is None else f"{peer['start_s']:.1f}"
-        rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, start])
+        starts = [peer["start_s"], *([peer.get("first_token_after_s")] if told_first else [])]
+        told = ("–" if each is None else f"{each:.1f}" for each in starts)
+        rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, *told])
     weighed = ["memory, MB: PSS of all processes", "its pool of keys and values", "memory less the pool"]
     head = ["server", "version", "precision", "perplexity", "weights, MB a step", *weighed, "healthy after, s"]
+    head += ["first token after, s"] if told_first else []
     return f"### Precision and memory\n\n{_table(head, rows)}"
 
 

@@ -39,18 +39,22 @@ def environment_of(peer: Peer) -> dict[str, str]:
 
 
 class Serving:
-    """A context in which `peer` serves on `port`. Its processes get as many cores as each may use threads."""
+    """A context in which `peer` serves on `port`. Its processes get as many cores as each may use threads.
+
+    `start_s`: seconds from the process's start until it was healthy.
+    """
 
     def __init__(self, peer: Peer, log: Path) -> None:
         self.peer = peer
         self.port = free_port()
         self.start_s = 0.0
+        self._started = 0.0
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Serving:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        started = time.perf_counter()
+        self._started = time.perf_counter()
         with self._log.open("wb") as log:
             try:
                 self._process = subprocess.Popen(
@@ -69,13 +73,17 @@ class Serving:
         except BaseException:
             self._stop()
             raise
-        self.start_s = time.perf_counter() - started
+        self.start_s = self.age_s()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+
+    def age_s(self) -> float:
+        """Seconds since the process was started."""
+        return time.perf_counter() - self._started
 
     def pss_bytes(self) -> int:
         """Memory of the process and all its children, shared pages divided among those who share them."""

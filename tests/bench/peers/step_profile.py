@@ -2,18 +2,21 @@
 
     python step_profile.py --points 1 4 -- --max-total-tokens 20480 ...      what `srv launch` would be given
 
-Prints JSON, one entry a load; `race.py` runs it when the servers have stopped. The kernels of a captured step run as
-one, from C++: what they take together is measured in the step, and divided as the kinds take when each is run alone;
-which leaves wrong keys and values behind, so that only times may be read of what follows.
+Prints JSON, one entry a load; `race.py` runs it when the servers have stopped. Whole loads are timed first, in an
+engine that nothing watches; the steps of a second one are then taken apart. The kernels of a captured step run as one,
+from C++: what they take together is measured in the step, and divided as the kinds take when each is run alone; which
+leaves wrong keys and values behind, so that only times may be read of what follows.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,12 +31,12 @@ from srv.testing.engine import LocalEngine
 
 STEPS = 16  # of which the median counts, around half of the output
 PASSES = 3  # of a load, or of a prompt
-PRODUCTS = ("srv_linear", "srv_byte_linear", "srv_block_linear")
-SAMPLING = "srv_most_likely"
+PRODUCTS = ("srv_linear", "srv_scaled_linear", "srv_byte_linear", "srv_block_linear")
+SAMPLING = ("srv_most_likely", "srv_draw")
 KINDS: dict[str, Callable[[str], bool]] = {
     "products": lambda name: name in PRODUCTS,
     "attention": lambda name: name == "srv_attention",
-    "other_kernels": lambda name: name not in (*PRODUCTS, "srv_attention", SAMPLING),
+    "other_kernels": lambda name: name not in (*PRODUCTS, "srv_attention", *SAMPLING),
 }
 
 
@@ -47,6 +50,37 @@ class Part:
     other_kernels: float
     sampling: float
     python: float
+
+
+@contextmanager
+def _engine(launch: Sequence[str]) -> Iterator[LocalEngine]:
+    """As a server's own process keeps it: what is loaded by then is left out of garbage collections."""
+    with LocalEngine.launch(launch) as engine:
+        gc.freeze()
+        try:
+            yield engine
+        finally:
+            gc.unfreeze()
+
+
+def load_s(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
+    """Seconds of a whole load, as the engine's own loop runs it."""
+    _warm(engine, point, prompts)
+    return statistics.median([_pass(engine, point, prompts) for _ in range(1 + PASSES)][1:])
+
+
+def _pass(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
+    sent = [greedy(number, tokens, point.output) for number, tokens in enumerate(prompts.draw(point))]
+    begun = perf_counter()
+    engine.generate(sent)
+    return perf_counter() - begun
+
+
+def _warm(engine: LocalEngine, point: Point, prompts: Prompts) -> None:
+    if point.shared:
+        engine.generate([greedy(0, prompts.prefix(point), 1)])
+    else:
+        engine.generate([greedy(0, prompts.draw(point)[0], min(point.output, 8))])
 
 
 class Profiler:
@@ -68,27 +102,10 @@ class Profiler:
 
         sampler.sample = timed
 
-    def profile(self, point: Point, prompts: Prompts) -> dict[str, object]:
-        """The parts of a step, and the seconds of the whole load in this process."""
-        self._warm(point, prompts)
-        parts = self._prefill(point, prompts) if point.output == 1 else self._decode(point, prompts)
-        return {"parts_ms": asdict(parts), "load_s": self._load(point, prompts)}
-
-    def _warm(self, point: Point, prompts: Prompts) -> None:
-        if point.shared:
-            self._engine.generate([greedy(0, prompts.prefix(point), 1)])
-        else:
-            self._engine.generate([greedy(0, prompts.draw(point)[0], min(point.output, 8))])
-
-    def _load(self, point: Point, prompts: Prompts) -> float:
-        """As the engine's own loop runs it."""
-        spent = []
-        for _ in range(PASSES):
-            sent = [greedy(number, tokens, point.output) for number, tokens in enumerate(prompts.draw(point))]
-            begun = perf_counter()
-            self._engine.generate(sent)
-            spent.append(perf_counter() - begun)
-        return statistics.median(spent)
+    def parts(self, point: Point, prompts: Prompts) -> Part:
+        """Those of a step."""
+        _warm(self._engine, point, prompts)
+        return self._prefill(point, prompts) if point.output == 1 else self._decode(point, prompts)
 
     def _prefill(self, point: Point, prompts: Prompts) -> Part:
         """All steps of the prompts together, as if they were one."""
@@ -155,9 +172,16 @@ def main() -> int:
     parser.add_argument("launch", nargs="*")
     options = parser.parse_args()
     prompts = Prompts(options.vocab, seed=2)
-    with KernelCalls() as calls, LocalEngine.launch(options.launch) as engine:
+    points = [POINTS[each] for each in options.points]
+    with _engine(options.launch) as engine:
+        loads = [load_s(engine, point, prompts) for point in points]
+    with KernelCalls() as calls, _engine(options.launch) as engine:
         profiler = Profiler(engine, calls)
-        found = {POINTS[each].name: profiler.profile(POINTS[each], prompts) for each in options.points}
+        parts = [profiler.parts(point, prompts) for point in points]
+    found = {
+        point.name: {"parts_ms": asdict(part), "load_s": seconds}
+        for point, part, seconds in zip(points, parts, loads, strict=True)
+    }
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 

@@ -11,7 +11,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bench_loads import Point, Prompts
@@ -21,6 +22,7 @@ LAST = b"[DONE]"
 COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 HOST = "127.0.0.1"
 REQUEST_S = 300.0
+GREEDY: Mapping[str, object] = MappingProxyType({"temperature": 0})
 
 
 class Answer(NamedTuple):
@@ -38,12 +40,14 @@ class Load(NamedTuple):
     firsts: list[float]
 
 
-def body(ids: Sequence[int], output: int, model: str | None) -> dict[str, object]:
-    """A greedy request for exactly `output` tokens after the prompt `ids`."""
+def body(
+    ids: Sequence[int], output: int, model: str | None, sampling: Mapping[str, object] = GREEDY
+) -> dict[str, object]:
+    """A request for exactly `output` tokens after the prompt `ids`; `sampling`: how they are chosen."""
     fields: dict[str, object] = {
         "prompt": list(ids),
         "max_tokens": output,
-        "temperature": 0,
+        **sampling,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -97,9 +101,11 @@ class _Exchange(asyncio.Protocol):
         return self._received[-400:].decode(errors="replace")
 
 
-async def ask(port: int, ids: Sequence[int], output: int, model: str | None = None) -> Answer:
+async def ask(
+    port: int, ids: Sequence[int], output: int, model: str | None = None, sampling: Mapping[str, object] = GREEDY
+) -> Answer:
     """One streamed request. Raises RuntimeError where the answer is not a whole stream, or has another length."""
-    request = http_request(port, "/v1/completions", body(ids, output, model))
+    request = http_request(port, "/v1/completions", body(ids, output, model, sampling))
     _, exchange = await asyncio.get_running_loop().create_connection(lambda: _Exchange(request), HOST, port)
     answer = await asyncio.wait_for(exchange.answer, REQUEST_S)
     if answer.tokens != output:
@@ -107,15 +113,23 @@ async def ask(port: int, ids: Sequence[int], output: int, model: str | None = No
     return answer
 
 
-async def _load(port: int, point: Point, prompts: Prompts, model: str | None) -> Load:
+async def _load(
+    port: int, point: Point, prompts: Prompts, model: str | None, sampling: Mapping[str, object] = GREEDY
+) -> Load:
     if point.shared:
         await ask(port, prompts.prefix(point), 1, model)
     drawn = prompts.draw(point)
     started = time.perf_counter()
-    answers = await asyncio.gather(*(ask(port, ids, point.output, model) for ids in drawn))
+    answers = await asyncio.gather(*(ask(port, ids, point.output, model, sampling) for ids in drawn))
     return Load(time.perf_counter() - started, [answer.first_s for answer in answers])
 
 
-def run_load(port: int, point: Point, prompts: Prompts, model: str | None = None) -> Load:
+def run_load(
+    port: int,
+    point: Point,
+    prompts: Prompts,
+    model: str | None = None,
+    sampling: Mapping[str, object] = GREEDY,
+) -> Load:
     """All requests of one point at once, after the shared prefix, if it has one, was sent and answered."""
-    return asyncio.run(_load(port, point, prompts, model))
+    return asyncio.run(_load(port, point, prompts, model, sampling))

@@ -1,0 +1,71 @@
+"""What is raced: this project's commit, the model's sizes and weights, and the text of its perplexity."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import install
+import perplexity
+from catalogue import Peer
+from floors import Shape
+
+
+def commit(root: Path = install.ROOT) -> str | None:
+    """The commit of a checkout, with "+" where tracked files differ from it; None outside one.
+
+    `docs` may differ, as races write there.
+    """
+    if not (root / ".git").exists():
+        return None
+    try:
+        name = _git(root, "rev-parse", "--short", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return name + ("+" if changed else "")
+
+
+def _git(root: Path, *words: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def model_shape() -> Shape:
+    from srv.models.locate import locate
+    from srv.models.read import read_facts
+
+    facts = read_facts(locate(None))
+    return Shape(
+        layers=facts.layers,
+        hidden=facts.hidden_size,
+        intermediate=int(facts.config["intermediate_size"]),
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        vocab=facts.vocab_size,
+        weight_bytes=0,
+    )
+
+
+def weight_bytes(peer: Peer) -> int | None:
+    """Bytes of the matrices that a step multiplies: the layers' and the output layer's, as they are multiplied."""
+    from gguf import GGUFReader
+
+    from srv.models.locate import demo_model
+
+    file = demo_model() if peer.engine == "srv" else install.model_file(peer.weights)
+    if not file.exists():
+        return None
+    found = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2}
+    if "output.weight" in found:  # or else the embedding is the output layer too
+        found.pop("token_embd.weight", None)
+    return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found.values())
+
+
+def text_tokens() -> list[int]:
+    from srv.models.locate import locate
+    from srv.models.read import read_facts
+    from srv.server.tokenizer import load_text_processor
+
+    return load_text_processor(read_facts(locate(None))).encode(perplexity.TEXT.read_text())
