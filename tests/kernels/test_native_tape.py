@@ -104,7 +104,8 @@ def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
 def test_recording_computes_nothing_native_and_finds_zeros_in_memory_that_served_before() -> None:
     arena = Arena()
     for _ in range(2):
-        tape, out = recorded(native, torch.randn(2, DIM), arena)
+        x = torch.randn(2, DIM)  # who keeps a tape keeps what it reads
+        tape, out = recorded(native, x, arena)
         assert not bool(out.any())
         tape.run()
         assert bool(out.all())
