@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
@@ -36,11 +36,14 @@ from stepping import Stepping
 from srv.models.locate import demo_model
 from srv.sched.plan import Result
 from srv.testing.engine import LocalEngine
+from srv_kernels.cpu.library import BLOCK_TOKENS, load
 
 DECODES = (1, 4, 16)
 PROMPT = 100
 CHUNK = 512
 PREFILL = f"prefill of {CHUNK}"
+PREFIX = 320
+SHARED = f"decode of {max(DECODES)} rows over a prefix of {PREFIX}"
 FLAGS = (
     *("--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "native", "--page-size", "16"),
     *("--max-running-requests", "16", "--max-total-tokens", "8192", "--chunked-prefill-size", str(CHUNK)),
@@ -71,10 +74,10 @@ WEIGHTS: Mapping[str, tuple[int | str, ...]] = {
 class Counts:
     """One step's costs.
 
-    weight_bytes: of the tensors that kernels are given as weights, as often as they are given. kv_bytes: of the pages
-    that the step's attention is given, each once a layer. allocations: tensors whose memory is new. native_calls: of
-    the library's kernels, on a tape or not. torch_calls: operators that PyTorch dispatches. python_calls: functions of
-    this project's packages, without comprehensions.
+    weight_bytes: of the tensors that kernels are given as weights, as often as they are given. kv_bytes: of the keys
+    and values that the step's attention reads, as often as it reads them. allocations: tensors whose memory is new.
+    native_calls: of the library's kernels, on a tape or not. torch_calls: operators that PyTorch dispatches.
+    python_calls: functions of this project's packages, without comprehensions.
     """
 
     weight_bytes: int
@@ -124,12 +127,12 @@ class _Functions:
 
 
 class _Kernels:
-    """Counts kernels, and notes at which addresses they read weights, and how many pages of which pool."""
+    """Counts kernels, and notes at which addresses they read weights, and how much of which pool's pages."""
 
     def __init__(self) -> None:
         self.count = 0
         self.weights: list[int] = []
-        self.pages: list[tuple[int, int]] = []
+        self.pages: list[tuple[int, Fraction]] = []
 
     def see(self, call: KernelCall) -> None:
         if call.name not in WEIGHTS:
@@ -141,18 +144,12 @@ class _Kernels:
             self.pages += [(call.argument(pool), _pages(call)) for pool in ("keys", "values")]
 
 
-def _pages(call: KernelCall) -> int:
-    """Distinct pages of what the rows of one layer's attention look at. To be read when the call is made."""
-    rows, columns, page_size = (call.argument(name) for name in ("rows", "columns", "page_size"))
-    lengths = _array(call.argument("kv_lens"), rows)
-    table = _array(call.argument("table"), rows * columns).reshape(rows, columns)
-    return len(
-        {int(page) for row, length in zip(table, lengths, strict=True) for page in row[: -(-length // page_size)]}
-    )
-
-
-def _array(address: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
+def _pages(call: KernelCall) -> Fraction:
+    """What one layer's attention reads of a pool, in pages. To be asked when the call is made."""
+    library = load().library
+    assert library is not None, "there are no native kernels"
+    blocks = library.srv_attention_blocks(ctypes.byref(call.given[1]))
+    return Fraction(blocks, call.argument("kv_heads") * call.argument("page_size") // BLOCK_TOKENS)
 
 
 class CountedEngine:
@@ -164,11 +161,24 @@ class CountedEngine:
 
     def counts(self, shape: str) -> Counts:
         """Those of one of `shapes()`."""
-        return self._prefill() if shape == PREFILL else self._decode(int(shape.split()[2]))
+        if shape == PREFILL:
+            return self._prefill()
+        if shape == SHARED:
+            return self._shared()
+        return self._decode([_prompt(number, PROMPT) for number in range(int(shape.split()[2]))])
 
-    def _decode(self, rows: int) -> Counts:
-        """The third step that all rows decode in, which is captured."""
-        self._steps.add([_prompt(number, PROMPT) for number in range(rows)], 64)
+    def _shared(self) -> Counts:
+        """Rows whose prompts begin alike, as the prefix cache knows already."""
+        prefix = _prompt(0, PREFIX)
+        self._steps.add([prefix], 1)
+        self._steps.step()
+        self._steps.end(flush=False)
+        return self._decode([prefix + _prompt(number, PROMPT) for number in range(1, max(DECODES) + 1)])
+
+    def _decode(self, prompts: Sequence[Sequence[int]]) -> Counts:
+        """The third step that all of them decode in, which is captured."""
+        rows = len(prompts)
+        self._steps.add(prompts, 64)
         self._steps.until_all_decode(rows)
         self._steps.step()
         counts, result = self._counted()
@@ -193,7 +203,7 @@ class CountedEngine:
         self._calls.see, sizes = None, _sizes()
         return Counts(
             weight_bytes=sum(sizes[address][0] for address in kernels.weights),
-            kv_bytes=sum(count * sizes[address][1] for address, count in kernels.pages),
+            kv_bytes=int(sum(pages * sizes[address][1] for address, pages in kernels.pages)),
             allocations=operators.fresh,
             native_calls=kernels.count,
             torch_calls=operators.calls,
@@ -221,7 +231,7 @@ def _sizes() -> dict[int, tuple[int, int]]:
 
 def shapes() -> list[str]:
     """The steps that are counted."""
-    return [*(f"decode of {rows} {'row' if rows == 1 else 'rows'}" for rows in DECODES), PREFILL]
+    return [*(f"decode of {rows} {'row' if rows == 1 else 'rows'}" for rows in DECODES), SHARED, PREFILL]
 
 
 def small_gguf(folder: Path) -> Path:

@@ -21,7 +21,7 @@ from srv_matrix.pytest_plugin import covers
 
 LOADED = library.load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_ops
+    from srv_kernels.cpu import native_library, native_ops, native_products
 
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 NO_KERNELS = f"no native kernels here: {LOADED.reason}"
@@ -59,9 +59,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=(1, 2, 5))
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    native_ops.set_threads(request.param)
+    native_library.set_threads(request.param)
     yield request.param
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -85,7 +85,7 @@ def _matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, spread: floa
 
 
 def _assert_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    got = native_ops.linear(weight, bias)(x)
+    got = native_products.linear(weight, bias)(x)
     want = x.double() @ weight.double().T
     most = x.double().abs() @ weight.double().abs().T
     if bias is not None:
@@ -122,12 +122,12 @@ def test_magnitudes_near_the_ends_of_bfloat16(isa: str, spread: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_batch_or_the_threads(isa: str, dtype: torch.dtype) -> None:
-    x, product = _matrix(9, 30, 576, dtype), native_ops.linear(_matrix(10, 160, 576, dtype), None)
+    x, product = _matrix(9, 30, 576, dtype), native_products.linear(_matrix(10, 160, 576, dtype), None)
     together = product(x)
-    native_ops.set_threads(3)
+    native_library.set_threads(3)
     for row in (0, 13, 29):
         assert torch.equal(product(x[row : row + 1])[0], together[row])
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
 
 
 def _bytes(seed: int, rows: int, columns: int) -> torch.Tensor:
@@ -144,9 +144,9 @@ def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, r
     x[:, -1] = 127
     weight = _bytes(2, outputs, inputs)
     exact = x.double() @ weight.double().T
-    assert torch.equal(native_ops.ByteLinear(weight, torch.ones(outputs))(x), exact.to(dtype))
+    assert torch.equal(native_products.ByteLinear(weight, torch.ones(outputs))(x), exact.to(dtype))
     counted = torch.arange(outputs, dtype=torch.int32)
-    shifted = native_ops.ByteLinear(weight, torch.ones(outputs), counted=counted, static=(1.0, 1.0))(x - 1)
+    shifted = native_products.ByteLinear(weight, torch.ones(outputs), counted=counted, static=(1.0, 1.0))(x - 1)
     assert torch.equal(shifted, (exact + counted).to(dtype))
 
 
@@ -154,12 +154,12 @@ def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, r
 @pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
 def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float], dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
-    product = native_ops.ByteLinear(_bytes(10, 160, 177), torch.rand(160), static=static)
+    product = native_products.ByteLinear(_bytes(10, 160, 177), torch.rand(160), static=static)
     together = product(x)
-    native_ops.set_threads(3)
+    native_library.set_threads(3)
     for row in (0, 13, 29):
         assert torch.equal(product(x[row : row + 1])[0], together[row])
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -173,25 +173,25 @@ def test_weights_of_8_bits_are_multiplied_as_they_are(
     weight, scales = _bytes(2, outputs, inputs), 2.0 ** (torch.arange(outputs) % 5 - 2)
     bias = (torch.arange(outputs) % 7).to(dtype)
     exact = x.double() @ weight.double().T * scales
-    assert torch.equal(native_ops.ScaledLinear(weight, scales)(x), exact.to(dtype))
-    assert torch.equal(native_ops.ScaledLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
+    assert torch.equal(native_products.ScaledLinear(weight, scales)(x), exact.to(dtype))
+    assert torch.equal(native_products.ScaledLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
-    product = native_ops.ScaledLinear(_bytes(10, 160, 177), torch.rand(160))
+    product = native_products.ScaledLinear(_bytes(10, 160, 177), torch.rand(160))
     together = product(x)
-    native_ops.set_threads(3)
+    native_library.set_threads(3)
     for row in (0, 13, 29):
         assert torch.equal(product(x[row : row + 1])[0], together[row])
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, bad: float) -> None:
     x = _matrix(13, 3, 70, torch.float32)
-    product = native_ops.ScaledLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
+    product = native_products.ScaledLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
     clean = product(x)
     x[1, 65] = bad
     got = product(x)
@@ -203,7 +203,7 @@ def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, b
 @pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
 def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, static: tuple[float, float]) -> None:
     x = _matrix(13, 3, 70, torch.float32)
-    product = native_ops.ByteLinear(_bytes(14, 40, 70), torch.ones(40), static=static)
+    product = native_products.ByteLinear(_bytes(14, 40, 70), torch.ones(40), static=static)
     clean = product(x)
     x[1, 65] = bad
     got = product(x)
@@ -217,7 +217,7 @@ def _by_words(isa: str, stored: str) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype) -> None:
     """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded.
 
@@ -225,7 +225,7 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     """
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     _, rows, _ = case.args
-    weight = native_ops.BlockWeight(rows, stored, 512)
+    weight = native_products.BlockWeight(rows, stored, 512)
     largest = 217 if _by_words(isa, stored) else 127
     x = torch.randint(1 - largest, largest, (13, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, ::16] = largest
@@ -233,7 +233,7 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     plain = weight.rows(torch.arange(70), torch.float32).double()
     exact = x.double() @ plain.T
     most = x.double().abs() @ plain.abs().T + bias.double().abs()
-    got = native_ops.BlockProduct([weight], bias)(x)
+    got = native_products.BlockProduct([weight], bias)(x)
     allowed = 1e-6 * most + ERROR[dtype] * (exact + bias.double()).abs()
     assert bool(((got.double() - exact - bias.double()).abs() <= allowed).all())
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
@@ -243,7 +243,7 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
 def _contract_rows() -> dict[str, torch.Tensor]:
     """Of each type 70 rows of 512 random numbers with finite scales, as a file has them."""
     cases = {each.label: each.args[1] for each in CONTRACTS["linear_gguf"].cases(torch.float32, 3)}
-    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_ops.STORED}
+    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_products.STORED}
 
 
 def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
@@ -260,11 +260,11 @@ def _scales_at(stored: str) -> list[slice]:
 
 
 @pytest.mark.parametrize("byte", [0, 127, 128, 255])
-@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
     """Every byte of a block the same but for its scales, every input the largest to one side or to both in turn."""
     rows = _stored_rows(stored, 256)
-    size = native_ops._library.srv_stored_row_bytes(native_ops.STORED[stored], 256)
+    size = native_library.LIBRARY.srv_stored_row_bytes(native_products.STORED[stored], 256)
     blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
     scales = [blocks[..., at].clone() for at in _scales_at(stored)]
     blocks.fill_(byte)
@@ -272,7 +272,7 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
         blocks[..., at] = scale
     if stored == "Q6_K":
         blocks[..., 192:208] = 1  # scales of groups, whole numbers: bytes of 0 would make zeros of all weights
-    weight = native_ops.BlockWeight(rows, stored, 256)
+    weight = native_products.BlockWeight(rows, stored, 256)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = 127 * torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 0.0]]).repeat(1, 128)
     exact, most = x.double() @ plain.T, x.double().abs() @ plain.abs().T
@@ -280,9 +280,9 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_a_row_of_blocks_does_not_depend_on_its_neighbours(isa: str, stored: str, dtype: torch.dtype) -> None:
-    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(17, 13, 512, dtype)
     together = weight.linear(x)
     for row in (0, 5, 7, 12):
@@ -310,11 +310,11 @@ def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-34, 1e-41, 0.0])
-@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     isa: str, stored: str, most: float, dtype: torch.dtype
 ) -> None:
-    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     sizes = torch.logspace(0, -7, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(5))]
     x = (_matrix(23, 4, 512, torch.float32) * sizes.repeat_interleave(16) * most).to(dtype)
@@ -324,23 +324,23 @@ def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     assert bool(((weight.linear(x).double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, stored: str) -> None:
-    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(29, 8, 512, torch.float32)
     exact = x.double() @ weight.rows(torch.arange(40), torch.float32).double().T
     error = float((weight.linear(x).double() - exact).norm() / exact.norm())
     assert error <= (5e-5 if _by_words(isa, stored) else 1e-2)
 
 
-@pytest.mark.parametrize("stored", native_ops.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) -> None:
     rows = _stored_rows(stored, 512)
-    size = native_ops._library.srv_stored_row_bytes(native_ops.STORED[stored], 512)
+    size = native_library.LIBRARY.srv_stored_row_bytes(native_products.STORED[stored], 512)
     blocks = rows.view(40, -1, size // 2 if stored.endswith("_K") else size // 16)
     for at in _scales_at(stored):
         blocks[..., at] = torch.tensor([0, 4], dtype=torch.uint8)  # 2^-14
-    weight = native_ops.BlockWeight(rows, stored, 512)
+    weight = native_products.BlockWeight(rows, stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = torch.full((2, 512), 1e30)
     x[0, 40], x[1, 300] = 3.4e38, -3.4e38
@@ -351,7 +351,7 @@ def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) ->
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
 def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:
-    weight = native_ops.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)
     clean = weight.linear(x)
     x[1, 65] = bad
@@ -363,35 +363,35 @@ def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: f
 @native
 def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="96 weights of type Q8_0 do not lie in 100 bytes"):
-        native_ops.BlockWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
+        native_products.BlockWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
 
 
 @native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_of_several_callers_take_turns(dtype: torch.dtype) -> None:
-    native_ops.set_threads(3)
-    product = native_ops.linear(_matrix(11, 320, 64, dtype), None)
+    native_library.set_threads(3)
+    product = native_products.linear(_matrix(11, 320, 64, dtype), None)
     x = _matrix(12, 8, 64, dtype)
     want = product(x)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: [product(x) for _ in range(200)], range(4)))
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
     assert all(torch.equal(got, want) for several in results for got in several)
 
 
 @native
 def test_no_share_is_lost_or_done_twice_by_more_threads_than_cores() -> None:
     """Runs follow one another faster than threads wake up, so that some come to work that is over."""
-    native_ops.set_threads(9)
+    native_library.set_threads(9)
     x = _matrix(12, 3, 128, torch.float32)
-    products = [native_ops.linear(_matrix(seed, 352, 128, torch.float32), None) for seed in range(3)]
+    products = [native_products.linear(_matrix(seed, 352, 128, torch.float32), None) for seed in range(3)]
     wants = [product(x) for product in products]
     for _ in range(1500):
         for product, want in zip(products, wants, strict=True):
             assert torch.equal(product(x), want)
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -400,10 +400,13 @@ def test_rows_enough_for_every_thread_to_prepare_some(isa: str, dtype: torch.dty
     rows, inputs = 160, 576
     x = _matrix(12, rows, inputs, dtype)
     weight = torch.randint(-128, 128, (96, inputs), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
-    products = [native_ops.linear(_matrix(11, 96, inputs, dtype), None), native_ops.ByteLinear(weight, torch.ones(96))]
-    native_ops.set_threads(3)
+    products = [
+        native_products.linear(_matrix(11, 96, inputs, dtype), None),
+        native_products.ByteLinear(weight, torch.ones(96)),
+    ]
+    native_library.set_threads(3)
     together = [product(x) for product in products]
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
     for product, got in zip(products, together, strict=True):
         assert torch.equal(product(x), got)
 
@@ -411,15 +414,15 @@ def test_rows_enough_for_every_thread_to_prepare_some(isa: str, dtype: torch.dty
 @native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_gets_threads_of_its_own() -> None:
-    native_ops.set_threads(2)
-    product = native_ops.linear(_matrix(11, 320, 64, torch.float32), None)
+    native_library.set_threads(2)
+    product = native_products.linear(_matrix(11, 320, 64, torch.float32), None)
     x = _matrix(12, 8, 64, torch.float32)
     want = product(x)
     child = os.fork()
     if child == 0:
         os._exit(0 if torch.equal(product(x), want) else 1)
     _, status = os.waitpid(child, 0)
-    native_ops.set_threads(1)
+    native_library.set_threads(1)
     assert os.waitstatus_to_exitcode(status) == 0
 
 
@@ -429,12 +432,12 @@ def _products(
     """Each kind of product, with bfloat16 as its dtype where it has one of its own."""
     whole = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
     scales = torch.rand(outputs)
-    blocks = native_ops.BlockWeight(torch.zeros(outputs, inputs // 32 * 34, dtype=torch.uint8), "Q8_0", inputs)
+    blocks = native_products.BlockWeight(torch.zeros(outputs, inputs // 32 * 34, dtype=torch.uint8), "Q8_0", inputs)
     return [
-        native_ops.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
-        native_ops.ScaledLinear(whole, scales, bias),
-        native_ops.ByteLinear(whole, scales, bias),
-        native_ops.BlockProduct([blocks], bias),
+        native_products.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
+        native_products.ScaledLinear(whole, scales, bias),
+        native_products.ByteLinear(whole, scales, bias),
+        native_products.BlockProduct([blocks], bias),
     ]
 
 
@@ -465,8 +468,8 @@ class TestWhatProductsRefuse:
     def test_a_bias_or_scales_of_another_length(self) -> None:
         weight = torch.ones(40, 64, dtype=torch.int8)
         with pytest.raises(ValueError, match=r"bias of shape \(39,\) for a weight of 40 outputs"):
-            native_ops.linear(weight.float(), torch.zeros(39))
-        for kind in (native_ops.ScaledLinear, native_ops.ByteLinear):
+            native_products.linear(weight.float(), torch.zeros(39))
+        for kind in (native_products.ScaledLinear, native_products.ByteLinear):
             with pytest.raises(ValueError, match=r"scales of shape \(41,\) for a weight of 40 outputs"):
                 kind(weight, torch.ones(41))
 

@@ -21,12 +21,14 @@ TABLE = torch.randn(10, DIM, generator=GENERATOR)
 INTEGERS = torch.randint(-128, 128, (DIM, DIM), generator=GENERATOR, dtype=torch.int8)
 LOADED = load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_ops
+    from srv_kernels.cpu import native_ops, native_products
 
-    PRODUCT = native_ops.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
-    GATES = native_ops.linear(torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR))
-    WHOLE = native_ops.ScaledLinear(INTEGERS, WEIGHT / 512)
-    STEPPED = native_ops.ByteLinear(INTEGERS, WEIGHT / 512)
+    PRODUCT = native_products.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
+    GATES = native_products.linear(
+        torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR)
+    )
+    WHOLE = native_products.ScaledLinear(INTEGERS, WEIGHT / 512)
+    STEPPED = native_products.ByteLinear(INTEGERS, WEIGHT / 512)
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 
@@ -86,8 +88,8 @@ def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: 
 def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
     """Inputs in bfloat16 are widened, and rounded to bytes, in memory that grows and then lies elsewhere."""
     integers = torch.randint(-128, 128, (DIM, DIM), dtype=torch.int8)
-    plain = native_ops.linear(torch.randn(DIM, DIM).bfloat16(), None)
-    of_bytes = native_ops.ByteLinear(integers, WEIGHT / 512)
+    plain = native_products.linear(torch.randn(DIM, DIM).bfloat16(), None)
+    of_bytes = native_products.ByteLinear(integers, WEIGHT / 512)
 
     def work(x: Tensor) -> Tensor:
         return of_bytes(plain(x))

@@ -440,7 +440,7 @@ def test_a_shared_prefix_is_read_once_for_as_many_rows_as_go_together(
     isa: str, groups: int, heads: tuple[int, int]
 ) -> None:
     """Sixteen rows of 1,000 tokens, which begin in turn with one of these groups' 62 pages."""
-    rows, length, pages, stretch = 16, 1000, 62, 64
+    rows, length, pages, stretch, block = 16, 1000, 62, 64, 16
     world = World([(1, length)] * rows, heads=heads, backend=NativeAttention)
     for row in range(groups, rows):
         world.table[row, :pages] = world.table[row - groups, :pages]
@@ -448,10 +448,10 @@ def test_a_shared_prefix_is_read_once_for_as_many_rows_as_go_together(
     world.backend.forward(world.layer, *world.inputs(), plan)
     together = max(1, 32 // (heads[0] // heads[1]))
     times = groups * math.ceil(rows // groups / together)
-    shared = pages * 16 // stretch if together > 1 and groups < rows else 0
-    own = math.ceil(length / stretch) - shared
+    shared = pages * block // stretch * (stretch // block) if together > 1 and groups < rows else 0
+    own = math.ceil(length / block) - shared
     assert LOADED.library is not None
-    assert LOADED.library.srv_attention_stretches(plan.at) == heads[1] * (times * shared + rows * own)
+    assert LOADED.library.srv_attention_blocks(plan.at) == heads[1] * (times * shared + rows * own)
 
 
 @pytest.mark.parametrize(

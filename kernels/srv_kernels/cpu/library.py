@@ -5,7 +5,7 @@
     SRV_CPU_LIBRARY=...  another build of it, such as one with sanitizers
 
 Every function is called through `ctypes`, which gives up the interpreter's lock while it runs. A call costs about a
-microsecond; pointers and sizes are the caller's to check (see `native_ops`).
+microsecond; pointers and sizes are the caller's to check (see `native_ops` and `native_products`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 9
+INTERFACE = 10
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
 MOST_DIM = 512  # the widest attention head
 
@@ -144,7 +144,7 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         function.argtypes, function.restype = types, None
     library.srv_isa.restype = ctypes.c_char_p
     library.srv_packed_blocks.argtypes, library.srv_packed_blocks.restype = (_INT, _LONG, _LONG), _LONG
-    library.srv_attention_stretches.argtypes, library.srv_attention_stretches.restype = (_POINTER,), _LONG
+    library.srv_attention_blocks.argtypes, library.srv_attention_blocks.restype = (_POINTER,), _LONG
     library.srv_stored_row_bytes.argtypes, library.srv_stored_row_bytes.restype = (_INT, _LONG), _LONG
     library.srv_tape_begin.argtypes, library.srv_tape_begin.restype = (), _POINTER
     library.srv_tape_end.argtypes, library.srv_tape_end.restype = (), _LONG

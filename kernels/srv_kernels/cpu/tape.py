@@ -1,6 +1,6 @@
 """A step's work, recorded once and run many times: native kernels from C++, without Python or torch between them.
 
-    with Tape(arena) as tape:  ... native_ops, views, tensors, now and then an operator of torch ...
+    with Tape(arena) as tape:  ... native_ops, native_products, views, tensors, now and then an operator of torch ...
     tape.run()                 the same work on the same storages, whatever they hold by then
 
 Native calls are kept by the library, by their addresses, and not run; so tensors that the recorded code makes come from

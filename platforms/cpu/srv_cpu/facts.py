@@ -8,8 +8,8 @@ from srv_kernels.cpu.library import MOST_DIM
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
-# Tokens of a prompt in one step. The more, the longer others wait for their first tokens; steps of 2,048 keep 70 MB
-# more than of 512 (135M weights, two cores), which make prompts of many steps 5 to 8 % slower.
+# Tokens of a prompt in one step. The more, the longer others wait for their first tokens, and the more memory is kept:
+# for 2,048 tokens 70 MB more than for 512 (135M weights).
 _CHUNK = 256
 NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
 BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM

@@ -23,7 +23,7 @@ from srv_kernels.cpu.library import load
 from srv_kernels.cpu.room import Room
 
 if TYPE_CHECKING:
-    from srv_kernels.cpu.native_ops import BlockWeight
+    from srv_kernels.cpu.native_products import BlockWeight
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 MakeKernel: TypeAlias = Callable[[Tensor, Tensor | None], Kernel]
@@ -75,7 +75,8 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
 
 def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWeight], room: Room) -> bool:
     """Repack a GGUF file's blocks, once where an embedding is the output layer too. False: the default kernel stays."""
-    from srv_kernels.cpu.native_ops import TYPES, BlockProduct, BlockWeight
+    from srv_kernels.cpu.native_library import TYPES
+    from srv_kernels.cpu.native_products import BlockProduct, BlockWeight
 
     if module.dtype not in TYPES:
         return False
@@ -100,7 +101,8 @@ def _packed(projection: Projection, kernel: MakeKernel | None, room: Room) -> Ke
         return kernel(projection.weight, projection.bias)
     if load().library is None or not isinstance(projection, (ScaledInt8Linear, StaticInt8Linear)):
         return None
-    from srv_kernels.cpu.native_ops import TYPES, ByteLinear, ScaledLinear
+    from srv_kernels.cpu.native_library import TYPES
+    from srv_kernels.cpu.native_products import ByteLinear, ScaledLinear
 
     if projection.dtype not in TYPES:
         return None
@@ -115,9 +117,9 @@ def _packed(projection: Projection, kernel: MakeKernel | None, room: Room) -> Ke
 def _kernel(room: Room) -> tuple[MakeKernel | None, str]:
     """Makes a product from a weight and a bias; None: the plain product stays. And a name for the log."""
     if load().library is not None:
-        from srv_kernels.cpu import native_ops
+        from srv_kernels.cpu import native_products
 
-        return partial(native_ops.linear, room=room), f"native kernels, {load().isa}"
+        return partial(native_products.linear, room=room), f"native kernels, {load().isa}"
     if packing_available():
         return PackedKernel, "oneDNN"
     return None, "torch's plain products"

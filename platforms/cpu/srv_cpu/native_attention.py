@@ -15,7 +15,7 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv_kernels.cpu.library import AttentionArgs, load
-from srv_kernels.cpu.native_ops import POOL_TYPES, TYPES
+from srv_kernels.cpu.native_library import POOL_TYPES, TYPES
 
 _POOLS = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # beside that of the queries
 

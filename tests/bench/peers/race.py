@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import install
 import machine
 import perplexity
+import race_figures
 import raced
 import report
 from bench_loads import POINTS, Point, Prompts
@@ -295,7 +296,7 @@ def main() -> int:
     ids = [] if options.no_perplexity else raced.text_tokens()
     race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
     for score in scores:
-        if score.peer.name == report.OURS and score.missing is None:
+        if score.peer.name == race_figures.OURS and score.missing is None:
             score.profile = profile(score.peer, points, shape.vocab)
     written: dict[str, object] = {
         "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",
@@ -305,7 +306,7 @@ def main() -> int:
         "threads": THREADS,
         "pool_tokens": POOL_TOKENS,
         "rounds": options.rounds,
-        "ceilings": report.best([asdict(found) for score in scores for found in score.machine]),
+        "ceilings": race_figures.best([asdict(found) for score in scores for found in score.machine]),
         "text": {"tokens": len(ids), "windows": len(perplexity.windows(ids)), "window": perplexity.WINDOW},
         "shape": asdict(shape),
         "points": [asdict(point) for point in points],

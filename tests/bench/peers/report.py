@@ -15,20 +15,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import floors
 from bench_loads import Point
-from machine import Ceilings, machine_kind
+from machine import Ceilings
+from race_figures import OURS, Report, Row, kind_of, ours_of, points_of, ran, shape_of, share, value_of
+from race_plot import plot
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN = "<!-- written by tests/bench/peers/race.py: begin -->"
 END = "<!-- written by tests/bench/peers/race.py: end -->"
-OURS = "srv"
 NO_FIGURES = "There are no figures yet: `make bench-peers` writes them."
 NOISE = 0.2  # differences under this share are ties
 TITLES = {
@@ -50,17 +49,6 @@ PARTS = {
     "python": "Python and torch",
 }
 
-Report = Mapping[str, Any]
-Row = Mapping[str, Any]
-
-
-def best(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None] | None:
-    """The highest of several measurements of each ceiling; None where there are none."""
-    if not found:
-        return None
-    seen = {name: [each[name] for each in found] for name in found[0]}
-    return {name: max((value for value in values if value is not None), default=None) for name, values in seen.items()}
-
 
 def figures_of(page: Path, kind: str) -> Path:
     """Where the figures of the race on a kind of machine lie, with its plot."""
@@ -73,30 +61,9 @@ def render(report: Report) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _kind(report: Report) -> str:
-    return machine_kind(report["machine"]["instructions"])
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
-
-
-def _points(report: Report) -> list[Point]:
-    return [Point(**point) for point in report["points"]]
-
-
-def _ran(report: Report) -> list[Row]:
-    return [peer for peer in report["peers"] if peer["points"]]
-
-
-def _ours(report: Report) -> Row | None:
-    return next((peer for peer in _ran(report) if peer["name"] == OURS), None)
-
-
-def _value(peer: Row | None, point: Point, key: str) -> float | None:
-    result = peer["points"].get(point.name) if peer else None
-    return None if result is None else float(result[key])
 
 
 def _about(report: Report) -> str:
@@ -105,8 +72,8 @@ def _about(report: Report) -> str:
     cores = f"{machine['cores']} cores ({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB"
     terms = f"{report['threads']} threads each, room for {report['pool_tokens']:,} tokens of keys and values"
     told = (
-        f"## {TITLES[_kind(report)]}\n\n"
-        f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}. {report['rounds']} rounds "
+        f"## {TITLES[kind_of(report)]}\n\n"
+        f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}. {_rounds(report)} "
         f"on {report['date']}{_commit(report)}."
     )
     if ceilings:
@@ -118,6 +85,10 @@ def _about(report: Report) -> str:
             f" Perplexity: {text['windows']} windows of {text['window']} tokens of `tests/bench/peers/perplexity.txt`."
         )
     return told
+
+
+def _rounds(report: Report) -> str:
+    return "1 round" if report["rounds"] == 1 else f"{report['rounds']} rounds"
 
 
 def _commit(report: Report) -> str:
@@ -143,12 +114,12 @@ def _compared(
 ) -> list[list[str]]:
     """A row for each peer with this server's ratio to it in brackets; then this server's ratio to the best of them, for
     each of its own precisions, which are no peers."""
-    points, ours, ran = _points(report), _ours(report), _ran(report)
+    points, ours, raced = points_of(report), ours_of(report), ran(report)
     rows = []
-    for peer in ran:
+    for peer in raced:
         cells = [f"**{peer['name']}**" if peer is ours else peer["name"]]
         for point in points:
-            value, mine = _value(peer, point, key), _value(ours, point, key)
+            value, mine = value_of(peer, point, key), value_of(ours, point, key)
             if value is None:
                 cells.append("failed" if point.name in peer["failed"] else "–")
             elif peer is ours or mine is None:
@@ -156,28 +127,28 @@ def _compared(
             else:
                 cells.append(f"{value:.{digits}f} ({ratio(mine, value):.2f})")
         rows.append(cells)
-    for own in (peer for peer in ran if peer["engine"] == OURS):
+    for own in (peer for peer in raced if peer["engine"] == OURS):
         cells = [f"{own['name']} ÷ best peer"]
         for point in points:
-            mine = _value(own, point, key)
-            others = [v for peer in ran if peer["engine"] != OURS and (v := _value(peer, point, key)) is not None]
+            mine = value_of(own, point, key)
+            others = [v for peer in raced if peer["engine"] != OURS and (v := value_of(peer, point, key)) is not None]
             cells.append(f"{ratio(mine, choose(others)):.2f}" if mine is not None and others else "–")
         rows.append(cells)
     return rows
 
 
 def _speed(report: Report) -> str:
-    points = _points(report)
+    points = points_of(report)
     rows = _compared(report, "tokens_s", 1, lambda mine, other: mine / other, max)
     head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
     note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
-    drawn = f"![Tokens a second](benchmarks/peers-{_kind(report)}.svg)"
+    drawn = f"![Tokens a second](benchmarks/peers-{kind_of(report)}.svg)"
     return f"### Tokens a second\n\n{note}\n\n{_table(head, [*rows, _aims(points, AIMS)])}\n\n{drawn}"
 
 
 def _first(report: Report) -> str:
     rows = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
-    points = _points(report)
+    points = points_of(report)
     note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
     told = _table(["server", *(point.name for point in points)], [*rows, _aims(points, FIRST_AIMS)])
     return f"### Time to the first token\n\n{note}\n\n{told}"
@@ -190,8 +161,8 @@ def _aims(points: Sequence[Point], aims: Mapping[str, float]) -> list[str]:
 
 def _facts(report: Report) -> str:
     rows = []
-    told_first = any(peer.get("first_token_after_s") is not None for peer in _ran(report))  # older races do not say
-    for peer in _ran(report):
+    told_first = any(peer.get("first_token_after_s") is not None for peer in ran(report))  # older races do not say
+    for peer in ran(report):
         quality = "not measured" if peer["perplexity"] is None else f"{peer['perplexity']:.3f}"
         if peer["perplexity"] is None and peer["perplexity_missing"]:
             quality += f" ({peer['perplexity_missing']})"
@@ -215,45 +186,30 @@ def _memory(report: Report, peer: Row) -> list[str]:
     return [f"{peer['pss_mb']:.0f}", f"{pool:.0f}", f"{peer['pss_mb'] - pool:.0f}"]
 
 
-def _shape(report: Report, peer: Row) -> floors.Shape:
-    shape = floors.Shape(**report["shape"])
-    kept = peer["kv_item_bytes"] or shape.kv_item_bytes
-    return replace(shape, weight_bytes=peer["weight_bytes"] or 0, kv_item_bytes=kept)
-
-
-def share(report: Report, peer: Row, point: Point) -> float | None:
-    """The floor's time divided by the time that was measured: 1 is the most that this machine allows."""
-    tokens = _value(peer, point, "tokens_s")
-    if tokens is None or not peer["weight_bytes"] or not report["ceilings"]:
-        return None
-    floor = floors.seconds(_shape(report, peer), point, Ceilings(**report["ceilings"]), peer["arithmetic"])
-    return None if floor is None else floor * tokens / point.counted
-
-
 def _floors(report: Report) -> str:
-    ours = _ours(report)
+    ours = ours_of(report)
     if not report["ceilings"]:
         return "### Floors\n\nNot measured: there is no C compiler."
     parts = ["### Floors"]
     if ours is not None and ours["weight_bytes"]:
         parts += [_own_floor(report, ours), _profile(report, ours)]
     rows = []
-    for peer in _ran(report):
-        shares = (share(report, peer, point) for point in _points(report))
+    for peer in ran(report):
+        shares = (share(report, peer, point) for point in points_of(report))
         rows.append([peer["name"], peer["arithmetic"], *("–" if one is None else f"{one:.0%}" for one in shares)])
     parts.append("Share of the floor that each reaches, at its own precision:")
-    parts.append(_table(["server", "products in", *(point.name for point in _points(report))], rows))
+    parts.append(_table(["server", "products in", *(point.name for point in points_of(report))], rows))
     return "\n\n".join(part for part in parts if part)
 
 
 def _own_floor(report: Report, ours: Row) -> str:
-    shape, ceilings, arithmetic = _shape(report, ours), Ceilings(**report["ceilings"]), ours["arithmetic"]
+    shape, ceilings, arithmetic = shape_of(report, ours), Ceilings(**report["ceilings"]), ours["arithmetic"]
     rows = []
-    for point in _points(report):
+    for point in points_of(report):
         one = floors.prefill(shape, point) if point.output == 1 else floors.step(shape, point)
         tokens = point.prompt if point.output == 1 else point.requests
         least = floors.seconds(shape, point, ceilings, arithmetic)
-        reached, measured = share(report, ours, point), _value(ours, point, "tokens_s")
+        reached, measured = share(report, ours, point), value_of(ours, point, "tokens_s")
         one_s = one.seconds(ceilings, arithmetic)
         rows.append(
             [
@@ -277,12 +233,12 @@ def _profile(report: Report, ours: Row) -> str:
     found = ours.get("profile")
     if not found:
         return ""
-    shape, ceilings = _shape(report, ours), Ceilings(**report["ceilings"])
+    shape, ceilings = shape_of(report, ours), Ceilings(**report["ceilings"])
     rows = []
-    for point in _points(report):
+    for point in points_of(report):
         one = floors.prefill(shape, point) if point.output == 1 else floors.step(shape, point)
         parts, least = found[point.name]["parts_ms"], one.seconds(ceilings, ours["arithmetic"])
-        tokens_s = _value(ours, point, "tokens_s")
+        tokens_s = value_of(ours, point, "tokens_s")
         beyond = None if tokens_s is None else (point.counted / tokens_s - found[point.name]["load_s"]) / point.output
         rows.append(
             [
@@ -309,50 +265,6 @@ def _missing(report: Report) -> str:
     return f"### What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
 
 
-# ---- the plot
-
-WIDTH, LABELS, PANEL, GAP, BAR = 1040, 190, 150, 12, 22
-INK, OWN, OTHER = "#1b1f24", "#0b6e4f", "#9aa5b1"
-
-
-def plot(report: Report) -> str:
-    """Bars, one panel a load: tokens a second, each panel on a scale of its own. SVG."""
-    peers, points = _ran(report), _points(report)
-    height = 60 + BAR * len(peers) + 10
-    drawn = [_text(LABELS - 8, 66 + BAR * n, peer["name"], "end", peer["name"] == OURS) for n, peer in enumerate(peers)]
-    for column, point in enumerate(points):
-        drawn += _panel(LABELS + column * (PANEL + GAP), point, peers)
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    frame = f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
-    return "\n".join(
-        [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">', frame, *drawn, "</svg>"]
-    )
-
-
-def _panel(left: int, point: Point, peers: Sequence[Row]) -> list[str]:
-    values = [_value(peer, point, "tokens_s") for peer in peers]
-    most = max((value for value in values if value is not None), default=1.0)
-    name, _, more = point.name.partition(", ")
-    drawn = [_text(left, 20, name, "start", True), _text(left, 36, more or " ", "start", False, 10)]
-    drawn.append(_text(left, 50, point.unit, "start", False, 10))
-    for number, (peer, value) in enumerate(zip(peers, values, strict=True)):
-        top = 54 + BAR * number
-        if value is None:
-            drawn.append(_text(left, top + 12, "–", "start", False))
-            continue
-        width = max(1.0, (PANEL - 50) * value / most)
-        colour = OWN if peer["name"] == OURS else OTHER
-        drawn.append(f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{BAR - 6}" fill="{colour}"/>')
-        drawn.append(_text(left + width + 4, top + 12, f"{value:.0f}", "start", peer["name"] == OURS))
-    return drawn
-
-
-def _text(x: float, y: float, words: str, anchor: str, bold: bool, size: int = 12) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{INK}"'
-    return f"<text {place}{weight}>{escape(words)}</text>"
-
-
 # ---- files
 
 
@@ -370,9 +282,9 @@ def races(page: Path) -> list[Report]:
     for name in TITLES:
         if (path := figures_of(page, name)).exists():
             report: Report = json.loads(path.read_text())
-            if _kind(report) != name:
+            if kind_of(report) != name:
                 raise ValueError(
-                    f"{path} holds a race on {_kind(report)}: move it to {figures_of(page, _kind(report))}"
+                    f"{path} holds a race on {kind_of(report)}: move it to {figures_of(page, kind_of(report))}"
                 )
             found.append(report)
     return found
@@ -382,7 +294,7 @@ def _files(page: Path) -> dict[Path, str]:
     """Page and plots, as the figures say."""
     reports = races(page)
     block = "\n\n".join(render(report) for report in reports) or NO_FIGURES
-    plots = {figures_of(page, _kind(report)).with_suffix(".svg"): plot(report) + "\n" for report in reports}
+    plots = {figures_of(page, kind_of(report)).with_suffix(".svg"): plot(report) + "\n" for report in reports}
     return {page: between(page.read_text(), block), **plots}
 
 

@@ -22,6 +22,8 @@ import floors
 import install
 import perplexity
 import race
+import race_figures
+import race_plot
 import raced
 import report
 import step_profile
@@ -273,7 +275,7 @@ def test_every_peer_has_a_name_of_its_own_and_serves_on_the_port_it_is_given() -
     names = [peer.name for peer in catalogue.PEERS]
     assert len(set(names)) == len(names)
     assert all("4321" in peer.command(4321) for peer in catalogue.PEERS)
-    assert catalogue.PEERS[0].name == report.OURS
+    assert catalogue.PEERS[0].name == race_figures.OURS
 
 
 def test_the_longest_request_of_every_load_fits_the_room() -> None:
@@ -399,6 +401,7 @@ def test_the_page_says_how_steady_the_machine_was() -> None:
 def test_the_page_says_which_commit_was_raced_where_the_figures_do() -> None:
     assert "commit" not in report.render(figures())
     assert "3 rounds on 2026-11-22, commit abc1234+." in report.render(figures() | {"commit": "abc1234+"})
+    assert " 1 round on 2026-11-22." in report.render(figures() | {"rounds": 1})
 
 
 def test_the_page_says_when_the_first_token_came_where_the_figures_do() -> None:
@@ -415,8 +418,8 @@ def test_the_page_says_when_the_first_token_came_where_the_figures_do() -> None:
 
 def test_a_ceiling_is_the_highest_that_was_measured() -> None:
     found = [{"read": 1.0, "int8": None}, {"read": 3.0, "int8": None}, {"read": 2.0, "int8": None}]
-    assert report.best(found) == {"read": 3.0, "int8": None}
-    assert report.best([]) is None
+    assert race_figures.best(found) == {"read": 3.0, "int8": None}
+    assert race_figures.best([]) is None
 
 
 def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
@@ -441,7 +444,7 @@ def test_the_share_of_the_floor_is_its_time_over_the_measured() -> None:
     shape, point = floors.Shape(**told["shape"]), Point(**told["points"][0])
     least = floors.seconds(shape, point, CEILINGS, "bf16")
     assert least is not None
-    assert report.share(told, told["peers"][0], point) == pytest.approx(least / (10 / 60))
+    assert race_figures.share(told, told["peers"][0], point) == pytest.approx(least / (10 / 60))
 
 
 def test_a_step_is_taken_apart_beside_its_floor_and_what_http_adds() -> None:
@@ -486,7 +489,7 @@ def test_most_of_a_step_is_found_in_its_parts() -> None:
 
 
 def test_the_plot_has_a_bar_for_each_figure() -> None:
-    drawn = ElementTree.fromstring(report.plot(figures()))
+    drawn = ElementTree.fromstring(race_plot.plot(figures()))
     bars = [each for each in drawn.iter() if each.tag.endswith("rect")]
     assert len(bars) == 1 + 4  # the ground, and those that ran
 

@@ -489,7 +489,7 @@ private:
 
 }  // namespace
 
-int64_t attention_stretches(const AttentionArgs& args) { return Pieces(args).stretches(); }
+int64_t attention_blocks(const AttentionArgs& args) { return Pieces(args).blocks_read(); }
 
 void attention(Type type, const AttentionArgs& args) {
     const bool widest = type == Type::float32;

@@ -175,7 +175,7 @@ struct Kernels {
     void (*linear)(Type, const LinearArgs&);
     void (*pack)(Type, const PackArgs&);
     void (*attention)(Type, const AttentionArgs&);
-    int64_t (*attention_stretches)(const AttentionArgs&);  // of 64 keys of one head, that a call reads
+    int64_t (*attention_blocks)(const AttentionArgs&);  // of BLOCK_TOKENS keys of one head, that a call reads
     void (*byte_linear)(Type, const ByteLinearArgs&);
     void (*pack_bytes)(const PackBytesArgs&);
     void (*block_linear)(Type, const BlockLinearArgs&);

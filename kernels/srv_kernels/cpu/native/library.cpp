@@ -165,7 +165,7 @@ using srv::call;
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 9; }
+int32_t srv_interface() { return 10; }
 
 // Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows', draw's; 0 for
 // no more.
@@ -234,8 +234,8 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
 
 void srv_attention(int32_t type, const srv::AttentionArgs* args) { call(srv::chosen->attention, type, *args); }
 
-// Stretches of 64 keys, of one head each, that attention reads: fewer where rows share them.
-int64_t srv_attention_stretches(const srv::AttentionArgs* args) { return srv::chosen->attention_stretches(*args); }
+// Blocks of keys, of one head each, that attention reads, as often as it reads them: fewer where rows share them.
+int64_t srv_attention_blocks(const srv::AttentionArgs* args) { return srv::chosen->attention_blocks(*args); }
 
 void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) { call(srv::byte_linear, type, *args); }
 

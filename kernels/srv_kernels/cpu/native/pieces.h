@@ -103,16 +103,17 @@ public:
         return piece.together() ? 0 : piece.first_query + r / group;
     }
 
-    // Stretches of keys that all pieces read.
-    int64_t stretches() const {
+    // Blocks of BLOCK_TOKENS keys that all pieces read, as often as they read them; and as many of values.
+    int64_t blocks_read() const {
         int64_t found = 0;
         for (int64_t number = 0; number < count(); ++number) {
             const Piece piece = at(number);
             const int64_t first = piece.first_key / STRETCH_KEYS, end = at_most(piece.run.shared, piece.end_key);
-            const int64_t together = piece.together() ? at_least(0, end / STRETCH_KEYS - first) : 0;
-            found += together;
+            const int64_t alone = piece.together() ? at_least(first, end / STRETCH_KEYS) : first;
+            found += (alone - first) * (STRETCH_KEYS / BLOCK_TOKENS);
             for (int64_t place = piece.run.first; place < piece.run.end; ++place) {
-                found += at_least(0, ceiling(end_of(piece, row_at(place)), STRETCH_KEYS) - first - together);
+                const int64_t blocks = ceiling(end_of(piece, row_at(place)), BLOCK_TOKENS);
+                found += at_least(0, blocks - alone * (STRETCH_KEYS / BLOCK_TOKENS));
             }
         }
         return found;

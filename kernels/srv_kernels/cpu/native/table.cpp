@@ -10,7 +10,7 @@ void rotary(Type, const RotaryArgs&);
 void linear(Type, const LinearArgs&);
 void pack(Type, const PackArgs&);
 void attention(Type, const AttentionArgs&);
-int64_t attention_stretches(const AttentionArgs&);
+int64_t attention_blocks(const AttentionArgs&);
 void byte_linear(Type, const ByteLinearArgs&);
 void pack_bytes(const PackBytesArgs&);
 void block_linear(Type, const BlockLinearArgs&);
@@ -25,6 +25,6 @@ void draw(Type, const DrawArgs&);
 extern const Kernels kernels;
 const Kernels kernels = {
     SRV_TEXT(SRV_ISA), WIDENS, norm,        gate,       rotary,       linear,     pack,        attention,
-    attention_stretches, byte_linear, pack_bytes, block_linear, block_rows, pack_blocks, most_likely, draw};
+    attention_blocks, byte_linear, pack_bytes, block_linear, block_rows, pack_blocks, most_likely, draw};
 
 }  // namespace srv::SRV_ISA
