@@ -45,11 +45,13 @@ lint: env
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
-# All that is slow, two files at a time with a thread each, as threads that wait for a core spin; then every test that is
-# evidence, alone: what is committed as such must show the same here.
+# All that is slow, two files at a time with a thread each, as threads that wait for a core spin, and the longest files
+# first, so that none runs alone at the end; then every test that is evidence, alone: what is committed as such must show
+# the same here.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
+	    tests/platforms/test_npu_simulated.py tests/kernels tests/contracts tests
 	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
 	$(BIN)/srv matrix check --rerun $(RERUN)
 

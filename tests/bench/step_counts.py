@@ -44,6 +44,7 @@ CHUNK = 512
 PREFILL = f"prefill of {CHUNK}"
 PREFIX = 320
 SHARED = f"decode of {max(DECODES)} rows over a prefix of {PREFIX}"
+DRAWN = f"decode of {max(DECODES)} rows, drawn from a nucleus"
 FLAGS = (
     *("--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "native", "--page-size", "16"),
     *("--max-running-requests", "16", "--max-total-tokens", "8192", "--chunked-prefill-size", str(CHUNK)),
@@ -165,7 +166,8 @@ class CountedEngine:
             return self._prefill()
         if shape == SHARED:
             return self._shared()
-        return self._decode([_prompt(number, PROMPT) for number in range(int(shape.split()[2]))])
+        prompts = [_prompt(number, PROMPT) for number in range(int(shape.split()[2]))]
+        return self._decode(prompts, temperature=1.0, top_p=0.9) if shape == DRAWN else self._decode(prompts)
 
     def _shared(self) -> Counts:
         """Rows whose prompts begin alike, as the prefix cache knows already."""
@@ -175,10 +177,10 @@ class CountedEngine:
         self._steps.end(flush=False)
         return self._decode([prefix + _prompt(number, PROMPT) for number in range(1, max(DECODES) + 1)])
 
-    def _decode(self, prompts: Sequence[Sequence[int]]) -> Counts:
+    def _decode(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0, top_p: float = 1.0) -> Counts:
         """The third step that all of them decode in, which is captured."""
         rows = len(prompts)
-        self._steps.add(prompts, 64)
+        self._steps.add(prompts, 64, temperature, top_p)
         self._steps.until_all_decode(rows)
         self._steps.step()
         counts, result = self._counted()
@@ -231,7 +233,7 @@ def _sizes() -> dict[int, tuple[int, int]]:
 
 def shapes() -> list[str]:
     """The steps that are counted."""
-    return [*(f"decode of {rows} {'row' if rows == 1 else 'rows'}" for rows in DECODES), SHARED, PREFILL]
+    return [*(f"decode of {rows} {'row' if rows == 1 else 'rows'}" for rows in DECODES), SHARED, DRAWN, PREFILL]
 
 
 def small_gguf(folder: Path) -> Path:

@@ -13,9 +13,11 @@ from srv.testing.engine import LocalEngine
 from srv.types import SamplingParams
 
 
-def greedy(number: int, tokens: Sequence[int], output: int) -> Generate:
-    """A request that only its length ends."""
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+def request_of(
+    number: int, tokens: Sequence[int], output: int, temperature: float = 0.0, top_p: float = 1.0
+) -> Generate:
+    """A request that only its length ends; greedy, unless it has a temperature."""
+    params = SamplingParams(max_tokens=output, temperature=temperature, top_p=top_p, seed=number, ignore_eos=True)
     return Generate(request=f"request {number}", tokens=list(tokens), params=params)
 
 
@@ -26,10 +28,10 @@ class Stepping:
         self._scheduler = engine._engine.scheduler
         self.runner = engine._engine.executor._runner
 
-    def add(self, prompts: Sequence[Sequence[int]], output: int) -> None:
-        """Queue greedy requests of `output` tokens each."""
+    def add(self, prompts: Sequence[Sequence[int]], output: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
+        """Queue requests of `output` tokens each."""
         for number, tokens in enumerate(prompts):
-            refused = self._scheduler.add(greedy(number, tokens, output))
+            refused = self._scheduler.add(request_of(number, tokens, output, temperature, top_p))
             assert refused is None, refused
 
     def step(self) -> Result:

@@ -7,8 +7,10 @@ figures.
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,12 @@ from typing import NamedTuple, TypeAlias
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
+
+from models_small import write_gguf
 
 from srv.io.messages import Generate
 from srv.models.int8 import rounded_at_load
@@ -127,6 +134,20 @@ def plain(folder: Path, exact: Read, windows: list[list[int]]) -> Read:
     found = read(windows, "--dtype", "float32", model=folder)
     assert found.perplexity == pytest.approx(exact.perplexity, rel=1e-3)  # the folder holds the same model
     return found
+
+
+def test_every_type_of_blocks_loses_no_more_than_half_a_percent(
+    folder: Path, windows: list[list[int]], tmp_path: Path, record_property: Record
+) -> None:
+    """One file in all types whose rows may be 576 long: each kind of matrix in each of them, in some layer."""
+    from transformers import AutoModelForCausalLM
+
+    file, kinds = tmp_path / "mixed.gguf", itertools.cycle((Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    write_gguf(file, model, "llama", kinds=lambda name: Kind.Q8_0 if "embed" in name else next(kinds))
+    exact = read(windows, "--dtype", "float32", "--dequantize-weights", model=file)
+    record_property("perplexity, mixed blocks, plain in float32", f"{exact.perplexity:.3f}")
+    assert_near("mixed blocks", exact, read(windows, model=file), record_property)
 
 
 @covers("torchao_config=int8wo", platform="cpu")

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent / "platforms"))
 from child_pytest import Outcome, run  # noqa: E402 - where it lies is said just above
 
 TESTS = (
-    *(HERE / "test_native_kernels.py", HERE / "test_native_tape.py"),
+    *(HERE / f"test_native_{part}.py" for part in ("kernels", "shapes", "tape")),
     HERE.parent / "platforms" / "test_cpu_attention.py",
 )
 

@@ -40,3 +40,16 @@ def test_a_containers_quota_counts(tmp_path: Path, text: str, cores: int | None)
 
 def test_no_cgroup_is_no_quota(tmp_path: Path) -> None:
     assert host._quota(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(("processors", "cores"), [({0, 1}, 2), ({0, 4}, 1), ({0, 1, 4}, 2), (set(range(8)), 4)])
+def test_cores_are_counted_by_which_threads_may_be_used(processors: set[int], cores: int, tmp_path: Path) -> None:
+    """Of four cores with two threads each: 0 and 4 are siblings, and so on."""
+    for number in range(8):
+        (topology := tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
+    assert host._cores(processors, tmp_path) == cores
+
+
+def test_without_a_word_on_siblings_every_processor_counts(tmp_path: Path) -> None:
+    assert host._cores({0, 3}, tmp_path) == 2

@@ -85,7 +85,7 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
             [*command, *flags, "-c", f"{SOURCES / source}.cpp", "-o", str(work / name)]
             for name, (source, flags) in objects.items()
         ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(_jobs()) as pool:
             list(pool.map(_run, compiling))
         linked = work / library.name
         _run([*command, "-shared", "-pthread", *(str(work / name) for name in objects), "-o", str(linked)])
@@ -107,6 +107,10 @@ def _objects(machine: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     for isa, flags in sorted(isas(machine).items(), key=lambda each: len(each[1])):
         found |= {f"{source}-{isa}.o": (source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA}
     return found
+
+
+def _jobs() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(command: list[str]) -> None:

@@ -98,8 +98,8 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
     """logits [T, V] -> int64 [T]: tokens drawn as `srv.platform.interface.SamplingBackend` has it.
 
     temperature, top_p, min_p: float32 [T]; top_k: int32 [T], from 1 on; uniform: float64 [T] in [0, 1). A row whose
-    logits are not finite (see `most_likely`) gets token 0. Weights are float32, and their sums float64, but for those
-    of 16 tokens at most in a row without filters.
+    logits are not finite (see `most_likely`) gets token 0. Weights are float32, and so are sums of up to 256 tokens
+    in a row without filters, and of tokens further than 16 temperatures from the largest; all other sums are float64.
     """
     rows = rows_of(logits)
     count, vocab = rows.shape

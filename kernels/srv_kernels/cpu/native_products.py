@@ -91,7 +91,8 @@ class ScaledLinear:
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None, room: Room | None = None) -> None:
         self._outputs, self._inputs = weight.shape
         _check_outputs(self._outputs, scales=scales, bias=bias)
-        self._packed, self._scales, self._bias = pack(weight, room), scales.float().contiguous(), bias
+        self._packed, self._scales = pack(weight, room), scales.float().contiguous()
+        self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = _input_rows(x, self._inputs, self._bias)
@@ -135,7 +136,8 @@ class ByteLinear:
         LIBRARY.srv_pack_bytes(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
         correction = -128 * weight.sum(1, dtype=torch.int32)
         self._correction = correction if counted is None else correction + counted.int()
-        self._scales, self._bias, self._static = scales.float().contiguous(), bias, static
+        self._scales, self._static = scales.float().contiguous(), static
+        self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = _input_rows(x, self._inputs, self._bias)
@@ -172,7 +174,6 @@ STORED = {
     "Q5_K": 13,
     "Q6_K": 14,
 }
-_STRETCH = 32  # inputs that lie together in packed blocks
 
 
 class BlockWeight:
@@ -184,7 +185,7 @@ class BlockWeight:
     def __init__(self, rows: Tensor, stored: str, inputs: int, room: Room | None = None) -> None:
         self.outputs, self.inputs = rows.shape[0], inputs
         self._stored = STORED[stored]
-        if inputs % _STRETCH or rows.shape[1] != LIBRARY.srv_stored_row_bytes(self._stored, inputs):
+        if rows.shape[1] != LIBRARY.srv_stored_row_bytes(self._stored, inputs):
             raise ValueError(f"{inputs} weights of type {stored} do not lie in {rows.shape[1]} bytes")
         rows = rows_of(rows)
         self._packed = _memory(LIBRARY.srv_packed_blocks(self._stored, self.outputs, inputs), room)
@@ -206,8 +207,15 @@ class BlockWeight:
         dtype. `out`: where the result goes, its rows' elements beside one another.
         """
         rows = _input_rows(x, self.inputs, bias)
+        if bias is not None:
+            _check_outputs(self.outputs, bias=bias)
         count = rows.shape[0]
         out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
+        if out.shape != (count, self.outputs) or out.dtype != x.dtype or out.stride(1) != 1:
+            raise ValueError(
+                f"[{count}, {self.outputs}] of {x.dtype} do not fit {list(out.shape)} of {out.dtype} and strides "
+                f"{list(out.stride())}"
+            )
         args = BlockLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
@@ -246,6 +254,7 @@ class BlockProduct:
     def __call__(self, x: Tensor) -> Tensor:
         if len(self._weights) == 1:
             return self._weights[0].linear(x, self._biases[0])
+        x = rows_of(x)
         out = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
         at = 0
         for weight, bias in zip(self._weights, self._biases, strict=True):

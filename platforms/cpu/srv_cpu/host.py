@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from srv.platform.facts import DeviceFacts
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_PROCESSORS = Path("/sys/devices/system/cpu")
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -20,12 +21,24 @@ def threads() -> int:
 
 def usable_cores() -> int:
     """Physical cores that this process may use: by its affinity, and by its container's quota."""
-    import psutil  # a plan for another machine asks nothing of this one
+    if hasattr(os, "sched_getaffinity"):
+        cores = _cores(os.sched_getaffinity(0), _PROCESSORS)
+    else:
+        import psutil  # a plan for another machine asks nothing of this one
 
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    logical = psutil.cpu_count(logical=True) or allowed
-    physical = psutil.cpu_count(logical=False) or logical
-    return max(1, min(allowed, round(allowed * physical / logical), _quota(_CGROUP_QUOTA) or allowed))
+        cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return max(1, min(cores, _quota(_CGROUP_QUOTA) or cores))
+
+
+def _cores(processors: Iterable[int], folder: Path) -> int:
+    """Cores that these processors are of, as Linux tells which are siblings; each is one where it does not tell."""
+    found: set[str] = set()
+    for number in processors:
+        try:
+            found.add((folder / f"cpu{number}" / "topology" / "thread_siblings_list").read_text(encoding="ascii"))
+        except OSError:
+            found.add(str(number))
+    return len(found)
 
 
 def _quota(file: Path) -> int | None:

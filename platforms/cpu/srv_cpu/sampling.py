@@ -8,7 +8,7 @@ A row is drawn in one of three ways, chosen by that row alone, so that its neigh
     no filter        first token in vocabulary order whose cumulative weight exceeds uniform x total
     any filter       likewise, among the kept tokens in order of falling logit, equals by token id
 
-Weights are exp((logit - largest) / temperature), float32, and their sums float64. In torch, the largest few hundred
+Weights are exp((logit - largest) / temperature), float32. In torch their sums are float64, and the largest few hundred
 logits of filtered rows are looked at first, then more, then all, until the row is settled for certain; every way adds
 the same numbers in the same order. (The native library's way is told in its sampling.cpp.)
 """

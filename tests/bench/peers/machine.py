@@ -33,17 +33,22 @@ class Ceilings:
         return None if known[arithmetic] is None else float(known[arithmetic])
 
 
+def cores(count: int) -> list[int]:
+    """The first so many processors that this process may use."""
+    return sorted(os.sched_getaffinity(0))[:count]
+
+
 def measure(threads: int) -> Ceilings | None:
-    """None where there is no C compiler, or the program cannot be built."""
+    """None where there is no C compiler, or the program cannot be built or run."""
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "ceilings")
         build = ["cc", "-O3", "-march=native", "-fopenmp", str(SOURCE), "-o", program]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         try:
             subprocess.run(build, check=True, capture_output=True)
+            done = subprocess.run([program], check=True, capture_output=True, text=True, env=environment)
         except (OSError, subprocess.CalledProcessError):
             return None
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run([program], check=True, capture_output=True, text=True, env=environment)
     return Ceilings(**json.loads(done.stdout))
 
 

@@ -23,12 +23,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from subprocess import SubprocessError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import install
 import machine
 import perplexity
+import psutil
 import race_figures
 import raced
 import report
@@ -44,8 +46,12 @@ WARM_UP = (Point("warm-up", 2, 32, 8), Point("warm-up", 16, 128, 4), Point("warm
 FIRST = Point("first token", 1, 16, 1)
 FILL = Point("filling the room for keys and values", SEQUENCES, ROOM - 40, 1)
 PROFILE_S = 600.0
+ROUNDS = 3
 REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it filled so many seconds, or so many times
 LOGS = install.HOME / "logs"
+PART = install.HOME / "part"  # where races of fewer rounds, servers or loads are written
+# What a server, its answers and its client may go wrong with; the race goes on.
+FAULTS = (ServerFailed, RuntimeError, OSError, ValueError, LookupError, TypeError, SubprocessError, psutil.Error)
 SAY = Console(soft_wrap=True)
 
 
@@ -114,7 +120,7 @@ def _put(score: Score, point: Point, serving: Serving, prompts: Prompts) -> None
     try:
         while not repeated([load.seconds for load in loads]):
             loads.append(run_load(serving.port, point, prompts, score.peer.model))
-    except (RuntimeError, OSError, TimeoutError) as error:
+    except FAULTS as error:
         score.failed[point.name] = f"{type(error).__name__}: {error}"[:300]
         SAY.print(f"    {point.name}: {score.failed[point.name]}", style="red", markup=False)
         return
@@ -127,10 +133,10 @@ def _weigh(score: Score, serving: Serving, prompts: Prompts) -> None:
     """Memory with the whole pool written: some servers write it when they start, others as it fills."""
     try:
         run_load(serving.port, FILL, prompts, score.peer.model)
-    except (RuntimeError, OSError, TimeoutError) as error:
+        score.pss_mb = serving.pss_bytes() / 1e6
+    except FAULTS as error:
         score.failed[FILL.name] = f"{type(error).__name__}: {error}"[:300]
         return
-    score.pss_mb = serving.pss_bytes() / 1e6
     SAY.print(f"    memory: {score.pss_mb:.0f} MB", markup=False)
 
 
@@ -143,13 +149,13 @@ def _tell_perplexity(score: Score, port: int, ids: Sequence[int]) -> None:
         else:
             program = install.HOME / "llama_cpp" / "build" / "bin" / "llama-perplexity"
             score.perplexity = perplexity.by_llama(program, install.model_file(score.peer.weights), THREADS)
-    except (RuntimeError, OSError, KeyError, TypeError) as error:
+    except FAULTS as error:
         score.unmeasured = f"{type(error).__name__}: {error}"[:300]
     SAY.print(f"    perplexity: {score.perplexity or score.unmeasured}", markup=False)
 
 
 def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
-    """All rounds. A peer that fails to start is out from then on."""
+    """All rounds. A peer that fails to start, or dies between loads, is out from then on, with all its figures."""
     for number in range(plan.rounds):
         for index in order(len(scores), number):
             score = scores[index]
@@ -161,7 +167,7 @@ def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
                 SAY.print(f"    the machine reads {found.read:.1f} GB/s", markup=False)
             try:
                 turn(score, plan, prompts, last=number == plan.rounds - 1)
-            except (ServerFailed, RuntimeError, OSError, TimeoutError) as error:
+            except FAULTS as error:
                 score.missing = str(error) or type(error).__name__
                 SAY.print(f"    {score.missing}", style="red", markup=False)
 
@@ -174,15 +180,15 @@ def profile(peer: Peer, points: Sequence[Point], vocab: int) -> dict[str, object
     command = [sys.executable, str(script), *own, "--", *words[words.index("launch") + 1 :]]
     SAY.print(f"where a step's time goes: {peer.name}", markup=False)
     process = subprocess.Popen(command, env=environment_of(peer), stdout=subprocess.PIPE, text=True)
-    os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:THREADS])
     try:
+        os.sched_setaffinity(process.pid, machine.cores(THREADS))
         told, _ = process.communicate(timeout=PROFILE_S)
         if process.returncode == 0:
             found: dict[str, object] = json.loads(told)
             return found
         SAY.print(f"    it ended with status {process.returncode}", style="red")
-    except subprocess.TimeoutExpired:
-        SAY.print(f"    it took longer than {PROFILE_S:g} s", style="red")
+    except FAULTS as error:
+        SAY.print(f"    {type(error).__name__}: {error}", style="red", markup=False)
     finally:
         process.kill()
         process.wait()
@@ -230,7 +236,7 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
         "kv_item_bytes": peer.kv_item_bytes,
         "command": portable(peer.command(0)),
-        "points": results(score, points),
+        "points": {} if score.missing is not None else results(score, points),
         "profile": score.profile,
     }
 
@@ -269,14 +275,32 @@ def start_line(names: Sequence[str] | None) -> list[Score]:
     return scores
 
 
+def page_of(options: argparse.Namespace) -> Path:
+    """The published page for a whole race of three rounds or more; else one under `PART`, made if it is not there."""
+    whole = not options.peers and len(set(options.points)) == len(KEYS) and not options.no_perplexity
+    if whole and options.rounds >= ROUNDS:
+        return report.PAGE
+    page = PART / report.PAGE.name
+    if not page.exists():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(f"# A race in part\n\n{report.BEGIN}\n{report.END}\n")
+    return page
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--peers", nargs="+", metavar="NAME", help="names or engines; all, if none are given")
     parser.add_argument("--points", nargs="+", choices=KEYS, default=list(KEYS))
     parser.add_argument("--no-perplexity", action="store_true")
-    parser.add_argument("--page", type=Path, default=report.PAGE, help="figures and plot go to `benchmarks` beside it")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        help="figures and plot go to `benchmarks` beside it; of a race in part, under build/peers",
+    )
     options = parser.parse_args()
+    if options.page is None:
+        options.page = page_of(options)
     known = {name for peer in PEERS for name in (peer.name, peer.engine)}
     if unknown := set(options.peers or ()) - known:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from urllib.error import URLError
@@ -17,6 +18,7 @@ from urllib.request import urlopen
 
 import psutil
 from catalogue import THREADS, Peer
+from machine import cores
 
 START_S = 400.0  # vLLM compiles at its first start
 STOP_S = 30.0
@@ -67,7 +69,7 @@ class Serving:
                 )
             except OSError as error:
                 raise ServerFailed(f"it cannot be started: {error}") from error
-        os.sched_setaffinity(self._process.pid, sorted(os.sched_getaffinity(0))[:THREADS])
+        os.sched_setaffinity(self._process.pid, cores(THREADS))
         try:
             self._wait_healthy()
         except BaseException:
@@ -130,4 +132,7 @@ class Serving:
             self._process.wait(STOP_S)
         _, left = psutil.wait_procs(children, timeout=5)
         for child in left:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        with suppress(ProcessLookupError):  # those of a server that had ended before it was asked what children it has
+            os.killpg(self._process.pid, signal.SIGKILL)

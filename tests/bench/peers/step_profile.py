@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_loads import POINTS, Point, Prompts
 from kernel_calls import KernelCall, KernelCalls
-from stepping import Stepping, greedy
+from stepping import Stepping, request_of
 
 from srv.testing.engine import LocalEngine
 
@@ -70,7 +70,7 @@ def load_s(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
 
 
 def _pass(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
-    sent = [greedy(number, tokens, point.output) for number, tokens in enumerate(prompts.draw(point))]
+    sent = [request_of(number, tokens, point.output) for number, tokens in enumerate(prompts.draw(point))]
     begun = perf_counter()
     engine.generate(sent)
     return perf_counter() - begun
@@ -78,9 +78,9 @@ def _pass(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
 
 def _warm(engine: LocalEngine, point: Point, prompts: Prompts) -> None:
     if point.shared:
-        engine.generate([greedy(0, prompts.prefix(point), 1)])
+        engine.generate([request_of(0, prompts.prefix(point), 1)])
     else:
-        engine.generate([greedy(0, prompts.draw(point)[0], min(point.output, 8))])
+        engine.generate([request_of(0, prompts.draw(point)[0], min(point.output, 8))])
 
 
 class Profiler:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,6 +32,7 @@ import stream_client
 import thin_server
 from bench_loads import POINTS, Point, Prompts
 from machine import Ceilings, machine_kind, plain_type
+from serving import ServerFailed
 from stream_client import Load
 from thin_server import Request, Send, Update
 
@@ -234,6 +236,67 @@ def test_a_point_that_failed_once_has_no_figure() -> None:
     assert race.results(score, [Point("p", 1, 8, 8)]) == {}
 
 
+def test_a_server_that_died_has_no_figures_of_the_rounds_before() -> None:
+    loads = {"p": [[Load(1.0, [0.1])]]}
+    for missing, points in ((None, 1), ("it died", 0)):
+        score = race.Score(catalogue.PEERS[0], "1", loads=loads, missing=missing)
+        told = race.row(score, [Point("p", 1, 8, 8)])["points"]
+        assert isinstance(told, dict)
+        assert len(told) == points
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ServerFailed("it ended"),
+        TimeoutError(),
+        json.JSONDecodeError("no JSON", "<html>", 0),
+        IndexError(),
+        psutil.NoSuchProcess(1),
+        subprocess.CalledProcessError(1, "llama-perplexity"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_a_server_that_goes_wrong_is_out_and_the_race_goes_on(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def turn(score: race.Score, plan: race.Plan, prompts: Prompts, last: bool) -> None:
+        seen.append(score.peer.name)
+        if score.peer is catalogue.PEERS[1]:
+            raise fault
+
+    monkeypatch.setattr(race, "turn", turn)
+    monkeypatch.setattr(race.machine, "measure", lambda threads: None)
+    scores = [race.Score(peer, "1") for peer in catalogue.PEERS[:3]]
+    race.race(scores, race.Plan(2, [], []), Prompts(1000, seed=1))
+    assert seen == [catalogue.PEERS[index].name for index in (0, 1, 2, 2, 0)]
+    assert [score.missing is None for score in scores] == [True, False, True]
+    assert scores[1].missing
+
+
+@pytest.mark.parametrize(
+    ("words", "published"),
+    [
+        ((), True),
+        (("--rounds", "5", "--points", "prefix", "prefill", "16", "4", "1"), True),
+        (("--rounds", "1"), False),
+        (("--peers", "srv"), False),
+        (("--points", "1", "16"), False),
+        (("--no-perplexity",), False),
+    ],
+)
+def test_a_race_in_part_leaves_the_published_page_as_it_is(
+    words: tuple[str, ...], published: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(race, "PART", tmp_path / "part")
+    monkeypatch.setattr(sys, "argv", ["race.py", *words])
+    page = race.parse().page
+    assert page == (report.PAGE if published else tmp_path / "part" / "performance.md")
+    assert (tmp_path / "part").exists() is not published
+
+
 def test_a_race_knows_its_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         author = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
@@ -294,6 +357,13 @@ def test_what_cannot_be_installed_is_told_with_its_reason(monkeypatch: pytest.Mo
     found = install.install(["vllm", "openvino"])
     assert "no wheel for this machine" in (found["vllm"].missing or "")
     assert found["openvino"] == install.Installed("2")
+
+
+def test_another_version_than_the_one_that_is_told_is_not_there() -> None:
+    python = Path(sys.executable)
+    assert install._has(python, "pytest", pytest.__version__)
+    assert not install._has(python, "pytest", "0.1")
+    assert not install._has(python, "no-such-distribution", "0.1")
 
 
 def test_constraints_of_this_project_do_not_reach_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,6 @@ struct Numbers {
 void read_stretch(Stored type, const uint8_t* row, int64_t index, Numbers& to);
 
 // Bytes of a row of `inputs` weights in the file.
-int64_t stored_row_bytes(Stored type, int64_t inputs);
+int64_t stored_row_bytes(Stored type, int64_t inputs);  // -1 where a block would be cut
 
 }  // namespace srv

@@ -6,8 +6,8 @@
 //     any filter       likewise among the kept tokens, in order of falling logit, equals by token id
 //
 // A token's weight is e^((logit - largest) / temperature). For filters, tokens are counted and weighed in buckets by the
-// distance from the largest logit. Of these only the one where what is kept ends, and the one that holds the token, are
-// sorted.
+// distance from the largest logit. Only those buckets are sorted in which a filter's bound lies, or the token: few tokens of
+// many, but at temperatures so high that the whole row lies in few buckets.
 #include <algorithm>
 #include <memory>
 
@@ -341,6 +341,7 @@ private:
     Histogram histogram_;
     bool all_;
 };
+
 template <class T>
 int64_t draw_of_kept(const Row<T>& row, const Filter& filter, double uniform) {
     Kept kept;

@@ -151,7 +151,7 @@ Size block_of(Stored type) {
 
 int64_t stored_row_bytes(Stored type, int64_t inputs) {
     const Size size = block_of(type);
-    return inputs / size.weights * size.bytes;
+    return inputs % size.weights == 0 ? inputs / size.weights * size.bytes : -1;
 }
 
 void read_stretch(Stored type, const uint8_t* row, int64_t index, Numbers& to) {

@@ -1,0 +1,193 @@
+"""The native kernels on shapes that nobody thought of, on every instruction set that the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from srv_kernels.cases import Case
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.cpu import build, library
+
+LOADED = library.load()
+if LOADED.library is not None:
+    from srv_kernels.cpu import native_library, native_ops, native_products
+
+pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
+anything = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+DTYPES = st.sampled_from((torch.float32, torch.bfloat16))
+ROWS = st.integers(0, 40)
+WIDTHS = st.integers(1, 700)
+PADDING = st.integers(0, 5)  # columns of the matrix that rows are views into, before and after them
+THREADS = st.integers(1, 4)
+SEEDS = st.integers(0, 1000)
+
+
+@pytest.fixture(params=tuple(build.isas()))
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Kernels of one instruction set, and the best again afterwards, on one thread."""
+    assert LOADED.library is not None
+    best = LOADED.isa
+    if not LOADED.library.srv_choose_isa(request.param.encode()):
+        pytest.skip(f"this processor, or this build, has no {request.param}")
+    yield request.param
+    LOADED.library.srv_choose_isa(best.encode())
+    native_library.set_threads(1)
+
+
+def _numbers(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _whole(seed: int, least: int, most: int, *shape: int) -> torch.Tensor:
+    return torch.randint(least, most + 1, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _view(wide: torch.Tensor, padding: int) -> torch.Tensor:
+    return wide[:, padding : wide.shape[1] - padding]
+
+
+def _broken(op: str, dtype: torch.dtype, *args: Any) -> list[str]:
+    contract = replace(CONTRACTS[op], cases=lambda dtype, seed: iter([Case("random", args)]))
+    return violations(contract, getattr(native_ops, op), dtype)
+
+
+@anything
+@given(rows=ROWS, dim=WIDTHS, padding=PADDING, dtype=DTYPES, threads=THREADS, seed=SEEDS)
+def test_norms_and_gates(
+    isa: str, rows: int, dim: int, padding: int, dtype: torch.dtype, threads: int, seed: int
+) -> None:
+    native_library.set_threads(threads)
+    x, residual = (_view(_numbers(seed + n, rows, dim + 2 * padding).to(dtype), padding) for n in range(2))
+    gates = _view(_numbers(seed, rows, 2 * dim + 2 * padding).to(dtype), padding)
+    weight = _numbers(seed + 2, dim).to(dtype)
+    assert _broken("rms_norm", dtype, x, weight, 1e-5) == []
+    assert _broken("add_rms_norm", dtype, x, residual, weight, 1e-5) == []
+    assert _broken("silu_and_mul", dtype, gates) == []
+
+
+@anything
+@given(
+    tokens=ROWS,
+    heads=st.integers(1, 9),
+    kv_heads=st.integers(1, 4),
+    halves=st.tuples(st.integers(1, 80), st.integers(1, 80)),
+    dtype=DTYPES,
+    threads=THREADS,
+    seed=SEEDS,
+)
+def test_rotation(
+    isa: str,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    halves: tuple[int, int],
+    dtype: torch.dtype,
+    threads: int,
+    seed: int,
+) -> None:
+    """All heads of a token lie beside one another, as products of several matrices leave them."""
+    native_library.set_threads(threads)
+    rotated, dim = 2 * min(halves), 2 * max(halves)
+    both = _numbers(seed, tokens, (heads + kv_heads) * dim).to(dtype)
+    q, k = both[:, : heads * dim].view(tokens, heads, dim), both[:, heads * dim :].view(tokens, kv_heads, dim)
+    angles = _numbers(seed + 1, 50, rotated // 2)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    assert _broken("rotary", dtype, q, k, cos_sin, _whole(seed + 2, 0, 49, tokens)) == []
+
+
+@anything
+@given(
+    rows=ROWS,
+    inputs=WIDTHS,
+    outputs=st.integers(1, 200),
+    padding=PADDING,
+    bias=st.booleans(),
+    dtype=DTYPES,
+    threads=THREADS,
+    seed=SEEDS,
+)
+def test_products(
+    isa: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    padding: int,
+    bias: bool,
+    dtype: torch.dtype,
+    threads: int,
+    seed: int,
+) -> None:
+    """Of plain numbers, and of whole ones, whose sums float32 holds exactly, with weights of 8 bits."""
+    native_library.set_threads(threads)
+    x = _view(_numbers(seed, rows, inputs + 2 * padding).to(dtype), padding)
+    weight, added = _numbers(seed + 1, outputs, inputs).to(dtype), _whole(seed + 2, -9, 9, outputs).to(dtype)
+    offset = added if bias else None
+    want, most = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    if bias:
+        want, most = want + added.double(), most + added.double().abs()
+    rounding = 2e-6 if dtype == torch.float32 else 2.0**-8
+    got = native_products.linear(weight, offset)(x)
+    assert bool(((got.double() - want).abs() <= 1e-6 * most + rounding * want.abs() + inputs * 2.0**-126).all())
+
+    whole, scales = _whole(seed + 3, -128, 127, outputs, inputs).to(torch.int8), 2.0 ** (torch.arange(outputs) % 5 - 2)
+    few = _view(_whole(seed + 4, -9, 9, rows, inputs + 2 * padding).to(dtype), padding)
+    exact = few.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
+    assert torch.equal(native_products.ScaledLinear(whole, scales, offset)(few), exact.to(dtype))
+
+    steps = _view(_whole(seed + 5, -126, 126, rows, inputs + 2 * padding).to(dtype), padding)
+    steps[:, -1] = 127  # so that a step is 1
+    exact = steps.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
+    assert torch.equal(native_products.ByteLinear(whole, scales, offset)(steps), exact.to(dtype))
+
+
+@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@anything
+@given(
+    rows=st.integers(0, 20),
+    blocks=st.integers(1, 5),
+    outputs=st.integers(1, 80),
+    padding=PADDING,
+    bias=st.booleans(),
+    dtype=DTYPES,
+    threads=THREADS,
+    seed=SEEDS,
+)
+def test_products_of_blocks(
+    isa: str,
+    stored: str,
+    rows: int,
+    blocks: int,
+    outputs: int,
+    padding: int,
+    bias: bool,
+    dtype: torch.dtype,
+    threads: int,
+    seed: int,
+) -> None:
+    """Inputs that are whole numbers, with a largest of 127 (or 217, see blocks.cpp) among every 16, are not rounded."""
+    native_library.set_threads(threads)
+    inputs = blocks * (256 if stored.endswith("_K") else 32)
+    (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
+    known = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
+    stored_rows = known[_whole(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
+    weight = native_products.BlockWeight(stored_rows, stored, inputs)
+    plain = weight.rows(torch.arange(outputs), torch.float32).double()
+    largest = 217 if isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K") else 127
+    x = _view(_whole(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
+    x[:, ::16] = largest
+    added = _whole(seed + 2, -9, 9, outputs).to(dtype)
+    want, most = x.double() @ plain.T, x.double().abs() @ plain.abs().T
+    if bias:
+        want, most = want + added.double(), most + added.double().abs()
+    got = native_products.BlockProduct([weight], added if bias else None)(x)
+    rounding = 2e-6 if dtype == torch.float32 else 2.0**-8
+    assert bool(((got.double() - want).abs() <= 1e-6 * most + rounding * want.abs()).all())
