@@ -11,6 +11,7 @@ NATIVE := $(CPU)/native/libsrv_cpu.so
 # Third parties' distributions of this tree: an example, and a stand-in for hardware that tests do not have.
 PLUGINS := plugins/toy_device plugins/npu_simulator
 RERUN  := build/evidence.jsonl
+LONGEST := tests/platforms tests/kernels tests/contracts
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
@@ -45,13 +46,13 @@ lint: env
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
-# All that is slow, two files at a time with a thread each, as threads that wait for a core spin, and the longest files
-# first, so that none runs alone at the end; then every test that is evidence, alone: what is committed as such must show
-# the same here.
+# All that is slow, two files at a time with a thread each, as threads that wait for a core spin, and folders with the
+# longest files first, so that none of these runs alone at the end; then every test that is evidence, alone: what is
+# committed as such must show the same here.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
-	    tests/platforms/test_npu_simulated.py tests/kernels tests/contracts tests
+	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
 	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
 	$(BIN)/srv matrix check --rerun $(RERUN)
 

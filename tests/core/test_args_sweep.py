@@ -132,13 +132,16 @@ def test_all_arguments_get_an_answer_everywhere(platform: str, profile: str) -> 
 def test_the_command_answers_as_the_sweep_does(
     platform: str, profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`srv plan` itself: status 0 or 2, and all it says of a refusal in JSON; values that open files apart."""
+    """`srv plan` itself: status 0 or 2, and all it says of a refusal in JSON; values that open files apart.
+
+    Of planned arguments two values are enough here; the sweep tries all.
+    """
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     on = ("plan", "--json", "--load-format=dummy", f"--model-path={tmp_path}", f"--device={platform}:{profile}")
     for argument in ARGUMENTS.values():
         if argument.name in ("device", "model_path", "load_format"):
             continue
-        for text in texts(argument)[:6]:
+        for text in texts(argument)[: 6 if argument.status == "implemented" else 2]:
             if argument.kind.base is bool:
                 words = [argument.flag] if text == "true" else []
             else:
