@@ -11,6 +11,7 @@ NATIVE := $(CPU)/native/libsrv_cpu.so
 # Third parties' distributions of this tree: an example, and a stand-in for hardware that tests do not have.
 PLUGINS := plugins/toy_device plugins/npu_simulator
 RERUN  := build/evidence.jsonl
+# Folders of tests with the files that take longest.
 LONGEST := tests/platforms tests/kernels tests/contracts
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

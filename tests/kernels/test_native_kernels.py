@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_again import own_tests
+from native_products_checked import assert_product, by_words
 
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import build, library
@@ -42,19 +43,6 @@ OF_AVX2 = [
     for op in OPS
     for dtype in DTYPES
 ]
-ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # of a product, by the largest that its terms could add up to
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Kernels of one instruction set, and the best again afterwards."""
-    if LOADED.library is None:
-        pytest.skip(NO_KERNELS)
-    best = LOADED.isa
-    if not LOADED.library.srv_choose_isa(request.param.encode()):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    LOADED.library.srv_choose_isa(best.encode())
 
 
 @pytest.fixture(params=(1, 2, 5))
@@ -85,16 +73,7 @@ def _matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, spread: floa
 
 
 def _assert_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    got = native_products.linear(weight, bias)(x)
-    want = x.double() @ weight.double().T
-    most = x.double().abs() @ weight.double().abs().T
-    if bias is not None:
-        want, most = want + bias.double(), most + bias.double().abs()
-    assert got.dtype == x.dtype
-    assert got.shape == want.shape
-    # Beside the order of the sums there is one rounding of the result, and what VDPBF16PS and BFDOT take for zero.
-    allowed = 1e-6 * most + ERROR[x.dtype] * want.abs() + x.shape[1] * 2.0**-126
-    assert bool(((got.double() - want).abs() <= allowed).all())
+    assert_product(native_products.linear(weight, bias)(x), x, weight, bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -211,11 +190,6 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
-def _by_words(isa: str, stored: str) -> bool:
-    """Whether blocks.cpp multiplies a type's numbers as 16 bits, with a row's inputs in steps of 1/32,767."""
-    return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K")
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype) -> None:
@@ -226,16 +200,12 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     _, rows, _ = case.args
     weight = native_products.BlockWeight(rows, stored, 512)
-    largest = 217 if _by_words(isa, stored) else 127
+    largest = 217 if by_words(isa, stored) else 127
     x = torch.randint(1 - largest, largest, (13, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
     plain = weight.rows(torch.arange(70), torch.float32).double()
-    exact = x.double() @ plain.T
-    most = x.double().abs() @ plain.abs().T + bias.double().abs()
-    got = native_products.BlockProduct([weight], bias)(x)
-    allowed = 1e-6 * most + ERROR[dtype] * (exact + bias.double()).abs()
-    assert bool(((got.double() - exact - bias.double()).abs() <= allowed).all())
+    assert_product(native_products.BlockProduct([weight], bias)(x), x, plain, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
 
 
@@ -302,9 +272,9 @@ def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> to
     of all inputs are a unit.
     """
     half = x.double().abs().view(len(x), -1, 16).amax(2, keepdim=True)
-    units = 32_767 if _by_words(isa, stored) else 127 * _most_multiple(isa, stored)
+    units = 32_767 if by_words(isa, stored) else 127 * _most_multiple(isa, stored)
     unit = (half.amax(1, keepdim=True) / units).clamp(min=2.0**-120)
-    steps = (unit + (0 if _by_words(isa, stored) else half / 127)).expand(-1, half.shape[1], 16).reshape(x.shape)
+    steps = (unit + (0 if by_words(isa, stored) else half / 127)).expand(-1, half.shape[1], 16).reshape(x.shape)
     return (0.50001 * steps + 2e-6 * x.double().abs()) @ plain.abs().T + 2.0**-149
 
 
@@ -330,7 +300,7 @@ def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, s
     x = _matrix(29, 8, 512, torch.float32)
     exact = x.double() @ weight.rows(torch.arange(40), torch.float32).double().T
     error = float((weight.linear(x).double() - exact).norm() / exact.norm())
-    assert error <= (5e-5 if _by_words(isa, stored) else 1e-2)
+    assert error <= (5e-5 if by_words(isa, stored) else 1e-2)
 
 
 @pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
@@ -444,6 +414,23 @@ def _products(
 @native
 class TestWhatProductsRefuse:
     """Kernels get addresses alone: what they would misread must not come to them."""
+
+    def test_rows_that_cut_a_block(self) -> None:
+        with pytest.raises(ValueError, match="288 weights of type Q4_K do not lie in 144 bytes"):
+            native_products.BlockWeight(torch.zeros(40, 144, dtype=torch.uint8), "Q4_K", 288)
+
+    def test_a_place_for_results_that_they_do_not_fit(self) -> None:
+        weight = native_products.BlockWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
+        wide, x = torch.zeros(3, 80), torch.zeros(3, 64)
+        assert weight.linear(x, out=wide[:, 40:]).data_ptr() == wide[:, 40:].data_ptr()
+        for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
+            with pytest.raises(ValueError, match=r"\[3, 40\] of torch.float32 do not fit"):
+                weight.linear(x, out=out)
+
+    def test_a_bias_of_blocks_of_another_length(self) -> None:
+        weight = native_products.BlockWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
+        with pytest.raises(ValueError, match=r"bias of shape \(39,\) for a weight of 40 outputs"):
+            weight.linear(torch.zeros(3, 64), torch.zeros(39))
 
     @pytest.mark.parametrize("columns", [63, 65])
     def test_rows_of_another_width(self, columns: int) -> None:

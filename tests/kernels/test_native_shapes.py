@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from native_products_checked import assert_product, by_words
 
 from srv_kernels.cases import Case
 from srv_kernels.contracts import CONTRACTS, violations
-from srv_kernels.cpu import build, library
+from srv_kernels.cpu import library
 
 LOADED = library.load()
 if LOADED.library is not None:
@@ -29,18 +29,6 @@ WIDTHS = st.integers(1, 700)
 PADDING = st.integers(0, 5)  # columns of the matrix that rows are views into, before and after them
 THREADS = st.integers(1, 4)
 SEEDS = st.integers(0, 1000)
-
-
-@pytest.fixture(params=tuple(build.isas()))
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Kernels of one instruction set, and the best again afterwards, on one thread."""
-    assert LOADED.library is not None
-    best = LOADED.isa
-    if not LOADED.library.srv_choose_isa(request.param.encode()):
-        pytest.skip(f"this processor, or this build, has no {request.param}")
-    yield request.param
-    LOADED.library.srv_choose_isa(best.encode())
-    native_library.set_threads(1)
 
 
 def _numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -131,12 +119,7 @@ def test_products(
     x = _view(_numbers(seed, rows, inputs + 2 * padding).to(dtype), padding)
     weight, added = _numbers(seed + 1, outputs, inputs).to(dtype), _whole(seed + 2, -9, 9, outputs).to(dtype)
     offset = added if bias else None
-    want, most = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
-    if bias:
-        want, most = want + added.double(), most + added.double().abs()
-    rounding = 2e-6 if dtype == torch.float32 else 2.0**-8
-    got = native_products.linear(weight, offset)(x)
-    assert bool(((got.double() - want).abs() <= 1e-6 * most + rounding * want.abs() + inputs * 2.0**-126).all())
+    assert_product(native_products.linear(weight, offset)(x), x, weight, offset)
 
     whole, scales = _whole(seed + 3, -128, 127, outputs, inputs).to(torch.int8), 2.0 ** (torch.arange(outputs) % 5 - 2)
     few = _view(_whole(seed + 4, -9, 9, rows, inputs + 2 * padding).to(dtype), padding)
@@ -181,13 +164,18 @@ def test_products_of_blocks(
     stored_rows = known[_whole(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
     weight = native_products.BlockWeight(stored_rows, stored, inputs)
     plain = weight.rows(torch.arange(outputs), torch.float32).double()
-    largest = 217 if isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K") else 127
+    largest = 217 if by_words(isa, stored) else 127
     x = _view(_whole(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
-    added = _whole(seed + 2, -9, 9, outputs).to(dtype)
-    want, most = x.double() @ plain.T, x.double().abs() @ plain.abs().T
-    if bias:
-        want, most = want + added.double(), most + added.double().abs()
-    got = native_products.BlockProduct([weight], added if bias else None)(x)
-    rounding = 2e-6 if dtype == torch.float32 else 2.0**-8
-    assert bool(((got.double() - want).abs() <= 1e-6 * most + rounding * want.abs()).all())
+    offset = _whole(seed + 2, -9, 9, outputs).to(dtype) if bias else None
+    assert_product(native_products.BlockProduct([weight], offset)(x), x, plain, offset)
+
+
+def test_blocks_times_inputs_of_three_dimensions() -> None:
+    """Rows are all but the last, for one matrix and for several."""
+    rows = torch.arange(40 * 68).reshape(40, 68).remainder(97).to(torch.uint8)
+    weights = [native_products.BlockWeight(rows, "Q8_0", 64) for _ in range(2)]
+    x = _numbers(1, 2, 3, 64)
+    one = native_products.BlockProduct(weights[:1])(x)
+    assert one.shape == (6, 40)
+    assert torch.equal(native_products.BlockProduct(weights)(x), torch.cat((one, one), 1))

@@ -210,8 +210,9 @@ class BlockWeight:
         if bias is not None:
             _check_outputs(self.outputs, bias=bias)
         count = rows.shape[0]
-        out = torch.empty(count, self.outputs, dtype=x.dtype) if out is None else out
-        if out.shape != (count, self.outputs) or out.dtype != x.dtype or out.stride(1) != 1:
+        if out is None:
+            out = torch.empty(count, self.outputs, dtype=x.dtype)
+        elif out.shape != (count, self.outputs) or out.dtype != x.dtype or out.stride(1) != 1:
             raise ValueError(
                 f"[{count}, {self.outputs}] of {x.dtype} do not fit {list(out.shape)} of {out.dtype} and strides "
                 f"{list(out.stride())}"

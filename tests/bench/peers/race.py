@@ -199,11 +199,11 @@ def profile(peer: Peer, points: Sequence[Point], vocab: int) -> dict[str, object
 
 
 def results(score: Score, points: Sequence[Point]) -> dict[str, object]:
-    """A peer's figures by point; none where a load failed in any round."""
+    """A peer's figures by point; none where a load failed in any round, nor of a peer that is out."""
     found: dict[str, object] = {}
     for point in points:
         rounds = score.loads.get(point.name)
-        if not rounds or point.name in score.failed:
+        if not rounds or point.name in score.failed or score.missing is not None:
             continue
         seconds = [statistics.median(load.seconds for load in loads) for loads in rounds]
         firsts = [statistics.median(first for load in loads for first in load.firsts) for loads in rounds]
@@ -236,7 +236,7 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
         "kv_item_bytes": peer.kv_item_bytes,
         "command": portable(peer.command(0)),
-        "points": {} if score.missing is not None else results(score, points),
+        "points": results(score, points),
         "profile": score.profile,
     }
 

@@ -240,9 +240,7 @@ def test_a_server_that_died_has_no_figures_of_the_rounds_before() -> None:
     loads = {"p": [[Load(1.0, [0.1])]]}
     for missing, points in ((None, 1), ("it died", 0)):
         score = race.Score(catalogue.PEERS[0], "1", loads=loads, missing=missing)
-        told = race.row(score, [Point("p", 1, 8, 8)])["points"]
-        assert isinstance(told, dict)
-        assert len(told) == points
+        assert len(race.results(score, [Point("p", 1, 8, 8)])) == points
 
 
 @pytest.mark.parametrize(

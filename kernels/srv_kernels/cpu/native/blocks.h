@@ -92,7 +92,7 @@ struct Numbers {
 // Reads stretch `index` of a row as the file has it.
 void read_stretch(Stored type, const uint8_t* row, int64_t index, Numbers& to);
 
-// Bytes of a row of `inputs` weights in the file.
-int64_t stored_row_bytes(Stored type, int64_t inputs);  // -1 where a block would be cut
+// Bytes of a row of `inputs` weights in the file; -1 where a block would be cut.
+int64_t stored_row_bytes(Stored type, int64_t inputs);
 
 }  // namespace srv

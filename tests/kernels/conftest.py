@@ -1,0 +1,24 @@
+"""What tests of the native kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from srv_kernels.cpu import build
+from srv_kernels.cpu.library import load
+
+
+@pytest.fixture(params=tuple(build.isas()))
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Kernels of one instruction set; the best again afterwards, on one thread."""
+    loaded = load()
+    if loaded.library is None:
+        pytest.skip(f"no native kernels here: {loaded.reason}")
+    best = loaded.isa
+    if not loaded.library.srv_choose_isa(request.param.encode()):
+        pytest.skip(f"this processor, or this build, has no {request.param}")
+    yield request.param
+    loaded.library.srv_choose_isa(best.encode())
+    loaded.library.srv_set_threads(1)

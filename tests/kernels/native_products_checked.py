@@ -1,0 +1,25 @@
+"""How near a product's result must be to the sum in double precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # of a product, by the largest that its terms could add up to
+
+
+def by_words(isa: str, stored: str) -> bool:
+    """Whether blocks.cpp multiplies a type's numbers as 16 bits, with a row's inputs in steps of 1/32,767."""
+    return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K")
+
+
+def assert_product(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """got [T, outputs] is x [T, inputs] times weight [outputs, inputs], plus bias [outputs], but for rounding."""
+    want, most = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        want, most = want + bias.double(), most + bias.double().abs()
+    assert got.dtype == x.dtype
+    assert got.shape == want.shape
+    # Beside the order of the sums there is one rounding of the result, and what VDPBF16PS and BFDOT take for zero.
+    allowed = 1e-6 * most + ERROR[x.dtype] * want.abs() + x.shape[1] * 2.0**-126
+    assert bool(((got.double() - want).abs() <= allowed).all())
