@@ -26,6 +26,10 @@ constexpr int SCORED = 6, CHAINS = 1, ADDED = 5, COLUMNS = 1;
 constexpr int SCORED = 3, CHAINS = 1, ADDED = 3, COLUMNS = 1;
 #endif
 
+// Elements from one query to the next, of any width: addresses of several rows then need no registers of their own. One line
+// more than the widest, so that rows do not fall on the same sets of a cache.
+constexpr int64_t QUERY_STRIDE = MOST_DIM + LANES;
+
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.
 template <class P>
 struct Workspace {
@@ -35,7 +39,7 @@ struct Workspace {
     std::vector<float> query_units, weight_units;  // over pools of bytes alone
 
     void fit(int64_t rows, int64_t dim) {
-        grow(query, rows * dim);
+        grow(query, rows * QUERY_STRIDE);
         grow(weights, rows * STRETCH_KEYS);
         grow(scores, rows * STRETCH_KEYS);
         grow(out, rows * dim);
@@ -54,6 +58,13 @@ struct Workspace {
         if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
     }
 };
+
+// This thread's. Not inlined: GCC would ask for the thread's memory again wherever it is used, with sums in registers.
+template <class P>
+[[gnu::noinline]] Workspace<P>& own_workspace() {
+    thread_local Workspace<P> space;
+    return space;
+}
 
 // Where the keys and values of one stretch lie.
 template <class P>
@@ -146,12 +157,12 @@ private:
     }
 
     void attend(int64_t number) {
-        thread_local Workspace<P> space;
+        Workspace<P>& space = own_workspace<P>();
         const Piece piece = pieces.at(number);
         const int64_t rows = (piece.run.end - piece.run.first) * (piece.end_query - piece.first_query) * group;
         space.fit(rows, a.dim);
         for (int64_t r = 0; r < rows; ++r) {
-            const float unit = keep_query<P>(&space.query[r * a.dim], query(piece, r), a.dim);
+            const float unit = keep_query<P>(&space.query[r * QUERY_STRIDE], query(piece, r), a.dim);
             if constexpr (SCALED<P>) space.query_units[r] = unit;
             space.top[r] = NOTHING;
         }
@@ -223,7 +234,7 @@ private:
     template <int COUNT>
     inline void score_rows(Workspace<P>& space, int64_t first, const P* keys, int number, const P* next) const {
         constexpr int64_t TOGETHER = TOGETHER_IN<P>;
-        const FactorOf<P>* queries = &space.query[first * a.dim];
+        const FactorOf<P>* queries = &space.query[first * QUERY_STRIDE];
         SumsOf<P> sums[CHAINS][COUNT][1];
 #pragma GCC unroll 16
         for (int i = 0; i < CHAINS * COUNT; ++i) sums[i / COUNT][i % COUNT][0] = SumsOf<P>{};
@@ -232,8 +243,8 @@ private:
         if constexpr (SCALED<P>) prefetch_of(next, BLOCK_TOKENS * dim, BLOCK_TOKENS * sizeof(float));
         for (int64_t d = 0; d < dim; d += 2 * TOGETHER, at += 2 * TOGETHER * BLOCK_TOKENS) {
             prefetch_of(next, d * BLOCK_TOKENS, 2 * TOGETHER * BLOCK_TOKENS);
-            add_kept(sums[0], at, queries + d, dim);
-            add_kept(sums[1 % CHAINS], at + TOGETHER * BLOCK_TOKENS, queries + d + TOGETHER, dim);
+            add_kept(sums[0], at, queries + d, QUERY_STRIDE);
+            add_kept(sums[1 % CHAINS], at + TOGETHER * BLOCK_TOKENS, queries + d + TOGETHER, QUERY_STRIDE);
         }
         float* scores = &space.scores[first * STRETCH_KEYS + number * BLOCK_TOKENS];
 #pragma GCC unroll 16

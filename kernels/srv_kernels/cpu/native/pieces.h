@@ -19,7 +19,7 @@ namespace srv::SRV_ISA {
 
 constexpr int64_t STRETCH_KEYS = 64;  // keys that are worked through at once
 constexpr int64_t PART = 1024;
-constexpr int64_t QUERIES = 32;  // rows of one piece: queries times heads of a group, where a group is no larger
+constexpr int64_t QUERIES = 24;  // rows of one piece, at most: queries times heads of a group, where a group is no larger
 
 inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
