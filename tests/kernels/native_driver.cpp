@@ -242,7 +242,7 @@ const StoredType STORED[] = {{2, 18, {0}},     {3, 20, {0, 2}},   {6, 22, {0}}, 
 
 bool block_linear(int type, const StoredType& stored) {
     Check check("blocks of type " + std::to_string(stored.type), type);
-    for (int64_t rows : {1, 2, 4, 5}) {
+    for (int64_t rows : {1, 2, 4, 5, 33}) {
         constexpr int64_t outputs = 40, inputs = 512;
         const int64_t row_bytes = srv_stored_row_bytes(stored.type, inputs);
         std::vector<uint8_t> file(outputs * row_bytes), packed(srv_packed_blocks(stored.type, outputs, inputs));

@@ -128,10 +128,11 @@ template <class T>
 void byte_linear_of(const ByteLinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
     const int64_t block_size = BLOCK_OUTPUTS * padded_fours(a.inputs);
-    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
+    const auto where = [&](int64_t block) { return a.weight + block * block_size; };
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, COUNT, VECTORS>(a, a.weight + block * block_size + first * FOUR, block, first, row);
+            tile<T, COUNT, VECTORS>(a, weight + first * FOUR, block, first, row);
         }
     });
 }

@@ -80,10 +80,11 @@ void linear_of(const LinearArgs& given) {
     }
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const W* packed = static_cast<const W*>(a.weight);
-    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, [&]<int COUNT>(int64_t block, int64_t row) {
+    const auto where = [&](int64_t block) { return packed + block * block_size; };
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const W* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, W, COUNT, VECTORS>(a, packed + block * block_size + first * BESIDE<W>, block, first, row);
+            tile<T, W, COUNT, VECTORS>(a, weight + first * BESIDE<W>, block, first, row);
         }
     });
 }

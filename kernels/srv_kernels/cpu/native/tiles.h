@@ -10,26 +10,29 @@ namespace srv::SRV_ISA {
 
 constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
 
-// tile.operator()<COUNT>(block, row) for the COUNT = `count` rows from `row` on; 1 to COUNT of them.
-template <int COUNT, class Tile>
-inline void tile_of(int64_t count, const Tile& tile, int64_t block, int64_t row) {
+// tile.operator()<COUNT>(weight, block, row) for the COUNT = `count` rows from `row` on; 1 to COUNT of them.
+template <int COUNT, class Weight, class Tile>
+inline void tile_of(int64_t count, const Tile& tile, const Weight* weight, int64_t block, int64_t row) {
     if (count == COUNT) {
-        tile.template operator()<COUNT>(block, row);
+        tile.template operator()<COUNT>(weight, block, row);
     } else if constexpr (COUNT > 1) {
-        tile_of<COUNT - 1>(count, tile, block, row);
+        tile_of<COUNT - 1>(count, tile, weight, block, row);
     }
 }
 
 // Every tile of [rows, outputs], at most ROWS rows high. Those of one block follow one another, so that its weight is
-// read from memory once.
-template <int ROWS, class Tile>
-void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Tile& tile) {
+// read from memory once; where(block) says before the first of them, on their thread, where it lies.
+template <int ROWS, class Where, class Tile>
+void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Where& where, const Tile& tile) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
     parallel(rows * outputs * inputs < ALONE, [&](int share, int shares) {
         const Range mine = part(blocks(outputs) * tiles, share, shares);
+        decltype(where(0)) weight = nullptr;
         for (int64_t item = mine.begin; item < mine.end; ++item) {
-            const Range high = part(rows, static_cast<int>(item % tiles), static_cast<int>(tiles));
-            tile_of<ROWS>(high.end - high.begin, tile, item / tiles, high.begin);
+            const int64_t block = item / tiles, place = item % tiles;
+            if (item == mine.begin || place == 0) weight = where(block);
+            const Range high = part(rows, static_cast<int>(place), static_cast<int>(tiles));
+            tile_of<ROWS>(high.end - high.begin, tile, weight, block, high.begin);
         }
     });
 }
