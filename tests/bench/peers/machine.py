@@ -28,9 +28,9 @@ class Ceilings:
     int8: float | None
 
     def operations(self, arithmetic: str) -> float | None:
-        """Gop/s of "f32", "bf16" or "int8"."""
-        known = asdict(self)
-        return None if known[arithmetic] is None else float(known[arithmetic])
+        """Gop/s of "f32", "bf16" or "int8"; what is in bfloat16 can as well be multiplied as float32."""
+        known = [self.bf16, self.f32] if arithmetic == "bf16" else [asdict(self)[arithmetic]]
+        return max((each for each in known if each is not None), default=None)
 
 
 def cores(count: int) -> list[int]:

@@ -490,6 +490,12 @@ def test_a_ceiling_is_the_highest_that_was_measured() -> None:
     assert race_figures.best([]) is None
 
 
+def test_bfloat16_is_no_slower_than_float32_which_it_can_be_widened_to() -> None:
+    slow = Ceilings(read=1.0, f32=2.0, bf16=1.0, int8=None)
+    assert (slow.operations("bf16"), slow.operations("f32"), slow.operations("int8")) == (2.0, 2.0, None)
+    assert CEILINGS.operations("bf16") == 2.0
+
+
 def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
     block = report.render(figures()).split("### Time to the first token")[1]
     assert "| srv ÷ best peer | 0.83 |" in block.split("### ")[0]

@@ -36,7 +36,7 @@ namespace {
 
 struct Choice {
     const Kernels* kernels;
-    bool usable;
+    bool usable, preferred = usable;
 };
 
 #if defined(__x86_64__)
@@ -56,6 +56,10 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// Intel's cores take a VDPBF16PS of 512 bits every other cycle and two products of float32 in each: what is widened is
+// multiplied twice as fast (165 and 347 Gop/s on two cores of Emerald Rapids; on two of Zen 4, 470 and 235).
+bool prefers_avx512_bf16() { return has_avx512_bf16() && !__builtin_cpu_is("intel"); }
 #elif defined(__aarch64__)
 // Products of bytes of either sign (USDOT) and of pairs of bfloat16 (BFDOT): Armv8.6.
 bool has_neon_bf16() {
@@ -71,7 +75,7 @@ bool has_neon_bf16() {
 // Best first.
 const Choice CHOICES[] = {
 #if defined(__x86_64__)
-    {&avx512_bf16::kernels, has_avx512_bf16()},
+    {&avx512_bf16::kernels, has_avx512_bf16(), prefers_avx512_bf16()},
     {&avx512_vnni::kernels, has_avx512_vnni()},
     {&avx512::kernels, has_avx512()},
     {&avx2::kernels, has_avx2()},
@@ -83,7 +87,7 @@ const Choice CHOICES[] = {
 
 const Kernels* best() {
     for (const Choice& choice : CHOICES) {
-        if (choice.usable) return choice.kernels;
+        if (choice.preferred) return choice.kernels;
     }
     return &generic::kernels;
 }
