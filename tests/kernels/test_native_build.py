@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from srv_kernels.cpu import build
+from srv_kernels.cpu.library import load
 
 MACHINES = ("x86_64", "aarch64", "riscv64")
 
@@ -62,3 +66,17 @@ def test_the_plainest_objects_are_linked_first(machine: str, monkeypatch: pytest
     assert len(order) == len(compiled) == len(build.ONCE) + len(build.PER_ISA) * len(build.isas(machine))
     assert flags[order[0]] == set()
     assert all(flags[before] <= flags[after] for before, after in itertools.pairwise(order))
+
+
+def test_intels_cores_take_the_kernels_that_widen_bfloat16() -> None:
+    """Those with its products can still be asked for."""
+    told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "GenuineIntel" not in told or "avx512_bf16" not in told:
+        pytest.skip("not a processor of Intel's with products of bfloat16")
+    if load().library is None:
+        pytest.skip(f"no native kernels here: {load().reason}")
+    show = "from srv_kernels.cpu.library import load; print(load().isa)"
+    for asked, taken in (("", "avx512_vnni"), ("avx512_bf16", "avx512_bf16")):
+        environment = {**os.environ, "SRV_CPU_ISA": asked}
+        done = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == taken

@@ -252,13 +252,19 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
-def test_a_row_of_blocks_does_not_depend_on_its_neighbours(isa: str, stored: str, dtype: torch.dtype) -> None:
-    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
-    x = _matrix(17, 13, 512, dtype)
-    together = weight.linear(x)
-    for row in (0, 5, 7, 12):
-        assert torch.equal(weight.linear(x[row : row + 1])[0], together[row])
-    assert torch.equal(weight.linear(x[9:]), together[9:])
+@pytest.mark.parametrize(("rows", "threads"), [(13, 1), (45, 3)])
+def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
+    isa: str, stored: str, dtype: torch.dtype, rows: int, threads: int
+) -> None:
+    """Nor on whether there are so many that blocks are opened, by threads which begin within one."""
+    native_library.set_threads(threads)
+    for inputs in (512, 256):
+        weight = native_products.BlockWeight(_stored_rows(stored, inputs), stored, inputs)
+        x = _matrix(17, rows, inputs, dtype)
+        together = weight.linear(x)
+        for row in (0, 5, 7, 12):
+            assert torch.equal(weight.linear(x[row : row + 1])[0], together[row])
+        assert torch.equal(weight.linear(x[rows - 4 :]), together[rows - 4 :])
 
 
 def _most_multiple(isa: str, stored: str) -> int:

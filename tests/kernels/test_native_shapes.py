@@ -135,7 +135,7 @@ def test_products(
 @pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
 @anything
 @given(
-    rows=st.integers(0, 20),
+    rows=ROWS,
     blocks=st.integers(1, 5),
     outputs=st.integers(1, 80),
     padding=PADDING,

@@ -1,6 +1,6 @@
 """The native library: found, checked and loaded once a process. Imports no torch.
 
-    SRV_CPU_ISA=avx2     use these kernels rather than the best that the processor has (generic, avx2, avx512, ...)
+    SRV_CPU_ISA=avx2     use these kernels rather than those that suit the processor best (generic, avx2, avx512, ...)
     SRV_CPU_NATIVE=0     leave the library alone
     SRV_CPU_LIBRARY=...  another build of it, such as one with sanitizers
 

@@ -26,8 +26,8 @@ constexpr int SCORED = 6, CHAINS = 1, ADDED = 5, COLUMNS = 1;
 constexpr int SCORED = 3, CHAINS = 1, ADDED = 3, COLUMNS = 1;
 #endif
 
-// Elements from one query to the next, of any width: addresses of several rows then need no registers of their own. One line
-// more than the widest, so that rows do not fall on the same sets of a cache.
+// Elements from one query to the next, of any width: addresses of several rows then need no registers of their own. Somewhat
+// more than the widest has, so that rows do not fall on the same sets of a cache.
 constexpr int64_t QUERY_STRIDE = MOST_DIM + LANES;
 
 // What one thread needs for a piece; kept from call to call, since fresh memory costs more than the work.

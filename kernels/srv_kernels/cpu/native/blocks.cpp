@@ -14,8 +14,8 @@
 //
 // (Of 32 inputs with one scale, the demo model's perplexity rises by 0.5 %, of 16 by half as much.) The constant is taken off
 // with the sum of the steps. How numbers are multiplied and summed depends on what the processor has: see `Way`. For many rows
-// a block of 4-bit numbers is first opened, beside the packed weight: taking its bytes apart and widening its scales for every
-// tile took a sixth of what there is to compute.
+// a block of 4-bit numbers is first opened, in memory of the thread's: taking its bytes apart and widening its scales for
+// every tile took a sixth of what there is to compute.
 //
 // Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
 #include "blocks.h"
@@ -247,25 +247,32 @@ void quantize_row(const BlockLinearArgs& a, int64_t row) {
 // How a block of outputs lies as tiles read it: as it is packed, or opened for many rows, which is to say that its numbers
 // have a byte each, and its scales and least values are float32.
 template <int BITS, int GROUP, bool LEAST, bool OPENED>
-struct Lies {
+struct Layout {
     using Scale = std::conditional_t<OPENED, float, Half>;
     static constexpr int NUMBER_BITS = OPENED ? 8 : BITS;
     static constexpr int64_t SCALES = STRETCH / GROUP * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
     static constexpr int64_t NUMBERS_AT = SCALES * (LEAST ? 2 : 1);
     static constexpr int64_t SIZE = NUMBERS_AT + STRETCH * BLOCK_OUTPUTS * NUMBER_BITS / 8;  // bytes of a stretch
 
+    static_assert(OPENED || SIZE == stretch_bytes({BITS, GROUP, LEAST, 0}));
+
     static Floats scales(const uint8_t* at) { return load(reinterpret_cast<const Scale*>(at)); }
 };
 
-// A packed block of numbers of 4 bits, opened.
+struct alignas(64) Line {
+    uint8_t bytes[64];
+};
+
+// A packed block of numbers of 4 bits, opened, in memory of this thread that is good until it opens another.
 template <int GROUP, bool LEAST>
 const uint8_t* opened(const uint8_t* packed, int64_t inputs) {
-    using From = Lies<4, GROUP, LEAST, false>;
-    using To = Lies<4, GROUP, LEAST, true>;
-    thread_local std::vector<uint8_t> memory;
-    const int64_t stretches = inputs / STRETCH;
-    if (static_cast<int64_t>(memory.size()) < stretches * To::SIZE) memory.resize(stretches * To::SIZE);
-    uint8_t* to = memory.data();
+    using From = Layout<4, GROUP, LEAST, false>;
+    using To = Layout<4, GROUP, LEAST, true>;
+    static_assert(To::SIZE % sizeof(Line) == 0);
+    thread_local std::vector<Line> memory;
+    const int64_t stretches = inputs / STRETCH, lines = stretches * To::SIZE / static_cast<int64_t>(sizeof(Line));
+    if (static_cast<int64_t>(memory.size()) < lines) memory.resize(lines);
+    uint8_t *begin = memory.data()->bytes, *to = begin;
     for (int64_t s = 0; s < stretches; ++s, packed += From::SIZE, to += To::SIZE) {
         prefetch(packed, From::SIZE, AHEAD);
         for (int64_t at = 0; at < To::NUMBERS_AT; at += LANES * 4) {
@@ -279,7 +286,7 @@ const uint8_t* opened(const uint8_t* packed, int64_t inputs) {
             store(four + BLOCK_OUTPUTS, (both >> 4) & 0x0f0f0f0f);
         }
     }
-    return memory.data();
+    return begin;
 }
 
 // The four numbers of each output of COUNT vectors that lie at place `four` of a group.
@@ -300,7 +307,7 @@ inline void numbers_of(const uint8_t* group, int four, Ints (&numbers)[COUNT]) {
 // side by side, four after four: each waits for its own last addition, but not for the others'.
 template <class T, int BITS, int GROUP, bool LEAST, bool OPENED, int COUNT, int VECTORS>
 inline void tile(const BlockLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row) {
-    using Weight = Lies<BITS, GROUP, LEAST, OPENED>;
+    using Weight = Layout<BITS, GROUP, LEAST, OPENED>;
     constexpr int SCALE = sizeof(typename Weight::Scale), NUMBER_BITS = Weight::NUMBER_BITS;
     constexpr int GROUPS = STRETCH / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a stretch is one vector");
@@ -392,7 +399,7 @@ void multiply_tiles(const BlockLinearArgs& a, const Where& where) {
 template <class T, int BITS, int GROUP, bool LEAST>
 void multiply(const BlockLinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, Plan<BITS, GROUP, LEAST>>(a, row); });
-    const int64_t block_size = a.inputs / STRETCH * Lies<BITS, GROUP, LEAST, false>::SIZE;
+    const int64_t block_size = a.inputs / STRETCH * Layout<BITS, GROUP, LEAST, false>::SIZE;
     const auto packed = [&](int64_t block) { return a.weight + block * block_size; };
     if constexpr (BITS == 4) {
         if (a.rows >= OPENED_FROM) {

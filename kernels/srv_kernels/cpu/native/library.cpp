@@ -72,7 +72,7 @@ bool has_neon_bf16() {
 }
 #endif
 
-// Best first.
+// The first that is preferred is used; any that is usable can be asked for.
 const Choice CHOICES[] = {
 #if defined(__x86_64__)
     {&avx512_bf16::kernels, has_avx512_bf16(), prefers_avx512_bf16()},

@@ -19,7 +19,10 @@ namespace srv::SRV_ISA {
 
 constexpr int64_t STRETCH_KEYS = 64;  // keys that are worked through at once
 constexpr int64_t PART = 1024;
-constexpr int64_t QUERIES = 24;  // rows of one piece, at most: queries times heads of a group, where a group is no larger
+
+// Rows of one piece, where a group is no larger: queries times heads of a group. Whole tiles of eight and of six, of groups of
+// three; where 32 is a multiple of the group a prefix is shared by more.
+constexpr int64_t most_rows(int64_t group) { return 24 % group == 0 && 32 % group != 0 ? 24 : 32; }
 
 inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -134,7 +137,7 @@ private:
     std::vector<Run> runs;
     std::vector<int64_t> first_piece;  // of each run
 
-    int64_t queries_of_piece() const { return at_least(1, QUERIES / group); }
+    int64_t queries_of_piece() const { return at_least(1, most_rows(group) / group); }
 
     // Pieces of a run and one key head: along the keys where rows have one query, else along the queries.
     int64_t cuts(const Run& run) const {
