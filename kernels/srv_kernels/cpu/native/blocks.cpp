@@ -272,7 +272,8 @@ const uint8_t* opened(const uint8_t* packed, int64_t inputs) {
     thread_local std::vector<Line> memory;
     const int64_t stretches = inputs / STRETCH, lines = stretches * To::SIZE / static_cast<int64_t>(sizeof(Line));
     if (static_cast<int64_t>(memory.size()) < lines) memory.resize(lines);
-    uint8_t *begin = memory.data()->bytes, *to = begin;
+    auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
+    uint8_t* to = begin;
     for (int64_t s = 0; s < stretches; ++s, packed += From::SIZE, to += To::SIZE) {
         prefetch(packed, From::SIZE, AHEAD);
         for (int64_t at = 0; at < To::NUMBERS_AT; at += LANES * 4) {

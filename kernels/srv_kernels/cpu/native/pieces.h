@@ -20,8 +20,8 @@ namespace srv::SRV_ISA {
 constexpr int64_t STRETCH_KEYS = 64;  // keys that are worked through at once
 constexpr int64_t PART = 1024;
 
-// Rows of one piece, where a group is no larger: queries times heads of a group. Whole tiles of eight and of six, of groups of
-// three; where 32 is a multiple of the group a prefix is shared by more.
+// Rows of one piece, where a group is no larger: queries times heads of a group. Whole tiles of eight and of six, of groups of 3,
+// 6, 12 and 24; of all others 32, so that more share a prefix.
 constexpr int64_t most_rows(int64_t group) { return 24 % group == 0 && 32 % group != 0 ? 24 : 32; }
 
 inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
