@@ -72,28 +72,38 @@ def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
     return _ISAS.get(machine, {"generic": ()})
 
 
-def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE) -> Path:
+def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE, objects: Path | None = None) -> Path:
     """Compile and link everything into `library`, replacing it in one move. Raises CannotBuild.
 
     machine: what the compiler compiles for, "x86_64" or "aarch64"; for any other, the generic kernels alone are built.
+    objects: a folder that keeps the object files, of one compiler and one machine. Those that are newer than their
+    sources are not compiled again.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        objects = _objects(machine)
+        work = objects or Path(folder)
+        work.mkdir(parents=True, exist_ok=True)
+        parts = _objects(machine)
         compiling = [
             [*command, *flags, "-c", f"{SOURCES / source}.cpp", "-o", str(work / name)]
-            for name, (source, flags) in objects.items()
+            for name, (source, flags) in parts.items()
+            if not _is_current(work / name, source)
         ]
         with ThreadPoolExecutor(_jobs()) as pool:
             list(pool.map(_run, compiling))
-        linked = work / library.name
-        _run([*command, "-shared", "-pthread", *(str(work / name) for name in objects), "-o", str(linked)])
+        linked = Path(folder) / library.name
+        _run([*command, "-shared", "-pthread", *(str(work / name) for name in parts), "-o", str(linked)])
         library.parent.mkdir(parents=True, exist_ok=True)
         fresh = library.with_name(f".{library.name}.{os.getpid()}")
         shutil.copyfile(linked, fresh)
         fresh.replace(library)
     return library
+
+
+def _is_current(compiled: Path, source: str) -> bool:
+    """Whether an object file is newer than its source, all headers, and this file, which has the flags."""
+    sources = (SOURCES / f"{source}.cpp", *SOURCES.glob("*.h"), Path(__file__))
+    return compiled.exists() and compiled.stat().st_mtime_ns > max(each.stat().st_mtime_ns for each in sources)
 
 
 def _objects(machine: str) -> dict[str, tuple[str, tuple[str, ...]]]:

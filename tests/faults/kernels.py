@@ -1,0 +1,59 @@
+"""Faults of the kernels: reference ops in torch, and the native library of the CPU."""
+
+from fault import Fault
+
+_CONTRACTS = "tests/kernels/test_op_contracts.py"
+_NATIVE = "tests/kernels/cpu/test_native_kernels.py"
+
+FAULTS = (
+    Fault(
+        name="gate-is-the-second-half",
+        file="kernels/srv_kernels/reference.py",
+        text="gate, up = x.chunk(2, -1)",
+        planted="up, gate = x.chunk(2, -1)",
+        effect="On devices without a kernel of their own, every model answers nonsense.",
+        tests=(_CONTRACTS,),
+    ),
+    Fault(
+        name="long-sums-of-integers-are-cut",
+        file="kernels/srv_kernels/reference.py",
+        text="for start in range(_EXACT, weight.shape[1], _EXACT):",
+        planted="for start in range(_EXACT, weight.shape[1] - _EXACT, _EXACT):",
+        effect="Products of int8 leave out the last inputs of wide layers.",
+        tests=(_CONTRACTS,),
+    ),
+    Fault(
+        name="one-scale-for-a-whole-batch",
+        file="kernels/srv_kernels/reference.py",
+        text="scale = wide.abs().amax(-1, keepdim=True) / 127",
+        planted="scale = wide.abs().amax() / 127",
+        effect="A request's tokens depend on the requests that it is batched with.",
+        tests=(_CONTRACTS,),
+    ),
+    Fault(
+        name="rotated-the-other-way",
+        file="kernels/srv_kernels/cpu/native/pointwise.cpp",
+        text="second * c + first * s",
+        planted="second * c - first * s",
+        effect="On the CPU, every model answers nonsense.",
+        tests=(f"{_NATIVE}::test_ops_keep_their_contract",),
+    ),
+    Fault(
+        name="last-of-equals-is-taken",
+        file="kernels/srv_kernels/cpu/native/sampling.cpp",
+        text="other == value && where < at",
+        planted="other == value && where > at",
+        effect="Greedy tokens on the CPU differ from those of other devices where logits are equal.",
+        tests=(f"{_NATIVE}::TestMostLikely::test_equals_are_taken_by_their_place",),
+    ),
+    Fault(
+        name="query-sees-the-next-token",
+        file="kernels/srv_kernels/cpu/native/attention.cpp",
+        text="at_most(position + 1, ",
+        planted="at_most(position + 2, ",
+        effect="On the CPU, tokens of a prompt attend to the one after them.",
+        tests=(
+            "tests/platforms/cpu/test_attention.py::test_any_batch_agrees_with_dense_attention_on_every_instruction_set",
+        ),
+    ),
+)

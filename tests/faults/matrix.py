@@ -1,0 +1,41 @@
+"""Faults of the support matrix: cells that are greener than their evidence."""
+
+from fault import Fault
+
+_RECORDS = "tests/support_matrix/test_records.py"
+_CHECK = "tests/support_matrix/test_check.py"
+
+FAULTS = (
+    Fault(
+        name="simulated-counts-as-verified",
+        file="support_matrix/srv_matrix/records.py",
+        text="return self >= Level.E4",
+        planted="return self >= Level.E3",
+        effect="Cells that ran on a simulated device alone are shown as verified.",
+        tests=(f"{_CHECK}::test_what_ran_on_a_simulated_device_is_shown_as_such",),
+    ),
+    Fault(
+        name="failed-test-lifts-a-cell",
+        file="support_matrix/srv_matrix/records.py",
+        text="[each.level for each in self.evidence if each.passed]",
+        planted="[each.level for each in self.evidence]",
+        effect="A cell is green although its test failed.",
+        tests=(f"{_RECORDS}::test_failed_test_raises_no_level",),
+    ),
+    Fault(
+        name="cell-prints-the-better-fact",
+        file="support_matrix/srv_matrix/records.py",
+        text="return min(one, other, key=_RANK.__getitem__)",
+        planted="return max(one, other, key=_RANK.__getitem__)",
+        effect="An argument is shown as supported that core does not implement.",
+        tests=(f"{_RECORDS}::test_a_cell_prints_the_lower_of_its_two_facts",),
+    ),
+    Fault(
+        name="forced-path-counts-as-the-device",
+        file="support_matrix/srv_matrix/records.py",
+        text="return self.machine != self.variant",
+        planted="return False",
+        effect="What ran on a newer card is shown as run on the older one.",
+        tests=(f"{_CHECK}::test_a_forced_path_is_green_with_a_note_and_was_not_run_on_the_device",),
+    ),
+)

@@ -1,0 +1,99 @@
+"""Faults of models: facts, configurations, layers, file formats and loaders."""
+
+from fault import Fault
+
+_LOADERS = "tests/core/models/formats/test_loaders.py"
+_DECODER = "tests/core/models/architectures/test_decoder.py"
+_GGUF = "tests/core/models/config/test_gguf_config.py"
+_HF = "tests/core/models/config/test_hf_config.py"
+
+FAULTS = (
+    Fault(
+        name="rope-rows-stay-interleaved",
+        file="core/srv/models/formats/gguf_loader.py",
+        text="*view.shape[1:]).transpose(1, 2)",
+        planted="*view.shape[1:])",
+        effect="Every GGUF file of a Llama answers nonsense.",
+        tests=(_LOADERS,),
+    ),
+    Fault(
+        name="key-rows-permuted-as-queries",
+        file="core/srv/models/formats/gguf_loader.py",
+        text="heads = facts.heads if is_query else facts.kv_heads",
+        planted="heads = facts.heads",
+        effect="GGUF files of models with grouped-query attention answer nonsense.",
+        tests=(_LOADERS,),
+    ),
+    Fault(
+        name="gguf-axes-not-reversed",
+        file="core/srv/models/formats/gguf_header.py",
+        text="for _ in range(axes))[::-1]",
+        planted="for _ in range(axes))",
+        effect="Matrices of GGUF files are refused, or read with rows and columns exchanged.",
+        tests=(_GGUF,),
+    ),
+    Fault(
+        name="gguf-data-not-aligned",
+        file="core/srv/models/formats/gguf_header.py",
+        text="start = -(-self.position // alignment) * alignment",
+        planted="start = self.position",
+        effect="All weights of a GGUF file are read a few bytes too early.",
+        tests=(_GGUF,),
+    ),
+    Fault(
+        name="gate-and-up-exchanged",
+        file="core/srv/models/layers/mlp.py",
+        text='{f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}',
+        planted='{f"{prefix}.up_proj": intermediate, f"{prefix}.gate_proj": intermediate}',
+        effect="Every model answers nonsense.",
+        tests=(_DECODER,),
+    ),
+    Fault(
+        name="llama3-blend-reversed",
+        file="core/srv/models/layers/rope.py",
+        text="blended = (1 - blend) * frequencies / factor + blend * frequencies",
+        planted="blended = blend * frequencies / factor + (1 - blend) * frequencies",
+        effect="Llama 3.1 loses track in long texts.",
+        tests=(_DECODER,),
+    ),
+    Fault(
+        name="sliding-window-begins-a-layer-late",
+        file="core/srv/models/architectures/decoder_config.py",
+        text="if i >= first else",
+        planted="if i > first else",
+        effect="One layer of a Qwen2 with sliding windows attends to too much.",
+        tests=(_DECODER,),
+    ),
+    Fault(
+        name="unsupported-field-ignored",
+        file="core/srv/models/architectures/decoder_config.py",
+        text='    "attn_logit_softcapping": (),\n',
+        planted="",
+        effect="A model that caps its attention scores is served without the cap.",
+        tests=(_DECODER,),
+    ),
+    Fault(
+        name="tied-embeddings-counted-twice",
+        file="core/srv/models/architectures/decoder_config.py",
+        text="hidden * (1 if self.tied_embeddings else 2)",
+        planted="hidden * 2",
+        effect="`srv plan` reports too much memory for models with tied embeddings.",
+        tests=(_HF, _DECODER),
+    ),
+    Fault(
+        name="generation-config-ignored",
+        file="core/srv/models/config/hf_config.py",
+        text='given = generation.get("eos_token_id")\n',
+        planted="given = None\n",
+        effect="A chat model does not stop at the end of its turn.",
+        tests=(_HF,),
+    ),
+    Fault(
+        name="unexpected-tensors-ignored",
+        file="core/srv/models/formats/filling.py",
+        text="    if unexpected:\n",
+        planted="    if unexpected and not shapes:\n",
+        effect="A checkpoint with layers that the model does not have is served without them.",
+        tests=(_LOADERS,),
+    ),
+)

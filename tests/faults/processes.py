@@ -1,0 +1,74 @@
+"""Faults between the scheduler and the device: worker, executor, engine loop, engine process, channels."""
+
+from fault import Fault
+
+_SLOTS = "tests/core/worker/test_slots.py"
+_LOOP = "tests/core/engine/test_loop.py"
+
+FAULTS = (
+    Fault(
+        name="page-table-of-the-last-request",
+        file="core/srv/worker/slots.py",
+        text="            table[slot, : used[slot]] = 0\n            used[slot] = 0\n",
+        planted="            table[slot, : used[slot]] = 0\n",
+        effect="A request appends its pages behind those of the last request in its slot, and reads the wrong KV.",
+        tests=(_SLOTS,),
+    ),
+    Fault(
+        name="stale-page-table",
+        file="core/srv/worker/slots.py",
+        text="    def append_pages(self, row: Row) -> None:\n        self._table_version += 1\n",
+        planted="    def append_pages(self, row: Row) -> None:\n",
+        effect="A request that needs another page goes on with the page table of the step before.",
+        tests=(_SLOTS,),
+    ),
+    Fault(
+        name="padded-rows-keep-their-pages",
+        file="core/srv/worker/graphs.py",
+        text="            self.pages[rows:count, :width].zero_()\n",
+        planted="            pass\n",
+        effect="A padded row of a captured step writes to a page of a running request.",
+        tests=("tests/core/worker/test_graphs.py",),
+    ),
+    Fault(
+        name="split-attention-swaps-rows",
+        file="core/srv/worker/attention.py",
+        text="kv_lens=[batch.kv_lens[row] for row in rows],",
+        planted="kv_lens=[batch.kv_lens[index] for index, _ in enumerate(rows)],",
+        effect="With two attention backends, rows are attended with the lengths of other rows.",
+        tests=("tests/core/worker/test_attention.py",),
+    ),
+    Fault(
+        name="failed-step-ends-the-engine",
+        file="core/srv/engine/loop.py",
+        text="        except Exception as error:\n",
+        planted="        except ValueError as error:\n",
+        effect="One failed step ends the engine, and with it every request.",
+        tests=(_LOOP,),
+    ),
+    Fault(
+        name="engine-outlives-its-parent",
+        file="core/srv/engine/loop.py",
+        text="            if not parent_alive():\n",
+        planted="            if self._stopped and not parent_alive():\n",
+        effect="After the server is killed, the engine stays and holds the device's memory.",
+        tests=(_LOOP,),
+        hangs=True,
+    ),
+    Fault(
+        name="requests-accepted-while-draining",
+        file="core/srv/engine/loop.py",
+        text="        if self._drain_until is not None:\n            error",
+        planted="        if self._stopped:\n            error",
+        effect="A server that shuts down takes new requests and then aborts them.",
+        tests=(_LOOP,),
+    ),
+    Fault(
+        name="sockets-of-living-servers-removed",
+        file="core/srv/io/channel.py",
+        text="        fcntl.flock(self._lock, fcntl.LOCK_EX)\n",
+        planted="",
+        effect="Starting a second server cuts the first one off from its engine.",
+        tests=("tests/core/io/test_channel.py",),
+    ),
+)

@@ -1,0 +1,50 @@
+"""Faults of quantized weights: scales, offsets, and the bytes of GGUF types."""
+
+from fault import Fault
+
+_INT8 = "tests/core/quantization/test_w8a8_int8.py"
+_MODELSLIM = "tests/core/quantization/test_modelslim.py"
+_GGUF = "tests/core/quantization/test_gguf_layers.py"
+
+FAULTS = (
+    Fault(
+        name="one-scale-for-all-rows",
+        file="core/srv/quantization/storage.py",
+        text="scale = wide.abs().amax(1, keepdim=True) / _INT8_MAX",
+        planted="scale = wide.abs().amax().expand(wide.shape[0], 1) / _INT8_MAX",
+        effect="Weights that are quantized at load lose far more precision than they need to.",
+        tests=(_INT8,),
+    ),
+    Fault(
+        name="scales-of-other-shards",
+        file="core/srv/quantization/int8_layers.py",
+        text='views[f"{name}.input_offset"] = self._offsets[index : index + 1]',
+        planted='views[f"{name}.input_offset"] = self._offsets[:1]',
+        effect="Fused layers whose inputs are quantized differently are computed with the offset of one of them.",
+        tests=(_MODELSLIM,),
+    ),
+    Fault(
+        name="asymmetric-weights-accepted",
+        file="core/srv/quantization/int8_layers.py",
+        text="nonzero = [name for name, offset in offsets.items() if bool(offset.any())]",
+        planted="nonzero = [name for name, offset in offsets.items() if bool(offset.all())]",
+        effect="A checkpoint with zero points is served as if it had none, and answers nonsense.",
+        tests=(_MODELSLIM,),
+    ),
+    Fault(
+        name="mixed-gguf-types-joined",
+        file="core/srv/quantization/gguf_layers.py",
+        text="if first <= row < first + matrix.outputs:",
+        planted="if first < row <= first + matrix.outputs:",
+        effect="GGUF files that mix types within one attention layer are refused or misread.",
+        tests=(_GGUF,),
+    ),
+    Fault(
+        name="bias-of-quantized-layer-dropped",
+        file="core/srv/quantization/gguf_layers.py",
+        text="return product if self.bias is None else product + self.bias",
+        planted="return product",
+        effect="Quantized Qwen2 files answer worse than they should.",
+        tests=(_GGUF,),
+    ),
+)

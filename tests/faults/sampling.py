@@ -1,0 +1,58 @@
+"""Faults of sampling: noise, penalties, masks, log-probabilities, the CPU's sampling backend."""
+
+from fault import Fault
+
+_PROCESSORS = "tests/core/sample/test_processors.py"
+_SAMPLER = "tests/core/sample/test_sampler.py"
+
+FAULTS = (
+    Fault(
+        name="seed-of-the-wrong-position",
+        file="core/srv/sample/noise.py",
+        text="self._values[slots, positions % self._POSITIONS]",
+        planted="self._values[slots, (positions - 1) % self._POSITIONS]",
+        effect="The same seed gives other tokens than before, and a request's first token reuses noise.",
+        tests=("tests/core/sample/test_noise.py",),
+    ),
+    Fault(
+        name="penalty-forgets-new-tokens",
+        file="core/srv/sample/sampler.py",
+        text="        self.state.observe(layout.slots, tokens)\n",
+        planted="",
+        effect="Penalties count the prompt and never the output.",
+        tests=(_SAMPLER,),
+    ),
+    Fault(
+        name="frequency-penalty-counts-once",
+        file="core/srv/sample/processors.py",
+        text="- prepared.frequency * counts -",
+        planted="- prepared.frequency * output -",
+        effect="frequency_penalty acts like presence_penalty.",
+        tests=(_PROCESSORS,),
+    ),
+    Fault(
+        name="penalty-of-the-last-request",
+        file="core/srv/sample/processors.py",
+        text="        row = self._storage.pop(slot, None)\n        if row is not None:\n"
+        "            self._free.append(row)\n            self._forget()\n",
+        planted="        return\n",
+        effect="A request without penalties inherits those of the request that had its slot before.",
+        tests=(_PROCESSORS,),
+    ),
+    Fault(
+        name="min-tokens-off-by-one",
+        file="core/srv/sample/processors.py",
+        text="return row.position < free and bool(tokens)",
+        planted="return row.position <= free and bool(tokens)",
+        effect="A request cannot end at min_tokens, only one token later.",
+        tests=(_PROCESSORS,),
+    ),
+    Fault(
+        name="logprobs-after-penalties",
+        file="core/srv/sample/sampler.py",
+        text="        scores = self._score(logits, tokens, layout)\n",
+        planted="        scores = self._score(_processed(logits, work), tokens, layout)\n",
+        effect="Log-probabilities change with penalties and bias instead of being those of the model.",
+        tests=(_SAMPLER,),
+    ),
+)

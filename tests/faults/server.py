@@ -1,0 +1,125 @@
+"""Faults of the API server: requests, streams, text, health, shutdown."""
+
+from fault import Fault
+
+_OPENAI = "tests/core/server/protocols/test_openai.py"
+_ADMIN = "tests/core/server/protocols/test_admin.py"
+_BAD_INPUT = "tests/core/server/protocols/test_bad_input.py"
+_CLIENT = "tests/core/server/test_client.py"
+_DETOKENIZE = "tests/core/server/text/test_detokenize.py"
+
+FAULTS = (
+    Fault(
+        name="healthy-without-an-engine",
+        file="core/srv/server/lifecycle.py",
+        text="return self._client.alive and not self.draining",
+        planted="return not self.draining",
+        effect="/health says ok when the engine is dead, and nothing restarts the server.",
+        tests=(_ADMIN,),
+    ),
+    Fault(
+        name="stream-without-its-end",
+        file="core/srv/server/protocols/openai.py",
+        text="        yield DONE\n",
+        planted="",
+        effect="Streams do not end with [DONE], and clients wait for more.",
+        tests=(_OPENAI,),
+    ),
+    Fault(
+        name="unknown-field-accepted",
+        file="core/srv/server/fields.py",
+        text="        cls._refuse_unknown(body, where)\n",
+        planted="        body = {name: value for name, value in body.items() if name in cls.model_fields}\n",
+        effect="A misspelt field of a request is ignored without a word.",
+        tests=(_BAD_INPUT,),
+    ),
+    Fault(
+        name="refused-field-accepted",
+        file="core/srv/server/fields.py",
+        text="if any(_same(value, neutral) for neutral in self.neutral):",
+        planted="if any(_same(value, neutral) for neutral in self.neutral) or value:",
+        effect="A field that is not implemented is accepted and has no effect.",
+        tests=(_BAD_INPUT,),
+    ),
+    Fault(
+        name="stop-string-begins-too-late",
+        file="core/srv/server/text/detokenize.py",
+        text="certain = min(certain, place)",
+        planted="certain = min(certain, place + 1)",
+        effect="The first character of a stop string is sent before the string is complete.",
+        tests=(_DETOKENIZE,),
+    ),
+    Fault(
+        name="later-stop-string-wins",
+        file="core/srv/server/text/detokenize.py",
+        text="elif found is None or (place, len(stop)) < found:",
+        planted="elif found is None:",
+        effect="Of two stop strings the first in the list cuts the text, not the first in the text.",
+        tests=(_DETOKENIZE,),
+    ),
+    Fault(
+        name="abandoned-request-goes-on",
+        file="core/srv/server/client.py",
+        text="                self._outbox.put_nowait(Abort([message.request]))\n",
+        planted="",
+        effect="Requests of clients that have left are generated to their end.",
+        tests=(_CLIENT,),
+    ),
+    Fault(
+        name="waiting-requests-outlive-the-engine",
+        file="core/srv/server/client.py",
+        text="            inbox.fail(failure)\n",
+        planted="            pass\n",
+        effect="When the engine dies, open requests hang until their clients give up.",
+        tests=(_CLIENT,),
+        hangs=True,
+    ),
+    Fault(
+        name="all-outputs-have-one-seed",
+        file="core/srv/server/generation.py",
+        text=".seeds[self.output_index]",
+        planted=".seeds[0]",
+        effect="All n outputs of a request are the same.",
+        tests=(_OPENAI,),
+    ),
+    Fault(
+        name="prompt-counted-for-each-output",
+        file="core/srv/server/generation.py",
+        text=" if sequence.output_index == 0]",
+        planted="]",
+        effect="usage counts the prompt n times.",
+        tests=(_OPENAI,),
+    ),
+    Fault(
+        name="full-queue-is-an-internal-error",
+        file="core/srv/server/http/failures.py",
+        text='    "queue_full": 503,\n',
+        planted="",
+        effect="A full queue is reported as a bug of the server, and clients do not retry.",
+        tests=(_ADMIN,),
+    ),
+    Fault(
+        name="any-key-of-the-right-length",
+        file="core/srv/server/http/auth.py",
+        text='hmac.compare_digest(given.strip().encode("latin-1"), self._key)',
+        planted='len(given.strip().encode("latin-1")) == len(self._key)',
+        effect="Any key of the right length opens the server.",
+        tests=(_ADMIN,),
+    ),
+    Fault(
+        name="special-tokens-twice",
+        file="core/srv/server/protocols/chat.py",
+        text='encode(prompt, False, "messages")',
+        planted='encode(prompt, True, "messages")',
+        effect="Chat prompts begin with two begin-of-text tokens, and answers get worse.",
+        tests=(_OPENAI,),
+    ),
+    Fault(
+        name="drained-server-accepts",
+        file="core/srv/server/lifecycle.py",
+        text="    def check_accepting(self) -> None:\n",
+        planted="    def check_accepting(self) -> None:\n        return\n\n    def _check_accepting(self) -> None:\n",
+        effect="A server that shuts down accepts requests and cuts them off.",
+        tests=(_ADMIN,),
+    ),
+)
