@@ -1,4 +1,4 @@
-"""`python -m srv` is `srv`."""
+"""`python -m srv` runs the same command line as `srv`."""
 
 from srv.cli.main import console
 

@@ -1,16 +1,16 @@
-"""The one exception tree of `srv`, drawn here and coded in this order.
+"""The exception hierarchy of `srv`, defined below in the order of this tree.
 
     SrvError
-    ├── Refusal             what the operator asked for cannot be done; carries every `Rejected` found
-    ├── PlatformUnavailable a device was asked for and its platform cannot serve here
-    ├── PluginError         a plugin breaks the platform contract
+    ├── Refusal             the requested configuration is not possible; carries every `Rejected` found
+    ├── PlatformUnavailable the platform of the requested device cannot serve on this machine
+    ├── PluginError         a plugin violates the platform contract
     ├── ModelError          model files are missing, damaged, or of an unknown architecture
-    ├── RequestError        one request cannot be served; becomes an HTTP 4xx, the server lives on
-    └── InternalError       a bug of ours: an invariant does not hold
-        ├── IntegrityError  pages or locks do not add up
-        └── EngineDead      the engine process is gone
+    ├── RequestError        one request cannot be served; becomes an HTTP 4xx response, the server goes on
+    └── InternalError       a bug in `srv`: an invariant does not hold
+        ├── IntegrityError  pages, slots or locks do not add up
+        └── EngineDead      the engine process has ended
 
-Every text says: what, which value, who set it, why not, what to do.
+Every message says what was refused, which value, who set it, why, and what to do.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dataclasses import dataclass
 
 
 class SrvError(Exception):
-    """Base of everything that `srv` raises on purpose."""
+    """Base class of all exceptions that `srv` raises deliberately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A refusal as a value: one argument, pair or choice that cannot be accepted.
+    """A refusal as a value: one argument, combination or choice that cannot be accepted.
 
-    `code` is a stable snake_case identifier (the support matrix prints it), `what` names the argument or
-    subject, `value` is the refused value as the user would write it (None: none was set), `who` set it
-    ("command line", "config file serve.yaml", "platform npu 0.1.0"), `reason` says why not and `remedy`
-    what to do.
+    `code` is a stable snake_case identifier (the support matrix prints it). `what` names the argument or subject.
+    `value` is the refused value as the user would write it (None: no value was set). `who` names the source of the
+    value ("command line", "config file serve.yaml", "platform npu 0.1.0"). `reason` says why it is refused and
+    `remedy` what to do.
     """
 
     code: str
@@ -46,7 +46,7 @@ class Rejected:
 
 
 class Refusal(SrvError):
-    """All refusals of one start, printed together. The command line exits with status 2."""
+    """All refusals of one launch, printed together. The command line exits with status 2."""
 
     def __init__(self, rejections: Sequence[Rejected]) -> None:
         self.rejections = tuple(rejections)
@@ -54,7 +54,7 @@ class Refusal(SrvError):
 
 
 class PlatformUnavailable(SrvError):
-    """The platform asked for cannot be used here. Carries the plugin's own reason and remedy."""
+    """The requested platform cannot be used on this machine. Carries the plugin's own reason and remedy."""
 
     def __init__(self, platform: str, reason: str, remedy: str, code: str = "unavailable") -> None:
         self.platform, self.reason, self.remedy, self.code = platform, reason, remedy, code
@@ -64,8 +64,8 @@ class PlatformUnavailable(SrvError):
 class PluginError(SrvError):
     """A plugin was refused when it was loaded.
 
-    `code` is a stable word for the kind of fault: contract (any that has no word of its own), version,
-    unknown_member, signature, text (a sentence is missing), impure, patches_core, import_failed, contested.
+    `code` is a stable identifier of the kind of fault: version, unknown_member, signature, text (a description is
+    missing), impure, patches_core, import_failed, contested, or contract for any other violation.
     """
 
     def __init__(self, distribution: str, member: str, reason: str, remedy: str, code: str = "contract") -> None:
@@ -75,7 +75,7 @@ class PluginError(SrvError):
 
 
 class ModelError(SrvError):
-    """Model files cannot be used. `code` is stable: not_found, truncated, unknown_architecture, ..."""
+    """Model files cannot be used. `code` is a stable identifier: not_found, truncated, unknown_architecture, ..."""
 
     def __init__(self, code: str, what: str, reason: str, remedy: str) -> None:
         self.code, self.what, self.reason, self.remedy = code, what, reason, remedy
@@ -83,7 +83,7 @@ class ModelError(SrvError):
 
 
 class RequestError(SrvError):
-    """One request cannot be served. `status` is an HTTP status, `param` the field at fault, if one is."""
+    """One request cannot be served. `status` is the HTTP status, `param` the field at fault (None: no single one)."""
 
     def __init__(self, message: str, *, code: str, param: str | None = None, status: int = 400) -> None:
         self.message, self.code, self.param, self.status = message, code, param, status
@@ -95,8 +95,8 @@ class InternalError(SrvError):
 
 
 class IntegrityError(InternalError):
-    """free + cached + held != total, a page was freed twice, or a lock count went below zero."""
+    """Pages, slots or locks do not add up: for example free + cached + held != total, or a page was freed twice."""
 
 
 class EngineDead(InternalError):
-    """The engine process ended while requests were waiting for it."""
+    """The engine process has ended, or does not answer."""

@@ -1,7 +1,6 @@
-"""Values that cross module borders: sampling parameters, finish reasons, logprobs.
+"""Values shared by many modules: sampling parameters, finish reasons, log-probabilities.
 
-Plain data (msgspec structs, so that they travel between processes as they are); no behaviour beyond
-reading themselves. Imports no torch.
+Plain data without behaviour: msgspec structs, so that messages between processes can contain them. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ import msgspec
 
 
 class FinishReason(str, enum.Enum):
-    """Why a request ended. The values are what the OpenAI API prints."""
+    """Why a request ended. The values of STOP and LENGTH are the OpenAI API's `finish_reason`."""
 
     STOP = "stop"  # end-of-sequence token, stop token id or stop string
     LENGTH = "length"  # max_tokens or the context length was reached
-    ABORT = "abort"  # the client went away, /abort_request, or shutdown
+    ABORT = "abort"  # the client disconnected or called /abort_request, or the server shut down
     ERROR = "error"  # the engine failed on this request
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are chosen. Checked at the API border, taken as true behind it.
+    """How the tokens of one request are sampled. The API server validates the values; the engine relies on them.
 
-    temperature: 0 is greedy. top_k: -1 keeps all. top_p in (0, 1]. min_p in [0, 1].
-    repetition_penalty > 0 divides/multiplies logits of tokens in prompt or output (Keskar et al. 2019);
-    frequency_penalty and presence_penalty in [-2, 2] subtract, counting output tokens only (OpenAI).
+    temperature: 0 means greedy sampling. top_k: -1 keeps all tokens. top_p in (0, 1]. min_p in [0, 1].
+    repetition_penalty > 0 divides positive and multiplies negative logits of tokens in prompt or output
+    (Keskar et al. 2019); frequency_penalty and presence_penalty in [-2, 2] are subtracted and count output tokens
+    only (OpenAI).
     logit_bias: (token id, bias) pairs, bias in [-100, 100].
-    seed: noise of the token at position p depends on (seed, p) alone; the API process draws one
-    for a request that brings none, so it is always set here. 0 <= seed < 2**63.
-    stop_token_ids: end the request, beside the model's own end tokens; stop strings are matched by the
-    API process, never here. ignore_eos: the model's own end tokens do not end the request.
-    min_tokens: end tokens and stop token ids are masked until that many tokens are out.
-    logprobs: None, or the number of top alternatives (0: only the chosen token).
-    prompt_logprobs: None, or likewise for the prompt, from position `prompt_logprobs_start` on.
+    seed: the sampling noise of the token at position p depends on (seed, p) only. The API process draws a seed for
+    requests without one, so it is always set. 0 <= seed < 2**63.
+    stop_token_ids: token ids that end the request, in addition to the model's end-of-sequence tokens. Stop strings
+    are matched in the API process only. ignore_eos: end-of-sequence tokens do not end the request.
+    min_tokens: end-of-sequence tokens and stop token ids are masked until the output has that many tokens.
+    logprobs: number of top alternatives to report (0: only the chosen token), or None.
+    prompt_logprobs: the same for the prompt, from position `prompt_logprobs_start` on.
     """
 
     max_tokens: int
@@ -54,10 +54,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs_start: int = 0
 
     @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
@@ -65,8 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural-log probabilities under the model's own distribution (before penalties and temperature).
 
-    `logprob` is of the token itself, `rank` its place (1 is the most likely), `top` the most likely
-    (token id, logprob) pairs, best first, as many as were asked for.
+    `logprob` and `rank` (1: the most likely) are those of the token itself; `top` are the most likely
+    (token id, logprob) pairs, best first, as many as were requested.
     """
 
     token: int

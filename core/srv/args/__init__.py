@@ -1,1 +1,1 @@
-"""Server arguments: one declaration each, one pure resolution, a story for every value. Torch-free."""
+"""Server arguments: one declaration per argument, one pure resolution, the provenance of every value. Torch-free."""

@@ -1,7 +1,7 @@
-"""Choosing backends: the first in priority that unifies with the user's values, and why not the others.
+"""Backend selection: choose the highest-priority backends that are compatible with the user's values and each other.
 
 A slot is an argument that names a backend of a family. Slots of one family share its candidates; the two
-attention slots must also agree on the order of the KV pool's axes. Pure: nothing is imported or built here.
+attention slots must also agree on the axis order of the KV pool. Pure functions: no backend is imported or built.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.args.config import ARGUMENTS
-from srv.args.seen import Facts, View, ask
+from srv.args.context import Facts, StatementContext, call_plugin
 from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
 from srv.errors import PluginError, Rejected
 from srv.platform.facts import BackendSpec, Requires, Unfit
 from srv.platform.manifest import Manifest
 
-# slot -> (family, the arguments that name its backend, the most particular first)
+# slot -> (family, the arguments that name its backend, the most specific first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "prefill_attention_backend": ("attention", ("prefill_attention_backend", "attention_backend")),
@@ -28,12 +28,12 @@ SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
-# Families that a slot takes its backend from. A plugin may offer others: nothing reads those yet, and it is told so.
+# Families that have a slot. Backends that a plugin offers in other families are unused, and `srv doctor` reports them.
 USED_FAMILIES = tuple(dict.fromkeys(family for family, _ in SLOTS.values()))
 
 
 class Candidate(NamedTuple):
-    """A backend for a slot with what it requires, or with the reasons against it."""
+    """A backend for a slot. `requires`: allowed values by argument. `reasons`: why it does not fit; () if it fits."""
 
     slot: str
     spec: BackendSpec
@@ -41,25 +41,25 @@ class Candidate(NamedTuple):
     reasons: tuple[str, ...] = ()
 
 
-class Slot(NamedTuple):
-    """A slot with its candidates, best first. `wish` is the user's own naming of one, if there is any."""
+class BackendSlot(NamedTuple):
+    """A slot and its candidates, best first. `user_choice`: the statement in which the user named a backend, if any."""
 
     name: str
     family: str
     candidates: tuple[Candidate, ...]
-    wish: Statement | None
+    user_choice: Statement | None
 
     def eligible(self) -> tuple[Candidate, ...]:
-        """Those that fit and that the user's wish, if any, leaves."""
+        """The candidates that fit; if the user named a backend, only that one."""
         return tuple(
             each
             for each in self.candidates
-            if not each.reasons and (not self.wish or each.spec.name == self.wish.value)
+            if not each.reasons and (not self.user_choice or each.spec.name == self.user_choice.value)
         )
 
 
-class Choice(NamedTuple):
-    """The outcome: a backend a slot, the statements of layer BACKEND that follow, and the refusals."""
+class BackendSelection(NamedTuple):
+    """The result: one backend per slot, the statements of layer BACKEND that follow from them, and the rejections."""
 
     backends: Mapping[str, BackendChoice]
     statements: tuple[Statement, ...]
@@ -67,9 +67,9 @@ class Choice(NamedTuple):
 
 
 def unused_backends(manifest: Manifest, extra: Mapping[str, Sequence[BackendSpec]]) -> str:
-    """What is offered in families that this version does not choose from, by name, a clause; empty if nothing is.
+    """A clause that names the offered backends of families without a slot; "" if there are none.
 
-    extra: third parties' specs for the platform, by family.
+    extra: third-party specs for the platform, by family.
     """
     offered = {family: (*manifest.facts.backends.get(family, ()), *more) for family, more in extra.items()}
     names = [
@@ -86,21 +86,21 @@ def choose_backends(
     offered: Mapping[str, Sequence[BackendSpec]],
     facts: Facts,
     user: Mapping[str, Statement],
-) -> Choice:
-    """Choose for all slots together. `user` holds the user's winning statement by argument."""
+) -> BackendSelection:
+    """Select backends for all slots together. `user` holds the user's winning statement by argument."""
     slots = [_slot(name, platform, offered, facts, user) for name in SLOTS]
     rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform))
     if rejections:
-        return Choice({}, (), rejections)
+        return BackendSelection({}, (), rejections)
     first_conflict: list[str] = []
     for picks in itertools.product(*(slot.eligible() for slot in slots)):
         conflicts = _conflicts(picks)
         if not conflicts:
             ties = _distinct(rejected for slot, pick in zip(slots, picks, strict=True) for rejected in _tie(slot, pick))
-            chosen = {slot.name: _told(slot, pick, picks) for slot, pick in zip(slots, picks, strict=True)}
-            return Choice(chosen, _statements(slots, picks, user), ties)
+            chosen = {slot.name: _backend_choice(slot, pick, picks) for slot, pick in zip(slots, picks, strict=True)}
+            return BackendSelection(chosen, _statements(slots, picks, user), ties)
         first_conflict = first_conflict or conflicts
-    return Choice({}, (), (_no_combination(slots, platform, first_conflict),))
+    return BackendSelection({}, (), (_no_combination(slots, platform, first_conflict),))
 
 
 def _slot(
@@ -109,116 +109,117 @@ def _slot(
     offered: Mapping[str, Sequence[BackendSpec]],
     facts: Facts,
     user: Mapping[str, Statement],
-) -> Slot:
-    family, namings = SLOTS[name]
+) -> BackendSlot:
+    family, arguments = SLOTS[name]
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
-    wish = next((user[naming] for naming in namings if naming in user), None)
-    return Slot(name, family, tuple(_candidate(name, spec, platform, facts, user) for spec in specs), wish)
+    user_choice = next((user[argument] for argument in arguments if argument in user), None)
+    candidates = tuple(_candidate(name, spec, platform, facts, user) for spec in specs)
+    return BackendSlot(name, family, candidates, user_choice)
 
 
 def _candidate(slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]) -> Candidate:
     member = f"{SLOTS[slot][0]} backend {spec.name}"
-    values = {name: said.value for name, said in user.items()}
-    view = View(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
-    answer: object = ask(f"platform {platform}", member, spec.check, view)
-    if isinstance(answer, Unfit):
-        return Candidate(slot, spec, {}, answer.reasons or ("it gives no reason",))
-    if not isinstance(answer, Requires):
-        raise PluginError(
-            f"platform {platform}", member, f"check gave {type(answer).__name__}", "It must give Requires or Unfit."
-        )
-    if answer.slots and slot not in answer.slots:
-        return Candidate(slot, spec, {}, (f"it fits {' or '.join(answer.slots)} alone here",))
-    requires = dict(answer.values)
+    values = {name: statement.value for name, statement in user.items()}
+    context = StatementContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
+    result: object = call_plugin(f"platform {platform}", member, spec.check, context)
+    if isinstance(result, Unfit):
+        return Candidate(slot, spec, {}, result.reasons or ("it gives no reason",))
+    if not isinstance(result, Requires):
+        reason, remedy = f"check returned {type(result).__name__}", "It must return Requires or Unfit."
+        raise PluginError(f"platform {platform}", member, reason, remedy)
+    if result.slots and slot not in result.slots:
+        return Candidate(slot, spec, {}, (f"it fits only {' or '.join(result.slots)} here",))
+    requires = dict(result.values)
     if slot == "decode_attention_backend" and "graphs" in facts.capabilities and not spec.graphs:
-        requires["disable_graphs"] = (True,)  # its lengths would stay those of the captured step
+        requires["disable_graphs"] = (True,)  # a replayed graph would use the sequence lengths of the captured step
     reasons: list[str] = []
-    for name, values_wanted in requires.items():
-        _check_requirement(name, values_wanted, platform, member)
-        if name in user and user[name].value not in values_wanted:
-            said = ARGUMENTS[name].show(user[name].value)
-            reasons.append(f"requires {_wanted(name, values_wanted)}, not {said} (set by {user[name].owner})")
+    for name, allowed in requires.items():
+        _check_requirement(name, allowed, platform, member)
+        if name in user and user[name].value not in allowed:
+            value = ARGUMENTS[name].show(user[name].value)
+            reasons.append(f"requires {_requirement(name, allowed)}, not {value} (set by {user[name].owner})")
     return Candidate(slot, spec, requires, tuple(reasons))
 
 
 def _check_requirement(name: str, values: Sequence[Any], platform: str, member: str) -> None:
     owner = f"platform {platform}"
     if name not in ARGUMENTS:
-        raise PluginError(owner, member, f"it requires {name}, which is no argument", "It must name arguments of srv.")
+        reason = f"it requires {name}, which is not an argument"
+        raise PluginError(owner, member, reason, "It must name arguments of srv.")
     if not values:
-        raise PluginError(owner, member, f"it requires no value of {name}", "It must answer Unfit instead.")
+        raise PluginError(owner, member, f"it allows no value of {name}", "It must return Unfit instead.")
     for value in values:
-        against = ARGUMENTS[name].against(value)
-        if against:
-            raise PluginError(
-                owner, member, f"it requires {name} = {value!r}, which {against}", "Report this to its authors."
-            )
+        error = ARGUMENTS[name].validation_error(value)
+        if error:
+            reason = f"it requires {name} = {value!r}, which {error}"
+            raise PluginError(owner, member, reason, "Report this to its authors.")
 
 
-def _wanted(name: str, values: Sequence[Any]) -> str:
+def _requirement(name: str, values: Sequence[Any]) -> str:
+    """An argument with its allowed values: "page_size 32 or 64"."""
     shown = [ARGUMENTS[name].show(value) for value in values]
     return f"{name} {' or '.join(shown)}"
 
 
-def _slot_rejections(slot: Slot, platform: str) -> Iterator[Rejected]:
+def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejected]:
     if slot.eligible():
         return
     names = [candidate.spec.name for candidate in slot.candidates]
-    if slot.wish is None:
-        told = "; ".join(f"{each.spec.name}: {', '.join(each.reasons)}" for each in slot.candidates)
+    if slot.user_choice is None:
+        reasons = "; ".join(f"{each.spec.name}: {', '.join(each.reasons)}" for each in slot.candidates)
         yield Rejected(
             "no_backend_fits" if names else "no_backend",
             f"{slot.family} backend",
             None,
             "automatic choice",
-            told or f"platform {platform} offers none",
-            "Change what stands against one of them." if names else "Choose another platform with --device.",
+            reasons or f"platform {platform} has none",
+            "Change the conflicting settings." if names else "Choose another platform with --device.",
         )
         return
-    wish, argument = slot.wish, ARGUMENTS[slot.wish.argument]
-    found = next((each for each in slot.candidates if each.spec.name == wish.value), None)
+    named, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
+    found = next((each for each in slot.candidates if each.spec.name == named.value), None)
     if found is None:
-        near = nearest(wish.value, names)
+        near = nearest(named.value, names)
         yield Rejected(
             "unknown_backend",
-            wish.argument,
-            argument.show(wish.value),
-            wish.owner,
+            named.argument,
+            argument.show(named.value),
+            named.owner,
             f"platform {platform} has no {slot.family} backend of that name",
-            (f"Did you mean {near}? " if near else "") + f"There are: {', '.join(names) or 'none'}.",
+            (f"Did you mean {near}? " if near else "") + f"Available backends: {', '.join(names) or 'none'}.",
         )
         return
     others = [each.spec.name for each in slot.candidates if not each.reasons]
-    advice = f"Name one that fits ({', '.join(others)}), or" if others else "Change what stands against it, or"
+    advice = f"Choose one that fits ({', '.join(others)}), or" if others else "Change the conflicting setting, or"
     yield Rejected(
         "backend_unfit",
-        wish.argument,
-        argument.show(wish.value),
-        wish.owner,
+        named.argument,
+        argument.show(named.value),
+        named.owner,
         "; ".join(found.reasons),
         f"{advice} leave {argument.flag} out.",
     )
 
 
 def _conflicts(picks: Sequence[Candidate]) -> list[str]:
-    """Why these backends cannot work together, clause by clause; empty if they can."""
+    """Clauses that say why these backends cannot work together; empty if they can."""
     conflicts: list[str] = []
-    orders = {pick.slot: pick for pick in picks if SLOTS[pick.slot][0] == "attention"}
-    if len({pick.spec.kv_order for pick in orders.values()}) > 1:
-        told = [f"{slot} {pick.spec.name} reads {pick.spec.kv_order}" for slot, pick in orders.items()]
-        conflicts.append("prefill and decode must read one order of the KV pool, but " + ", ".join(told))
-    for name, wanted in _requirements(picks).items():
-        if not wanted:
-            told = [
-                f"{pick.spec.name} requires {_wanted(name, pick.requires[name])}"
+    attention = {pick.slot: pick for pick in picks if SLOTS[pick.slot][0] == "attention"}
+    if len({pick.spec.kv_order for pick in attention.values()}) > 1:
+        orders = [f"{slot} {pick.spec.name} uses {pick.spec.kv_order}" for slot, pick in attention.items()]
+        conflicts.append("prefill and decode must use the same axis order of the KV pool, but " + ", ".join(orders))
+    for name, allowed in _requirements(picks).items():
+        if not allowed:
+            clauses = [
+                f"{pick.spec.name} requires {_requirement(name, pick.requires[name])}"
                 for pick in {each.spec.name: each for each in picks if name in each.requires}.values()
             ]
-            conflicts.append(", but ".join(told))
+            conflicts.append(", but ".join(clauses))
     return conflicts
 
 
 def _requirements(picks: Sequence[Candidate]) -> dict[str, tuple[Any, ...]]:
-    """For each argument required by any of them, the values that all take, in the first one's order."""
+    """For each argument that a backend requires, the values that all backends allow, in the order of the first one."""
     merged: dict[str, tuple[Any, ...]] = {}
     for pick in picks:
         for name, values in pick.requires.items():
@@ -226,76 +227,78 @@ def _requirements(picks: Sequence[Candidate]) -> dict[str, tuple[Any, ...]]:
     return merged
 
 
-def _tie(slot: Slot, pick: Candidate) -> Iterator[Rejected]:
+def _tie(slot: BackendSlot, pick: Candidate) -> Iterator[Rejected]:
     equal = [each.spec.name for each in slot.eligible() if each.spec.priority == pick.spec.priority]
-    if slot.wish is None and len(equal) > 1:
+    if slot.user_choice is None and len(equal) > 1:
         yield Rejected(
             "equal_backends",
             f"{slot.family} backend",
             None,
             "automatic choice",
-            f"{' and '.join(equal)} fit with equal priority {pick.spec.priority}",
-            f"Name one with {ARGUMENTS[SLOTS[slot.name][1][-1]].flag}.",
+            f"{' and '.join(equal)} fit and have the same priority {pick.spec.priority}",
+            f"Choose one with {ARGUMENTS[SLOTS[slot.name][1][-1]].flag}.",
         )
 
 
-def _told(slot: Slot, pick: Candidate, picks: Sequence[Candidate]) -> BackendChoice:
-    if slot.wish is not None:
-        why = f"set by {slot.wish.owner}"
+def _backend_choice(slot: BackendSlot, pick: Candidate, picks: Sequence[Candidate]) -> BackendChoice:
+    if slot.user_choice is not None:
+        reason = f"set by {slot.user_choice.owner}"
+    elif pick is slot.eligible()[0]:
+        reason = f"it has the highest priority ({pick.spec.priority}) of the backends that fit"
     else:
-        why = f"it fits, and of those that do its priority {pick.spec.priority} is the highest"
-        if pick is not slot.eligible()[0]:
-            why = "it is the first in priority that fits together with the other backends"
-    against = tuple(
-        (each.spec.name, each.reasons or (_against_fitting(slot, each, pick, picks),))
+        reason = "it has the highest priority of the backends that are compatible with those of the other slots"
+    rejected = tuple(
+        (each.spec.name, each.reasons or (_why_not_picked(slot, each, pick, picks),))
         for each in slot.candidates
         if each is not pick
     )
-    return BackendChoice(slot.name, slot.family, pick.spec, why, against)
+    return BackendChoice(slot.name, slot.family, pick.spec, reason, rejected)
 
 
-def _against_fitting(slot: Slot, other: Candidate, pick: Candidate, picks: Sequence[Candidate]) -> str:
-    if slot.wish is not None:
-        return f"fits, but {slot.wish.owner} names {pick.spec.name}"
+def _why_not_picked(slot: BackendSlot, other: Candidate, pick: Candidate, picks: Sequence[Candidate]) -> str:
+    """Why a candidate that fits was not picked."""
+    if slot.user_choice is not None:
+        return f"fits, but {slot.user_choice.owner} selects {pick.spec.name}"
     swapped = [other if each is pick else each for each in picks]
     conflicts = _conflicts(swapped)
     if other.spec.priority > pick.spec.priority and conflicts:
         return "; ".join(conflicts)
-    return f"fits, but its priority {other.spec.priority} is not above {pick.spec.priority}"
+    return f"fits, but its priority {other.spec.priority} is not higher than {pick.spec.priority}"
 
 
 def _statements(
-    slots: Sequence[Slot], picks: Sequence[Candidate], user: Mapping[str, Statement]
+    slots: Sequence[BackendSlot], picks: Sequence[Candidate], user: Mapping[str, Statement]
 ) -> tuple[Statement, ...]:
-    """What the chosen backends say as layer BACKEND: their requirements, and their own names."""
-    said: list[Statement] = []
+    """The statements of layer BACKEND: the requirements of the chosen backends, and their names."""
+    statements: list[Statement] = []
     for name, values in _requirements(picks).items():
-        asking = {f"{SLOTS[each.slot][0]} backend {each.spec.name}" for each in picks if name in each.requires}
-        owner = " and ".join(sorted(asking))
+        owners = {f"{SLOTS[each.slot][0]} backend {each.spec.name}" for each in picks if name in each.requires}
+        owner = " and ".join(sorted(owners))
         value = user[name].value if name in user else values[0]
-        verb = "require" if len(asking) > 1 else "requires"
-        said.append(Statement(name, value, Layer.BACKEND, owner, f"{owner} {verb} {_wanted(name, values)}"))
+        verb = "require" if len(owners) > 1 else "requires"
+        reason = f"{owner} {verb} {_requirement(name, values)}"
+        statements.append(Statement(name, value, Layer.BACKEND, owner, reason))
     for slot, pick in zip(slots, picks, strict=True):
-        reason, owner = "automatic choice found it the best that fits", "automatic choice"
-        if slot.wish:
-            reason, owner = f"{slot.wish.argument} was set by {slot.wish.owner}", slot.wish.owner
-        said.append(Statement(slot.name, pick.spec.name, Layer.BACKEND, owner, reason))
+        reason, owner = "automatic choice found that it is the best backend that fits", "automatic choice"
+        if slot.user_choice:
+            reason, owner = f"{slot.user_choice.argument} was set by {slot.user_choice.owner}", slot.user_choice.owner
+        statements.append(Statement(slot.name, pick.spec.name, Layer.BACKEND, owner, reason))
     names = {pick.spec.name for pick in picks if SLOTS[pick.slot][0] == "attention"}
     if len(names) == 1 and "attention_backend" not in user:
         reason = "prefill and decode both use it"
-        said.append(Statement("attention_backend", names.pop(), Layer.BACKEND, "automatic choice", reason))
-    return tuple(said)
+        statements.append(Statement("attention_backend", names.pop(), Layer.BACKEND, "automatic choice", reason))
+    return tuple(statements)
 
 
-def _no_combination(slots: Sequence[Slot], platform: str, conflicts: Sequence[str]) -> Rejected:
-    wishes = sorted({f"{slot.wish.argument} by {slot.wish.owner}" for slot in slots if slot.wish})
+def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejected:
+    named = sorted({f"{each.argument} by {each.owner}" for slot in slots if (each := slot.user_choice) is not None})
     return Rejected(
         "backends_disagree",
         "backends of platform " + platform,
         None,
-        ", ".join(wishes) or "automatic choice",
+        ", ".join(named) or "automatic choice",
         "; ".join(conflicts),
-        "Name backends that agree, or leave them out.",
+        "Choose compatible backends, or leave them out.",
     )
 
 

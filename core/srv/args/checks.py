@@ -1,6 +1,6 @@
-"""Checks that a declaration can put on its value: each knows how to say what it wants.
+"""Checks that a declaration can apply to its value; each check describes the values that it accepts.
 
-Pure functions over plain values; they know no argument, no platform and no command line.
+Pure functions of plain values: this module must not know arguments, platforms or the command line.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A law on one value. `wants` completes "must be ..." and is printed in help, refusals and docs.
+    """A constraint on one value. `expected` completes "must be ..." and is printed in help, refusals and docs.
 
-    `schema` says as much of it as JSON Schema can, keyword by keyword.
+    `schema`: the equivalent JSON Schema keywords, as far as JSON Schema can express the check.
     """
 
-    wants: str
+    expected: str
     accepts: Callable[[Any], bool]
     schema: tuple[tuple[str, Any], ...] = ()
 
 
-def at_least(least: float) -> Check:
-    """A number of `least` or more."""
-    return Check(f"at least {least}", lambda value: bool(value >= least), (("minimum", least),))
+def at_least(minimum: float) -> Check:
+    """A number greater than or equal to `minimum`."""
+    return Check(f"at least {minimum}", lambda value: bool(value >= minimum), (("minimum", minimum),))
 
 
 def above(bound: float) -> Check:
@@ -34,12 +34,12 @@ def above(bound: float) -> Check:
     return Check(f"above {bound}", lambda value: bool(value > bound), (("exclusiveMinimum", bound),))
 
 
-def between(least: float, most: float) -> Check:
-    """A number within [least, most], both included."""
+def between(minimum: float, maximum: float) -> Check:
+    """A number in the closed interval [minimum, maximum]."""
     return Check(
-        f"between {least} and {most}",
-        lambda value: bool(least <= value <= most),
-        (("minimum", least), ("maximum", most)),
+        f"between {minimum} and {maximum}",
+        lambda value: bool(minimum <= value <= maximum),
+        (("minimum", minimum), ("maximum", maximum)),
     )
 
 
@@ -50,42 +50,42 @@ def fraction() -> Check:
     )
 
 
-def at_least_or(least: float, special: float, meaning: str) -> Check:
-    """A number of `least` or more, or the one value `special`, which means `meaning`."""
+def at_least_or(minimum: float, special: float, meaning: str) -> Check:
+    """A number greater than or equal to `minimum`, or the value `special`, which means `meaning`."""
     return Check(
-        f"at least {least}, or {special} ({meaning})",
-        lambda value: bool(value >= least or value == special),
-        (("anyOf", [{"minimum": least}, {"const": special}]),),
+        f"at least {minimum}, or {special} ({meaning})",
+        lambda value: bool(value >= minimum or value == special),
+        (("anyOf", [{"minimum": minimum}, {"const": special}]),),
     )
 
 
 def one_of(*values: Any) -> Check:
-    """One of the values listed."""
-    told = "one of " + ", ".join(str(value) for value in values)
-    return Check(told, lambda value: value in values, (("enum", list(values)),))
+    """One of the listed values."""
+    expected = "one of " + ", ".join(str(value) for value in values)
+    return Check(expected, lambda value: value in values, (("enum", list(values)),))
 
 
 def not_empty() -> Check:
-    """A text (or list) that holds something besides white space."""
+    """A string that is not only white space, or a list that is not empty."""
     return Check("not empty", lambda value: bool(value.strip() if isinstance(value, str) else value))
 
 
 def each(check: Check) -> Check:
-    """A list of which every member obeys `check`, and that has one at least."""
+    """A list with at least one member, all of which pass `check`."""
     return Check(
-        f"a list, each {check.wants}",
+        f"a list, each {check.expected}",
         lambda values: bool(values) and all(check.accepts(value) for value in values),
         (("minItems", 1), ("items", dict(check.schema))),
     )
 
 
 def json_object() -> Check:
-    """A text that holds one JSON object."""
+    """A string that holds a JSON object."""
     return Check("a JSON object", lambda value: isinstance(_json(value), dict))
 
 
 def json_list() -> Check:
-    """A text that holds one JSON list."""
+    """A string that holds a JSON list."""
     return Check("a JSON list", lambda value: isinstance(_json(value), list))
 
 
@@ -96,22 +96,22 @@ def _json(text: str) -> Any:
         return None
 
 
-def rising() -> Check:
-    """A list of numbers of 0 or more, each greater than the one before."""
+def ascending() -> Check:
+    """A list of non-negative numbers in strictly ascending order."""
     return Check(
-        "numbers of 0 or more in rising order",
+        "non-negative numbers in strictly ascending order",
         lambda values: bool(values) and values[0] >= 0 and all(a < b for a, b in itertools.pairwise(values)),
         (("minItems", 1), ("items", {"minimum": 0})),
     )
 
 
 def bucket_rule() -> Check:
-    """How a histogram is cut: a rule's name and its numbers."""
+    """A rule for the bucket bounds of a histogram: its name, followed by its numbers."""
     return Check("default, or tse MIDDLE BASE COUNT, or custom BOUND ...", _is_bucket_rule)
 
 
 def _is_bucket_rule(words: tuple[str, ...]) -> bool:
-    """`tse` makes bounds that move away from MIDDLE by powers of BASE, COUNT on either side."""
+    """`tse` makes bounds whose distances from MIDDLE are powers of BASE, COUNT of them on either side."""
     if not words:
         return False
     numbers = [_number(word) for word in words[1:]]
@@ -122,7 +122,7 @@ def _is_bucket_rule(words: tuple[str, ...]) -> bool:
         return not bounds
     if words[0] == "tse":
         return len(bounds) == 3 and bounds[0] > 0 and bounds[1] > 1 and bounds[2] >= 1 and bounds[2] == int(bounds[2])
-    # "customer" is what the rule was called before
+    # "customer" is a former name of the rule "custom"
     return words[0] in ("custom", "customer") and bool(bounds) and min(bounds) >= 0 and len(set(bounds)) == len(bounds)
 
 
@@ -137,7 +137,7 @@ def _number(word: str) -> float | None:
 def adapters() -> Check:
     """Adapters to load, each as PATH, NAME=PATH, or a JSON object with lora_name and lora_path."""
     return Check(
-        "a list, each PATH, NAME=PATH, or a JSON object of lora_name, lora_path and (if it stays loaded) pinned",
+        "a list, each PATH, NAME=PATH, or a JSON object of lora_name, lora_path and (optional) pinned",
         lambda words: bool(words) and all(_is_adapter(word) for word in words),
         (("minItems", 1),),
     )
@@ -155,7 +155,7 @@ def _is_adapter(word: str) -> bool:
 
 
 def all_or_some(*members: str) -> Check:
-    """A list of some of `members`, or the word "all" alone."""
+    """A list of some of `members`, or "all" alone."""
     return Check(
         f"all, or some of {', '.join(members)}",
         lambda words: words == ("all",) or (bool(words) and all(word in members for word in words)),

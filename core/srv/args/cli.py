@@ -1,8 +1,8 @@
-"""The flags of server arguments, made from their declarations.
+"""The command-line flags of server arguments, generated from their declarations.
 
-argparse finds flags and texts; reading the texts is left to the declarations (`srv.args.command_line`). Unset is
-absence: a flag that was not given is not in the namespace. One that was is there with the word and the text of each
-time, so that two different texts can be refused, and messages can name the flag that was used.
+argparse only collects flags and their values as strings; `srv.args.command_line` parses the values by the declarations.
+A flag that was not given is absent from the namespace. For a flag that was given, the namespace holds every occurrence
+with its spelling and its value, so that contradictory values can be refused and messages can name the flag as written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TITLES = {
     "weights": "weights and quantization",
     "platform": "platform and backends",
     "memory": "memory",
-    "cache": "tiers of the prefix cache",
+    "cache": "prefix cache tiers",
     "schedule": "scheduling",
     "server": "HTTP server",
     "observe": "logs, metrics, traces",
@@ -32,18 +32,18 @@ _TITLES = {
     "disaggregation": "prefill and decode on separate servers",
     "debug": "debugging",
 }
-PREFIX = "argument:"  # of namespace entries, apart from a subcommand's own options
+PREFIX = "argument:"  # prefix of namespace entries; a subcommand's own options do not have it
 
 
-class Given(NamedTuple):
-    """A flag as it was written, by any of its names, and its value; several values are joined by commas."""
+class FlagOccurrence(NamedTuple):
+    """A flag as the user spelled it, and its value; several values are joined by commas."""
 
     flag: str
     text: str
 
 
-class Take(argparse.Action):
-    """Adds a flag to those of its argument that were given before. `const`: what it says if it takes no value."""
+class StoreFlag(argparse.Action):
+    """Appends an occurrence of a flag to the earlier occurrences. `const` is the value of a flag that takes none."""
 
     def __call__(
         self,
@@ -53,52 +53,52 @@ class Take(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         text = self.const if self.nargs == 0 else ",".join(values) if isinstance(values, list) else values
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), Given(option_string or "", text)))
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), FlagOccurrence(option_string or "", text)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--config` and a flag for every argument, in a help section for each group."""
+    """Add `--config` and a flag for every argument, with one help section per group."""
     parser.set_defaults(takes_server_arguments=True)
     parser.usage = f"{parser.prog} [FLAG ...]"
     flags = _Flags(parser)
     if isinstance(parser, Parser):
-        parser.fill(flags.add)
+        parser.add_lazily(flags.add)
     else:
         flags.add(None)
 
 
 class _Flags:
-    """The flags of one parser. Those that a command line does not say are never made."""
+    """The flags of one parser. Flags that are not on the command line are never added."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         self._sections: dict[str, argparse._ArgumentGroup] = {}
-        self._waiting = {argument.name: argument for argument in (*ARGUMENTS.values(), *DEPRECATED.values())}
+        self._pending = {argument.name: argument for argument in (*ARGUMENTS.values(), *DEPRECATED.values())}
 
-    def add(self, words: Set[str] | None) -> None:
-        """Add the flags that are among the words and not there yet; None: all of them."""
+    def add(self, flags: Set[str] | None) -> None:
+        """Add those of the given flags that have not been added yet; all flags if None."""
         if not self._sections:
-            self._begin()
-        for argument in tuple(self._waiting.values()):
-            if words is None or not words.isdisjoint(_spellings(argument)):
-                del self._waiting[argument.name]
+            self._add_sections()
+        for argument in tuple(self._pending.values()):
+            if flags is None or not flags.isdisjoint(_spellings(argument)):
+                del self._pending[argument.name]
                 _add_flag(self._sections["deprecated" if argument.deprecated else argument.group], argument)
 
-    def _begin(self) -> None:
+    def _add_sections(self) -> None:
         config = self._parser.add_argument_group("configuration file")
         config.add_argument(
             "--config",
             action="append",
             metavar="FILE",
             default=argparse.SUPPRESS,
-            help="YAML file of arguments by name; the command line and SRV_ variables go before it",
+            help="YAML file of arguments by name; the command line and SRV_ variables take precedence over it",
         )
         for group in (*GROUPS, "deprecated"):
             self._sections[group] = self._parser.add_argument_group(_TITLES.get(group, group))
 
 
 def _spellings(argument: Argument) -> list[str]:
-    """Every word that argparse would take for this argument's flag."""
+    """Every spelling that argparse accepts for this argument's flag."""
     return [*argument.flags, *("--no-" + flag.removeprefix("--") for flag in argument.flags)]
 
 
@@ -106,7 +106,7 @@ def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:
     help_text = help_line(argument).replace("%", "%%")
     flags = [flag for name, flag in zip(argument.names, argument.flags, strict=True) if name not in argument.old_names]
     _add_names(section, argument, argument.name, flags, help_text)
-    for name in argument.old_names:  # apart from the others, so that a note can be given
+    for name in argument.old_names:  # separately and hidden from the help; their use logs a note
         _add_names(section, argument, name, ["--" + name.replace("_", "-")], argparse.SUPPRESS)
 
 
@@ -117,7 +117,7 @@ def _add_names(
         "dest": PREFIX + name,
         "default": argparse.SUPPRESS,
         "help": help_text,
-        "action": Take,
+        "action": StoreFlag,
     }
     if argument.kind.base is bool and not argument.kind.many:
         section.add_argument(*flags, nargs=0, const="true", **target)
@@ -126,24 +126,24 @@ def _add_names(
         section.add_argument(*negations, nargs=0, const="false", **target)
     elif argument.kind.many:
         section.add_argument(*flags, nargs="+", metavar=metavar(argument), **target)
-    elif argument.arg.bare is not None:
-        section.add_argument(*flags, nargs="?", const=argument.arg.bare, metavar=metavar(argument), **target)
+    elif argument.arg.const is not None:
+        section.add_argument(*flags, nargs="?", const=argument.arg.const, metavar=metavar(argument), **target)
     else:
         section.add_argument(*flags, metavar=metavar(argument), **target)
 
 
 def metavar(argument: Argument) -> str:
-    """What help prints for the value."""
+    """The placeholder of the value in help texts."""
     if argument.kind.choices:
         return "{" + ",".join(argument.kind.choices) + "}"
     return argument.arg.metavar or (argument.arg.unit or argument.kind.base.__name__).upper()
 
 
 def help_line(argument: Argument) -> str:
-    """The declaration's sentence, its law, its default, and whether it is planned."""
+    """The help text of an argument: its sentence, its check, its default, and whether it is planned or deprecated."""
     line = argument.arg.help
-    if argument.wants and argument.kind.base in (int, float):
-        line += f" Must be {argument.wants}."
+    if argument.expected and argument.kind.base in (int, float):
+        line += f" Must be {argument.expected}."
     if argument.default is not None and argument.kind.base is not bool:
         line += f" (default: {argument.show(argument.default)})"
     if argument.arg.planned_values:

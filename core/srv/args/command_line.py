@@ -1,7 +1,7 @@
-"""Reading what a command line says of server arguments: texts in, statements and refusals out.
+"""Parse the server arguments of a command line: strings in, statements and rejections out.
 
-Every wrong value is refused at once and in one style, that of the declarations. Knows no parser: flags have become
-entries of a namespace by then.
+All invalid values are collected, and all are reported in the same style. This module must not know the parser: it
+reads the namespace that argparse has filled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from srv.args.cli import PREFIX, Given
+from srv.args.cli import PREFIX, FlagOccurrence
 from srv.args.config import ARGUMENTS, DEPRECATED, all_names, find_any
 from srv.args.parser import SOURCE
 from srv.args.spec import Argument, nearest
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement], list[Rejected]]:
-    """What the user said on the command line, and what of it cannot be read."""
+    """The user's statements on the command line, and rejections of invalid values."""
     statements: list[UserStatement] = []
     rejections: list[Rejected] = []
     for key, given in vars(namespace).items():
         if not key.startswith(PREFIX):
             continue
         argument = find_any(key.removeprefix(PREFIX))
-        assert argument is not None  # `add_arguments` made no other
+        assert argument is not None  # `add_arguments` adds no other entry with this prefix
         texts = dict.fromkeys(each.text for each in given)
         if len(texts) > 1:
-            rejections.append(_said_twice(argument.name, list(texts), argument.arg.secret))
+            rejections.append(_conflicting_values(argument.name, list(texts), argument.arg.secret))
             continue
-        name, source = _place(argument, given[-1])
+        name, source = _name_and_source(argument, given[-1])
         read = read_text(argument, next(iter(texts)), Origin.COMMAND_LINE, source, name)
         if isinstance(read, Rejected):
             rejections.append(read)
@@ -43,9 +43,11 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
     return statements, rejections
 
 
-def _place(argument: Argument, given: Given) -> tuple[str, str]:
-    """The name that a flag uses, and where it was said. The flag is told unless it has the argument's own name, or is
-    deprecated, in which case `srv.args.deprecated` tells it.
+def _name_and_source(argument: Argument, given: FlagOccurrence) -> tuple[str, str]:
+    """The argument name that a flag spells, and the source of its value for messages.
+
+    The source names the flag only if it is an alias. For former names and deprecated switches `srv.args.deprecated`
+    makes a note that names the flag.
     """
     name = given.flag.removeprefix("--").replace("-", "_")
     if name not in argument.names:
@@ -55,24 +57,24 @@ def _place(argument: Argument, given: Given) -> tuple[str, str]:
 
 
 def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejected]]:
-    """The file that `--config` names, and the refusal of a second one."""
+    """The file that `--config` names, or a rejection if two different files are named."""
     files = list(dict.fromkeys(getattr(namespace, "config", ())))
     if len(files) > 1:
-        return None, [_said_twice("config", files, False)]
+        return None, [_conflicting_values("config", files, False)]
     return (files[0] if files else None), []
 
 
-def _said_twice(name: str, texts: Sequence[str], secret: bool) -> Rejected:
+def _conflicting_values(name: str, texts: Sequence[str], secret: bool) -> Rejected:
     shown = "two different values" if secret else " and ".join(_short(text) for text in texts)
-    return Rejected("said_twice", name, None, SOURCE, f"it is given as {shown}", "Give it once.")
+    return Rejected("said_twice", name, None, SOURCE, f"it is set to {shown}", "Set it once.")
 
 
 def read_translation(translation: Translation) -> tuple[list[UserStatement], list[Rejected]]:
-    """What a command line in another engine's words says, each value by that engine's flag, and what is refused."""
+    """The statements of a translated command line, whose sources name the other engine's flags, and its rejections."""
     statements: list[UserStatement] = []
     rejections: list[Rejected] = list(translation.rejections)
     for setting in translation.settings:
-        source = f"{setting.said} ({translation.dialect})"
+        source = f"{setting.original} ({translation.dialect})"
         read = read_text(ARGUMENTS[setting.argument], setting.text, Origin.COMMAND_LINE, source)
         if isinstance(read, Rejected):
             rejections.append(read)
@@ -82,7 +84,7 @@ def read_translation(translation: Translation) -> tuple[list[UserStatement], lis
 
 
 def read_text(argument: Argument, text: str, origin: Origin, source: str, name: str = "") -> UserStatement | Rejected:
-    """A statement read from a text, or the refusal of it. `name`: the name of the argument that was used."""
+    """Parse a string into a statement, or a rejection. `name`: the name by which the user set the argument."""
     try:
         return UserStatement(argument.name, argument.parse(text), origin, source, "" if name == argument.name else name)
     except ValueError as error:
@@ -90,10 +92,10 @@ def read_text(argument: Argument, text: str, origin: Origin, source: str, name: 
 
 
 def bad_value(argument: Argument, value: object, source: str, reason: str) -> Rejected:
-    """The refusal of a value that has the wrong type."""
+    """The rejection of a value that has the wrong type."""
     shown = argument.show("") if argument.arg.secret else _short(value)
-    wants = f"{argument.kind.wanted}{', ' + argument.wants if argument.wants and not argument.choices else ''}"
-    return Rejected("bad_value", argument.name, shown, source, reason, f"Give {wants}.")
+    check = f", {argument.expected}" if argument.expected and not argument.choices else ""
+    return Rejected("bad_value", argument.name, shown, source, reason, f"Set it to {argument.kind.expected}{check}.")
 
 
 def _short(value: object) -> str:
@@ -103,13 +105,14 @@ def _short(value: object) -> str:
 
 
 def unknown_flags(extras: Sequence[str]) -> list[Rejected]:
-    """A refusal for everything that no flag claimed, naming the flag most like it."""
+    """Rejections of arguments that argparse did not recognise; each names the most similar flag."""
     rejections: list[Rejected] = []
     after_unknown_flag = False
     for extra in extras:
         if not extra.startswith("-"):
             if not after_unknown_flag:
-                rejections.append(_unknown("unexpected_word", extra, "no flag takes it", "Put a flag before it."))
+                reason = "it is not the value of any flag"
+                rejections.append(_unknown("unexpected_word", extra, reason, "Put a flag before it."))
             after_unknown_flag = False
             continue
         flag = extra.split("=", 1)[0]

@@ -1,6 +1,6 @@
-"""Completion scripts for shells, made from the command line's own parser: static text, nothing runs while completing.
+"""Shell completion scripts, generated from the argparse parser: static text, so that completion does not run `srv`.
 
-Knows argparse's parsers and no argument of `srv`: whatever a subcommand takes is completed. Hidden flags are not.
+This module must not know any argument of `srv`: it completes all flags of all subcommands, except hidden ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A flag of a command: all its spellings, whether a value follows, the values if they are known, and its help."""
+    """A flag of a command. `flags`: all its spellings. `choices`: its values, or () if they are unknown."""
 
     flags: tuple[str, ...]
     takes_value: bool
@@ -26,7 +26,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command by its words ("args list"), with its subcommands and options."""
+    """A command, such as "args list", with its subcommands and options."""
 
     words: tuple[str, ...]
     children: tuple[str, ...]
@@ -34,7 +34,7 @@ class Command:
 
 
 def script(shell: str, parser: argparse.ArgumentParser, values: Mapping[str, tuple[str, ...]]) -> str:
-    """The script for a shell (one of `SHELLS`). `values`: known values of flags that argparse does not know them of."""
+    """The script for a shell (one of `SHELLS`). `values`: values by flag, for flags without choices in argparse."""
     commands = tuple(_commands(parser, (), values))
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
 
@@ -43,7 +43,7 @@ def _commands(
     parser: argparse.ArgumentParser, words: tuple[str, ...], values: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Command]:
     if isinstance(parser, Parser):
-        parser.complete()
+        parser.add_pending()
     children: dict[str, argparse.ArgumentParser] = {}
     options: list[Option] = []
     for action in parser._actions:
@@ -59,11 +59,11 @@ def _commands(
 
 
 def _bash(commands: tuple[Command, ...]) -> str:
-    """A function that finds the command typed so far, and a table of what may follow it."""
-    follow, values = [], []
+    """A bash function that finds the command typed so far, and a table of the words that may follow it."""
+    following, values = [], []
     for command in commands:
         words = " ".join((*command.children, *(flag for option in command.options for flag in option.flags)))
-        follow.append(f'        "{" ".join(command.words)}") words="{words}" ;;')
+        following.append(f'        "{" ".join(command.words)}") words="{words}" ;;')
         for option in command.options:
             if option.takes_value:
                 pattern = "|".join(f'"{" ".join(command.words)} {flag}"' for flag in option.flags)
@@ -86,7 +86,7 @@ def _bash(commands: tuple[Command, ...]) -> str:
             "    esac",
             '    if [ -z "$value" ]; then',
             '        case "$command" in',
-            *follow,
+            *following,
             "        esac",
             "    fi",
             '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
@@ -99,7 +99,7 @@ def _bash(commands: tuple[Command, ...]) -> str:
 
 
 def _zsh(commands: tuple[Command, ...]) -> str:
-    """One function a command, each handing what follows a subcommand to that one's function."""
+    """One zsh function per command; the function of a command calls those of its subcommands."""
     lines = ["#compdef srv", "# zsh completion for srv; write it to a file _srv in a folder of $fpath"]
     for command in commands:
         lines += ["", f"{_zsh_name(command.words)}() {{", "    local -a options", "    options=("]
@@ -127,14 +127,14 @@ def _zsh_name(words: tuple[str, ...]) -> str:
 
 
 def _zsh_specs(option: Option) -> Iterator[str]:
-    told = _quiet(option.help).replace("[", "(").replace("]", ")").replace(":", " -")
+    help_text = _summary(option.help).replace("[", "(").replace("]", ")").replace(":", " -")
     for flag in option.flags:
         values = f":value:({' '.join(option.choices)})" if option.choices else ":value:_files"
-        yield f"'{flag}[{told}]{values if option.takes_value else ''}'"
+        yield f"'{flag}[{help_text}]{values if option.takes_value else ''}'"
 
 
 def _fish(commands: tuple[Command, ...]) -> str:
-    """A line for each thing that may follow, with the condition under which it may."""
+    """One line per word that may follow a command, with the condition under which it may follow."""
     lines = ["# fish completion for srv; put `srv args completion fish | source` into config.fish"]
     for command in commands:
         seen = [f"__fish_seen_subcommand_from {word}" for word in command.words]
@@ -145,11 +145,11 @@ def _fish(commands: tuple[Command, ...]) -> str:
         for option in command.options:
             names = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
             value = f" -x -a '{' '.join(option.choices)}'" if option.choices else " -r" if option.takes_value else ""
-            lines.append(f"complete -c srv{condition} {names}{value} -d '{_quiet(option.help)}'")
+            lines.append(f"complete -c srv{condition} {names}{value} -d '{_summary(option.help)}'")
     return "\n".join([*lines, ""])
 
 
-def _quiet(text: str) -> str:
-    """The first sentence of a help text, without what a quoted word in a shell cannot hold."""
+def _summary(text: str) -> str:
+    """The first sentence of a help text, without characters that need escaping within shell quotes."""
     first = text.replace("%%", "%").split(". ")[0].split(" (default:")[0].split(" [planned")[0]
     return "".join("" if character in "'`\\$\"" else character for character in first).rstrip(".")

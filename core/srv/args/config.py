@@ -1,6 +1,6 @@
-"""The frozen configuration: one attribute a group, and all declarations by name.
+"""The frozen configuration: one attribute per group of arguments, and all declarations by name.
 
-Nothing here resolves anything; a `Config` made by `srv.args.resolve` never changes afterwards. It travels
+This module must not resolve anything. A `Config` is made by `srv.args.resolve`, never changes afterwards, and is sent
 to the engine process as JSON.
 """
 
@@ -34,7 +34,7 @@ from srv.errors import InternalError
 
 
 class Config(NamedTuple):
-    """Every argument's value. `Config()` holds the declared defaults."""
+    """The values of all arguments, by group. `Config()` holds the declared defaults."""
 
     model: ModelArgs = ModelArgs()
     weights: WeightsArgs = WeightsArgs()
@@ -53,23 +53,23 @@ class Config(NamedTuple):
     debug: DebugArgs = DebugArgs()
 
     def get(self, name: str) -> Any:
-        """The value of an argument by its name; KeyError if there is none of that name."""
+        """The value of an argument by its name; KeyError if there is no such argument."""
         return getattr(getattr(self, ARGUMENTS[name].group), name)
 
     def to_json(self) -> str:
-        """All values, flat, by name. Secret ones too: this is for the engine process, not for printing."""
+        """All values as one flat JSON object. Includes secrets: it is for the engine process, not for printing."""
         return json.dumps({name: argument.kind.dump(self.get(name)) for name, argument in ARGUMENTS.items()})
 
     @staticmethod
     def from_json(text: str) -> Config:
-        """What `to_json` wrote; InternalError if it is anything else."""
+        """The inverse of `to_json`; InternalError for any other text."""
         try:
             raw = json.loads(text)
             values = {name: ARGUMENTS[name].kind.read(value) for name, value in raw.items()}
         except (ValueError, KeyError, AttributeError) as error:
-            raise InternalError(f"this is no configuration of this version of srv: {error!r}") from error
+            raise InternalError(f"this is not a configuration of this version of srv: {error!r}") from error
         if missing := ARGUMENTS.keys() - values.keys():
-            raise InternalError(f"the configuration lacks {', '.join(sorted(missing))}")
+            raise InternalError(f"the configuration does not have {', '.join(sorted(missing))}")
         return make_config(values)
 
 
@@ -95,25 +95,26 @@ GROUPS: Mapping[str, type[NamedTuple]] = MappingProxyType(
 
 
 def _read(spellings: Spellings) -> Mapping[str, Argument]:
-    found = dict(read_groups(GROUPS, spellings.names, spellings.old_names))
-    for name, words in spellings.synonyms.items():
-        arg = replace(found[name].arg, synonyms=(*found[name].arg.synonyms, *words))
-        found[name] = replace(found[name], arg=arg)
-    return MappingProxyType(found)
+    arguments = dict(read_groups(GROUPS, spellings.names, spellings.old_names))
+    for name, synonyms in spellings.synonyms.items():
+        arg = replace(arguments[name].arg, synonyms=(*arguments[name].arg.synonyms, *synonyms))
+        arguments[name] = replace(arguments[name], arg=arg)
+    return MappingProxyType(arguments)
 
 
-def _switch(name: str, said: Replacement) -> Argument:
-    """A deprecated switch as an argument: it has flag, variable and key, and no place in a configuration."""
-    arg = Arg(f"Old way to say {said}.")
-    group = ARGUMENTS[said.argument].group
-    return Argument(name, group, Kind(bool), False, arg, deprecated=f"say {said} instead", replaced_by=said)
+def _switch(name: str, replacement: Replacement) -> Argument:
+    """A deprecated switch as an argument: it has a flag, a variable and a key, but no field in a configuration."""
+    arg = Arg(f"Former switch for {replacement}.")
+    group = ARGUMENTS[replacement.argument].group
+    deprecated = f"use {replacement} instead"
+    return Argument(name, group, Kind(bool), False, arg, deprecated=deprecated, replaced_by=replacement)
 
 
 SPELLINGS = read_spellings()
 ARGUMENTS: Mapping[str, Argument] = _read(SPELLINGS)
-# Switches that a user may still say and a configuration no longer holds; `srv.args.deprecated` translates them.
+# Switches that still work but are not part of a configuration; `srv.args.deprecated` translates them.
 DEPRECATED: Mapping[str, Argument] = MappingProxyType(
-    {name: _switch(name, said) for name, said in SPELLINGS.switches.items()}
+    {name: _switch(name, replacement) for name, replacement in SPELLINGS.switches.items()}
 )
 _BY_NAME: Mapping[str, Argument] = MappingProxyType(
     {name: argument for argument in ARGUMENTS.values() for name in argument.names}
@@ -121,29 +122,29 @@ _BY_NAME: Mapping[str, Argument] = MappingProxyType(
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
-    """A configuration of these values by argument name; what is not named keeps its declared default."""
-    made: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    """A configuration with these values by argument name; all other arguments keep their declared defaults."""
+    by_group: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for name, value in values.items():
-        made[ARGUMENTS[name].group][name] = value
+        by_group[ARGUMENTS[name].group][name] = value
     defaults = Config()
-    return defaults._replace(**{group: getattr(defaults, group)._replace(**said) for group, said in made.items()})
+    return defaults._replace(**{group: getattr(defaults, group)._replace(**new) for group, new in by_group.items()})
 
 
 def find_argument(spelling: str) -> Argument | None:
-    """The argument of a name, alias or flag ("page_size", "page-size", "--page-size"); none of `DEPRECATED`."""
+    """Find an argument by name, alias or flag ("page_size", "page-size", "--page-size"), but not in `DEPRECATED`."""
     return _BY_NAME.get(plain_name(spelling))
 
 
 def find_any(spelling: str) -> Argument | None:
-    """As `find_argument`, and of a deprecated switch too."""
+    """As `find_argument`, but deprecated switches are found as well."""
     return find_argument(spelling) or DEPRECATED.get(plain_name(spelling))
 
 
 def plain_name(spelling: str) -> str:
-    """A name as declarations write it: "page_size" for "--page-size"."""
+    """A name in the form of the declarations: "page_size" for "--page-size"."""
     return spelling.removeprefix("--").replace("-", "_")
 
 
 def all_names() -> tuple[str, ...]:
-    """Every name and alias, with underscores: what a misspelt one is compared with."""
+    """All names and aliases, with underscores; used to suggest a name for a misspelt one."""
     return (*_BY_NAME, *DEPRECATED)

@@ -1,7 +1,7 @@
-"""Words that still work but are no longer the ones to use: deprecated switches, former names.
+"""Deprecated switches and former names of arguments, which still work.
 
-Turns statements made in them into statements about today's arguments, each with a note; refuses a user who says
-two different things of one argument in one place. Knows nothing of how statements are read or resolved.
+Statements that use them are translated to the current arguments, each with a note. Two different values of one argument
+in the same source are rejected. This module must not know how statements are read or resolved.
 """
 
 from __future__ import annotations
@@ -19,53 +19,57 @@ from srv.errors import Rejected
 def translate(
     statements: Sequence[UserStatement],
 ) -> tuple[list[UserStatement], list[Rejected], list[str]]:
-    """The statements in today's words, refusals of contradictions among them, and a note for each outdated word."""
+    """Translate to current arguments; returns the statements, rejections of contradictions, and the notes."""
     translated: list[UserStatement] = []
     notes: list[str] = []
-    for said in statements:
-        if said.argument in DEPRECATED:
-            switch = DEPRECATED[said.argument]
-            notes.append(f"{said.source}: {switch.flag} is deprecated; {switch.deprecated}")
-            if said.value:
-                translated.append(_today(said, switch, statements))
+    for statement in statements:
+        if statement.argument in DEPRECATED:
+            switch = DEPRECATED[statement.argument]
+            notes.append(f"{statement.source}: {switch.flag} is deprecated; {switch.deprecated}")
+            if statement.value:
+                translated.append(_replacement(statement, switch, statements))
             continue
-        if said.name in ARGUMENTS[said.argument].old_names:
-            notes.append(f"{said.source}: {flag_of(said.name)} is now called {ARGUMENTS[said.argument].flag}")
-        translated.append(said)
+        if statement.name in ARGUMENTS[statement.argument].old_names:
+            current = ARGUMENTS[statement.argument].flag
+            notes.append(f"{statement.source}: {flag_of(statement.name)} is now called {current}")
+        translated.append(statement)
     return translated, _contradictions(translated), notes
 
 
-def _today(said: UserStatement, switch: Argument, statements: Sequence[UserStatement]) -> UserStatement:
+def _replacement(statement: UserStatement, switch: Argument, statements: Sequence[UserStatement]) -> UserStatement:
     replacement = switch.replaced_by
-    assert replacement is not None  # what is in DEPRECATED has one
+    assert replacement is not None  # every switch in DEPRECATED has one
     if replacement.same_as:
         value = _value_of(replacement.same_as, statements)
     else:
         value = ARGUMENTS[replacement.argument].parse(replacement.value)
-    source = f"{said.source} with {switch.flag}"
-    return said._replace(argument=replacement.argument, value=value, source=source, name=switch.name)
+    source = f"{statement.source} with {switch.flag}"
+    return statement._replace(argument=replacement.argument, value=value, source=source, name=switch.name)
 
 
 def _value_of(name: str, statements: Sequence[UserStatement]) -> Any:
-    """What the user says of an argument in the strongest place, else its declared default."""
-    found = max((said for said in statements if said.argument == name), key=lambda said: said.origin, default=None)
-    return found.value if found else ARGUMENTS[name].default
+    """The user's value of the highest origin, or the declared default."""
+    strongest = max((each for each in statements if each.argument == name), key=lambda each: each.origin, default=None)
+    return strongest.value if strongest else ARGUMENTS[name].default
 
 
 def _contradictions(statements: Sequence[UserStatement]) -> list[Rejected]:
-    """A refusal for each argument of which one place says two things; the same thing said twice is none."""
+    """A rejection for each argument that has two different values in the same origin."""
     first: dict[tuple[str, int], UserStatement] = {}
     rejections: list[Rejected] = []
-    for said in statements:
-        other = first.setdefault((said.argument, said.origin), said)
-        if other.value != said.value:
-            argument = ARGUMENTS[said.argument]
-            reason = f"{_told(other)} says {argument.show(other.value)}"
-            value, remedy = argument.show(said.value), "Say one of the two."
-            rejections.append(Rejected("contradiction", said.argument, value, _told(said), reason, remedy))
+    for statement in statements:
+        other = first.setdefault((statement.argument, statement.origin), statement)
+        if other.value != statement.value:
+            argument = ARGUMENTS[statement.argument]
+            reason = f"{_source_with_flag(other)} sets it to {argument.show(other.value)}"
+            value, remedy = argument.show(statement.value), "Keep one of the two."
+            source = _source_with_flag(statement)
+            rejections.append(Rejected("contradiction", statement.argument, value, source, reason, remedy))
     return rejections
 
 
-def _told(said: UserStatement) -> str:
-    """Where he said it, with the flag unless that place names one already."""
-    return said.source if "--" in said.source else f"{said.source} with {flag_of(said.name or said.argument)}"
+def _source_with_flag(statement: UserStatement) -> str:
+    """The source of a statement, with the flag unless the source names it already."""
+    if "--" in statement.source:
+        return statement.source
+    return f"{statement.source} with {flag_of(statement.name or statement.argument)}"

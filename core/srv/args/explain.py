@@ -1,4 +1,4 @@
-"""Telling about arguments: one in full, or all of them in a list. Makes text and JSON values; prints nothing."""
+"""Descriptions of arguments for `srv args`: one in full, or a list of all. Returns text or JSON; prints nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def find(spelling: str) -> Argument:
     """The argument (or deprecated switch) of a name, alias or flag; Refusal with the nearest name if there is none."""
     argument = find_any(spelling)
     if argument is None and plain_name(spelling.lower()) == "config":
-        reason = "it names the YAML file of arguments, and is none that the file could hold"
-        remedy = "Give --config FILE; `srv args schema` describes the file."
+        reason = "it is a flag of the command line that names the YAML file of arguments; it is not an argument itself"
+        remedy = "Pass --config FILE; `srv args schema` describes the file."
         raise Refusal([Rejected("unknown_argument", repr(spelling), None, "command line", reason, remedy)])
     if argument is None:
         near = nearest(plain_name(spelling.lower()), all_names())
@@ -28,19 +28,19 @@ def find(spelling: str) -> Argument:
 
 
 def explain(argument: Argument) -> str:
-    """The declaration in words."""
+    """The full description of an argument, as text."""
     kind = argument.kind
     rows = [
         ("flag", ", ".join(argument.flags) + ("" if kind.base is bool else f" {metavar(argument)}")),
         ("environment", argument.variable),
         ("config file", argument.name),
-        ("type", kind.name + (f", {argument.wants}" if argument.wants and not argument.choices else "")),
+        ("type", kind.name + (f", {argument.expected}" if argument.expected and not argument.choices else "")),
         ("unit", argument.arg.unit or ""),
         ("default", argument.show(argument.default)),
-        ("backends", f"of the family {argument.arg.family}; `srv plan` lists them" if argument.arg.family else ""),
+        ("backends", f"family {argument.arg.family}; `srv plan` lists them" if argument.arg.family else ""),
         ("needs", argument.arg.needs or ""),
         ("planned", argument.arg.planned or ""),
-        *((f"not yet: {value}", why) for value, why in argument.arg.planned_values),
+        *((f"not yet: {value}", reason) for value, reason in argument.arg.planned_values),
         ("deprecated", argument.deprecated or ""),
     ]
     lines = [f"{argument.name} ({argument.group})", f"  {argument.arg.help}", ""]
@@ -50,7 +50,7 @@ def explain(argument: Argument) -> str:
 
 
 def to_dict(argument: Argument) -> dict[str, Any]:
-    """The declaration as JSON can hold it."""
+    """The declaration as JSON-compatible values."""
     return {
         "name": argument.name,
         "group": argument.group,
@@ -63,7 +63,7 @@ def to_dict(argument: Argument) -> dict[str, Any]:
         "optional": argument.kind.optional,
         "list": argument.kind.many,
         "choices": list(argument.choices),
-        "check": argument.arg.check.wants if argument.arg.check else None,
+        "check": argument.arg.check.expected if argument.arg.check else None,
         "unit": argument.arg.unit,
         "default": HIDDEN if argument.arg.secret and argument.default else argument.kind.dump(argument.default),
         "family": argument.arg.family,
@@ -78,12 +78,15 @@ def to_dict(argument: Argument) -> dict[str, Any]:
 
 
 def own_status(argument: Argument) -> str:
-    """What core makes of an argument, on any platform."""
+    """The status of an argument in core, whatever the platform."""
     return argument.status
 
 
 def listing(arguments: Iterable[Argument], status: Callable[[Argument], str] = own_status) -> str:
-    """Arguments, a line each, under their groups; "" if there are none. `status`: what to mark a line with."""
+    """A list of arguments, one per line, under their groups; "" if there are none.
+
+    `status` gives the mark of a line; "implemented" is not printed.
+    """
     arguments = tuple(arguments)
     width = max((len(argument.name) for argument in arguments), default=0)
     lines: list[str] = []
@@ -92,7 +95,7 @@ def listing(arguments: Iterable[Argument], status: Callable[[Argument], str] = o
         if argument.group != group:
             group = argument.group
             lines += [*([""] if lines else []), group]
-        told = status(argument)
-        mark = "" if told == "implemented" else f" [{told}]"
+        marked = status(argument)
+        mark = "" if marked == "implemented" else f" [{marked}]"
         lines.append(f"  {argument.name:<{width}}  {argument.show(argument.default):<10}  {argument.arg.help}{mark}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Kinds of values: how a type annotation reads text, reads a YAML or JSON value, and is written back.
+"""Kinds of values: parse a string, convert a YAML or JSON value, and serialise a value, by a type annotation.
 
-Every argument has one kind, taken from its annotation. A kind raises `ValueError` with a clause that
-completes "its value ..."; whoever holds the argument's name and source turns that into a refusal.
+Every argument has one kind, derived from its annotation. A kind raises `ValueError` with a clause that
+completes "its value ..."; the caller, which has the argument's name and source, turns that into a rejection.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _NAMES: dict[type, str] = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     Path: "a path",
 }
-_OTHERS: dict[type, str] = {list: "a list", dict: "a mapping"}  # that YAML may hold
+_OTHERS: dict[type, str] = {list: "a list", dict: "a mapping"}  # further types that YAML may hold
 
 
-def _said(value: object) -> str:
-    """A value's own kind in words."""
+def _type_of(value: object) -> str:
+    """The type of a value, with its article, for messages."""
     return (_NAMES | _OTHERS).get(type(value), f"a {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`base` is bool, int, float, str or Path; `many`: a tuple of them; `choices` come from a Literal."""
+    """An argument's type. `base`: bool, int, float, str or Path. `many`: a tuple of it. `choices`: from a Literal."""
 
     base: type
     optional: bool = False
@@ -43,20 +43,20 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """The kind in words, for help and docs."""
+        """A short name of the type, for help and docs."""
         if self.choices:
             return " | ".join(self.choices)
         return f"list of {self.base.__name__.lower()}" if self.many else self.base.__name__.lower()
 
     @property
-    def wanted(self) -> str:
-        """What to give, in words: "a whole number", "one of a, b"."""
+    def expected(self) -> str:
+        """The expected value with its article, for messages: "an integer", "one of a, b"."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         return f"a list, each {_NAMES[self.base]}" if self.many else _NAMES[self.base]
 
     def parse(self, text: str) -> Any:
-        """The value of a text from a command line or an environment variable (lists: comma-separated)."""
+        """Parse a string from a command line or an environment variable (lists: comma-separated)."""
         if self.many:
             return tuple(self._parse_one(part.strip()) for part in _members(text) if part.strip())
         return self._parse_one(text)
@@ -71,30 +71,30 @@ class Kind:
             return lowered in _TRUE
         if self.base is int:
             if not _INTEGER.fullmatch(text):
-                raise ValueError("is no whole number (of at most 19 digits)")
+                raise ValueError("is not an integer (of at most 19 digits)")
             return int(text)
         if self.base is float:
             return _finite(text)
         return Path(text) if self.base is Path else text
 
     def read(self, value: object) -> Any:
-        """The value of an already typed value (YAML, JSON); nothing is guessed, 1 is no text."""
+        """Check and convert a typed value (from YAML or JSON); types are strict, so that 1 is not a string."""
         if value is None:
             if self.optional:
                 return None
             raise ValueError("is null")
         if self.many:
             if not isinstance(value, (list, tuple)):
-                raise ValueError(f"is no list of {self.base.__name__}")
+                raise ValueError(f"is not a list of {self.base.__name__}")
             return tuple(self._read_one(part) for part in value)
         return self._read_one(value)
 
     def _read_one(self, value: object) -> Any:
-        wanted: type = str if self.base is Path else self.base
+        expected: type = str if self.base is Path else self.base
         if self.base is float and isinstance(value, int) and not isinstance(value, bool):
             return _finite(str(value))
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise ValueError(f"is not {_NAMES[self.base]} but {_said(value)}")
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            raise ValueError(f"is not {_NAMES[self.base]} but {_type_of(value)}")
         if isinstance(value, float):
             return _finite(str(value))
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**19:
@@ -104,7 +104,7 @@ class Kind:
         return Path(value) if self.base is Path and isinstance(value, str) else value
 
     def dump(self, value: Any) -> Any:
-        """The value as JSON can hold it; `read` takes it back."""
+        """The value as a JSON-compatible value; `read` is the inverse."""
         if self.many and value is not None:
             return [self._dump_one(part) for part in value]
         return self._dump_one(value)
@@ -114,7 +114,7 @@ class Kind:
 
 
 def _members(text: str) -> list[str]:
-    """The members of a comma-separated list; a comma within braces or brackets (JSON) separates nothing."""
+    """The members of a comma-separated list; commas within braces or brackets (JSON) do not separate members."""
     if "{" not in text and "[" not in text:
         return text.split(",")
     members, depth = [""], 0
@@ -131,29 +131,29 @@ def _finite(text: str) -> float:
     try:
         number = float(text)
     except (ValueError, OverflowError):
-        raise ValueError("is no number") from None
+        raise ValueError("is not a number") from None
     if not math.isfinite(number):
         raise ValueError("is not finite")
     return number
 
 
 def kind_of(annotation: Any) -> Kind:
-    """The kind of a type annotation (without its `Annotated`); TypeError for one that has none."""
+    """The kind of a type annotation (without its `Annotated`); TypeError if the type is not supported."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         inner = [part for part in parts if part is not type(None)]
         if len(inner) != 1 or len(parts) != 2:
-            raise TypeError(f"an argument takes one type, or one and None, not {annotation}")
+            raise TypeError(f"an argument must have one type, or one type and None, not {annotation}")
         kind = kind_of(inner[0])
         return Kind(kind.base, True, kind.many, kind.choices)
     if origin is Literal:
         if not all(isinstance(part, str) for part in parts):
-            raise TypeError(f"the choices of an argument are texts, not {annotation}")
+            raise TypeError(f"the choices of an argument must be strings, not {annotation}")
         return Kind(str, choices=typing.cast("tuple[str, ...]", parts))
     if origin is tuple:
         if len(parts) != 2 or parts[1] is not Ellipsis:
-            raise TypeError(f"a list argument is tuple[T, ...], not {annotation}")
+            raise TypeError(f"a list argument must be a tuple[T, ...], not {annotation}")
         return Kind(kind_of(parts[0]).base, many=True)
     if annotation not in _NAMES:
-        raise TypeError(f"no argument can have the type {annotation}")
+        raise TypeError(f"an argument cannot have the type {annotation}")
     return Kind(annotation)

@@ -1,4 +1,4 @@
-"""argparse with our manners. Knows no argument: `srv.args.cli` and the commands fill it."""
+"""The argparse parser of the command line. It must not know any argument: `srv.args.cli` and the commands add them."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ HELP = ("-h", "--help")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our manners: no abbreviated flags, and errors are refusals.
+    """argparse without abbreviated flags, whose errors are raised as `Refusal`, and which can add flags lazily.
 
-    What `fill` adds is added when the parser is first used, and where words are parsed only the flags that are among
-    them: a command line uses one subcommand and few of its flags, and the others would cost time for nothing.
+    A command line uses one subcommand and few of its flags, and adding hundreds of flags takes noticeable time. So the
+    callbacks of `add_lazily` run when the parser is first used, and add only the flags that are on the command line.
     """
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         named["allow_abbrev"] = False
-        self._fill: list[Callable[[Set[str] | None], None]] = []
+        self._lazy: list[Callable[[Set[str] | None], None]] = []
         super().__init__(*positional, **named)
 
-    def fill(self, add: Callable[[Set[str] | None], None]) -> None:
-        """Let `add` add arguments to this parser before it is first used.
+    def add_lazily(self, add: Callable[[Set[str] | None], None]) -> None:
+        """Register a callback that adds flags to this parser before it is first used.
 
-        `add(words)` may leave out flags that are not among the words; None asks for all.
+        `add(flags)` may leave out flags that are not in the set; for None it must add all.
         """
-        self._fill.append(add)
+        self._lazy.append(add)
 
-    def complete(self, words: Set[str] | None = None) -> None:
-        """Add what was put off and is wanted now."""
-        for add in self._fill:
-            add(words)
+    def add_pending(self, flags: Set[str] | None = None) -> None:
+        """Run the callbacks of `add_lazily` for the given flags, or for all flags if None."""
+        for add in self._lazy:
+            add(flags)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; called for the program's words and, by argparse, for a subcommand's."""
+        """As in argparse, which also calls this on the parser of a subcommand."""
         words = sys.argv[1:] if args is None else list(args)
         flags = {word.partition("=")[0] for word in words}
-        self.complete(None if flags & set(HELP) else flags)
+        self.add_pending(None if flags & set(HELP) else flags)
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
-        self.complete()
+        self.add_pending()
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:

@@ -1,11 +1,11 @@
-"""Resolution: the user's statements and the facts in, a frozen configuration with a story a field out.
+"""Resolution: turn the user's statements and the facts into a frozen configuration, with the provenance of each value.
 
-Pure: it reads no file, no environment, no device, and changes nothing that it is given.
+Pure: it reads no file, no environment variable and no device, and does not modify its inputs.
 
     user statements ─ check ─┐
-    backend specs ── choose ─┤
-    platform defaults ───────┼─ by what they read ─> highest layer wins ─> constraints ─> Config + stories
-    model, generic defaults ─┘                        (all refusals are collected on the way)
+    backend specs ── select ─┤
+    platform defaults ───────┼─ in order of reads ─> highest layer wins ─> constraints ─> Config + provenance
+    model, generic defaults ─┘                       (all rejections are collected on the way)
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any
 
-from srv.args.backends import Choice, choose_backends
+from srv.args.backends import BackendSelection, choose_backends
 from srv.args.config import ARGUMENTS, make_config
+from srv.args.context import Facts, StatementContext, call_plugin
 from srv.args.defaults import (
     CONSTRAINTS,
     CONTRIBUTIONS,
@@ -27,53 +28,53 @@ from srv.args.defaults import (
     MODEL_DEFAULTS,
     QUANTITIES,
 )
-from srv.args.seen import Facts, View, ask
 from srv.args.spec import Argument
-from srv.args.statement import BackendChoice, Layer, Part, Quantity, Resolved, Statement, Story, UserInput
-from srv.args.support import REFUSED, by_argument, on_variant, refusing, said_of_value
+from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
+from srv.args.support import REFUSED, by_argument, on_variant, refusing, support_of_value
 from srv.args.wording import names_used, reworded
 from srv.errors import PluginError, Refusal, Rejected
-from srv.models.facts import ModelFacts
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
 from srv.platform.manifest import Manifest
+from srv.specs import ModelFacts
 
 GENERIC_REASON = "generic default"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedDefault:
-    """A default with the layer it speaks in and who speaks.
+    """A default with its layer and its owner.
 
-    `yields`: it is core's word on the device, and is not said where the platform declares its value unsupported.
+    `skip_if_unsupported`: a default of core that is ignored if the platform declares its value unsupported.
     """
 
     default: Default
     layer: Layer
     owner: str
-    yields: bool = False
+    skip_if_unsupported: bool = False
 
 
 @dataclass
-class _Work:
-    """What resolution knows so far.
+class _State:
+    """The state of a resolution in progress.
 
-    `support` is what the platform declares of arguments on this device.
-    `values` holds decided arguments and quantities by name, `derived` what a value was computed from that no user set.
+    `support`: the platform's declarations for this device, by argument. `statements`: by argument. `values`: resolved
+    arguments and quantities by name. `derived_from`: the names from which a resolved value was computed.
+    `refused`: arguments that have a rejection.
     """
 
     facts: Facts
     support: Mapping[str, tuple[Support, ...]] = field(default_factory=dict)
-    said: dict[str, list[Statement]] = field(default_factory=lambda: {name: [] for name in ARGUMENTS})
+    statements: dict[str, list[Statement]] = field(default_factory=lambda: {name: [] for name in ARGUMENTS})
     values: dict[str, Any] = field(default_factory=dict)
-    stories: dict[str, Story] = field(default_factory=dict)
-    derived: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: dict[str, Provenance] = field(default_factory=dict)
+    derived_from: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
     rejections: list[Rejected] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
-    def reject(self, argument: str, code: str, value: Any, who: str, reason: str, remedy: str) -> None:
+    def reject(self, argument: str, code: str, value: Any, source: str, reason: str, remedy: str) -> None:
         shown = ARGUMENTS[argument].show(value)
-        self.rejections.append(Rejected(code, argument, shown, who, reason, remedy))
+        self.rejections.append(Rejected(code, argument, shown, source, reason, remedy))
         self.refused.add(argument)
 
 
@@ -84,34 +85,36 @@ def resolve(
     device: DeviceFacts | None = None,
     model: ModelFacts | None = None,
     backends: Mapping[str, Sequence[BackendSpec]] = MappingProxyType({}),
-    chosen_because: str = "it is the platform asked about",
+    chosen_because: str = "it is the requested platform",
 ) -> Resolved:
-    """Resolve all arguments, or raise `Refusal` with everything that stands against it.
+    """Resolve all arguments, or raise `Refusal` with all rejections.
 
-    `manifest` and `device` come together, or neither does (then nothing of a platform is said).
-    `backends` are third parties' specs by family. `chosen_because` completes "device = NAME because ...".
-    PluginError: a statement of a plugin is wrong in itself, whatever the user said.
+    Pass `manifest` and `device` together, or neither (then no platform takes part). `backends`: third-party specs by
+    family. `chosen_because` completes "device = NAME because ...". PluginError: a statement of a plugin is invalid,
+    independently of the user's values.
     """
     if (manifest is None) != (device is None):
-        raise ValueError("a platform's manifest and the facts of its device come together")
+        raise ValueError("pass manifest and device together, or neither")
     capabilities: frozenset[str] = frozenset()
     if manifest and device:
-        capabilities = ask(f"platform {manifest.name}", "facts.capabilities", manifest.facts.capabilities, device)
-    work = _Work(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
-    work.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
-    _take_user(work, user, manifest)
-    choice = _choose_backends(work, manifest, backends)
+        capabilities = call_plugin(
+            f"platform {manifest.name}", "facts.capabilities", manifest.facts.capabilities, device
+        )
+    state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
+    state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
+    _add_user_statements(state, user, manifest)
+    choice = _choose_backends(state, manifest, backends)
     defaults = _owned_defaults(manifest, chosen_because if user.value("device") is None else None)
-    _decide(work, defaults, _owned_contributions(manifest))
-    _check_constraints(work, manifest)
-    if work.rejections:
+    _resolve_all(state, defaults, _owned_contributions(manifest))
+    _check_constraints(state, manifest)
+    if state.rejections:
         used = names_used(user.statements)
-        raise Refusal(list(dict.fromkeys(reworded(each, used) for each in work.rejections)))
+        raise Refusal(list(dict.fromkeys(reworded(each, used) for each in state.rejections)))
     return Resolved(
-        make_config({name: work.values[name] for name in ARGUMENTS}),
-        MappingProxyType(work.stories),
+        make_config({name: state.values[name] for name in ARGUMENTS}),
+        MappingProxyType(state.provenance),
         MappingProxyType(dict(choice)),
-        MappingProxyType(work.quantities),
+        MappingProxyType(state.quantities),
         capabilities,
         manifest.name if manifest else None,
         device,
@@ -120,64 +123,57 @@ def resolve(
 
 def _support(manifest: Manifest | None, device: DeviceFacts | None) -> dict[str, tuple[Support, ...]]:
     declared = by_argument(manifest.facts.support) if manifest else {}
-    return {name: on_variant(device.variant, said) for name, said in declared.items()} if device else {}
+    return {name: on_variant(device.variant, each) for name, each in declared.items()} if device else {}
 
 
-def _take_user(work: _Work, user: UserInput, manifest: Manifest | None) -> None:
-    """Enter what the user said; refuse what no layer could make right."""
+def _add_user_statements(state: _State, user: UserInput, manifest: Manifest | None) -> None:
+    """Add the user's statements; reject invalid values, planned ones, and those that need a missing capability."""
     for given in user.statements:
-        argument = ARGUMENTS[given.argument]
-        against = argument.against(given.value)
-        if against:
-            remedy = f"See `srv args explain {argument.name}`."
-            work.reject(argument.name, "bad_value", given.value, given.source, f"it {against}", remedy)
-            continue
-        if planned := argument.why_planned(given.value):
-            remedy = _untouched(argument) if argument.arg.planned else _others(argument)
-            work.reject(argument.name, "planned", given.value, given.source, planned, remedy)
-            continue
+        argument, value, source = ARGUMENTS[given.argument], given.value, given.source
         needs = argument.arg.needs
-        if manifest and needs and needs not in work.facts.capabilities and given.value != argument.default:
-            reason = f"platform {manifest.name} lacks the capability {needs} here"
-            work.reject(
-                argument.name, "capability_missing", given.value, given.source, reason, f"Leave {argument.flag} out."
-            )
-            continue
-        reason = f"set by {given.source}"
-        work.said[argument.name].append(
-            Statement(argument.name, given.value, Layer.USER, given.source, reason, given.origin)
-        )
+        if error := argument.validation_error(value):
+            remedy = f"See `srv args explain {argument.name}`."
+            state.reject(argument.name, "bad_value", value, source, f"it {error}", remedy)
+        elif planned := argument.planned_reason(value):
+            remedy = _keep_default(argument) if argument.arg.planned else _implemented_choices(argument)
+            state.reject(argument.name, "planned", value, source, planned, remedy)
+        elif manifest and needs and needs not in state.facts.capabilities and value != argument.default:
+            reason = f"platform {manifest.name} does not have the capability {needs} on this device"
+            state.reject(argument.name, "capability_missing", value, source, reason, f"Leave {argument.flag} out.")
+        else:
+            statement = Statement(argument.name, value, Layer.USER, source, f"set by {source}", given.origin)
+            state.statements[argument.name].append(statement)
 
 
-def _untouched(argument: Argument) -> str:
-    """A remedy: what the argument is if nobody sets it."""
+def _keep_default(argument: Argument) -> str:
+    """A remedy: keep the default of the argument."""
     return "Leave it out." if argument.default is None else f"Leave it at {argument.show(argument.default)}."
 
 
-def _others(argument: Argument) -> str:
-    """A remedy: the choices of an argument that are there."""
+def _implemented_choices(argument: Argument) -> str:
+    """A remedy: the choices of the argument that are implemented."""
     planned = {value for value, _ in argument.arg.planned_values}
     return f"Choose {', '.join(value for value in argument.choices if value not in planned)}."
 
 
-def _user_winners(work: _Work) -> dict[str, Statement]:
+def _user_winners(state: _State) -> dict[str, Statement]:
     """The user's winning statement by argument, without those that ask for an automatic choice."""
-    winners = {name: max(said, key=lambda each: each.origin) for name, said in work.said.items() if said}
-    return {name: said for name, said in winners.items() if not ARGUMENTS[name].asks_for_automatic(said.value)}
+    winners = {name: max(made, key=lambda each: each.origin) for name, made in state.statements.items() if made}
+    return {name: each for name, each in winners.items() if not ARGUMENTS[name].asks_for_automatic(each.value)}
 
 
 def _choose_backends(
-    work: _Work, manifest: Manifest | None, extra: Mapping[str, Sequence[BackendSpec]]
+    state: _State, manifest: Manifest | None, extra: Mapping[str, Sequence[BackendSpec]]
 ) -> Mapping[str, BackendChoice]:
     if manifest is None:
         return {}
     offered = {family: (*manifest.facts.backends.get(family, ()), *extra.get(family, ())) for family in FAMILIES}
-    choice: Choice = choose_backends(manifest.name, offered, work.facts, _user_winners(work))
-    for said in choice.statements:
-        work.said[said.argument].append(said)
-    work.rejections.extend(choice.rejections)
-    work.refused.update(name for rejected in choice.rejections if (name := rejected.what) in ARGUMENTS)
-    return choice.backends
+    selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, _user_winners(state))
+    for statement in selection.statements:
+        state.statements[statement.argument].append(statement)
+    state.rejections.extend(selection.rejections)
+    state.refused.update(name for rejected in selection.rejections if (name := rejected.what) in ARGUMENTS)
+    return selection.backends
 
 
 def _owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> list[OwnedDefault]:
@@ -185,7 +181,7 @@ def _owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> li
     owned += [OwnedDefault(each, Layer.GENERIC, "srv") for each in GENERIC_DEFAULTS]
     if manifest is not None:
         name = manifest.name
-        owned += [OwnedDefault(each, Layer.GENERIC, "srv", yields=True) for each in DEVICE_DEFAULTS]
+        owned += [OwnedDefault(each, Layer.GENERIC, "srv", skip_if_unsupported=True) for each in DEVICE_DEFAULTS]
         owned += [OwnedDefault(each, Layer.PLATFORM, f"platform {name}") for each in manifest.facts.defaults]
         if chosen_because is not None:
             owned.append(OwnedDefault(Default("device", lambda _: name, chosen_because), Layer.GENERIC, "srv"))
@@ -199,29 +195,31 @@ def _owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribut
     ours = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
     known = frozenset(ours)
     for owner, each in theirs:
-        for name in each.instead_of:
+        for name in each.replaces:
             if (each.quantity, name) not in known:
-                member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} in it"
-                raise PluginError(owner, member, reason, "Its `instead_of` must name parts of srv.")
+                member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} of it"
+                raise PluginError(owner, member, reason, "Its `replaces` must name parts of srv.")
             ours.pop((each.quantity, name), None)
     return [("srv", each) for each in ours.values()] + theirs
 
 
-def _decide(work: _Work, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]) -> None:
-    """Decide every argument and quantity, each after what its statements read."""
+def _resolve_all(
+    state: _State, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]
+) -> None:
+    """Resolve every argument and quantity, in the order of dependencies (what their statements read)."""
     by_argument: dict[str, list[OwnedDefault]] = {}
     for each in defaults:
         by_argument.setdefault(each.default.argument, []).append(each)
     for name in _order(defaults, contributions):
         if name in QUANTITIES:
-            work.quantities[name] = _sum(work, name, [each for each in contributions if each[1].quantity == name])
-            work.values[name] = work.quantities[name].total
+            state.quantities[name] = _sum(state, name, [each for each in contributions if each[1].quantity == name])
+            state.values[name] = state.quantities[name].total
         else:
-            _decide_argument(work, name, by_argument.get(name, ()))
+            _resolve_argument(state, name, by_argument.get(name, ()))
 
 
 def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]) -> list[str]:
-    """Names of all arguments and quantities, none before one that it reads; PluginError names a cycle's members."""
+    """All arguments and quantities in topological order of their reads; PluginError names the members of a cycle."""
     graph: dict[str, set[str]] = {name: set() for name in (*ARGUMENTS, *(QUANTITIES if contributions else ()))}
     owners: dict[str, str] = {}
     statements = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
@@ -229,75 +227,75 @@ def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, 
     for owner, kind, name, reads in statements:
         for unknown in {name, *reads} - graph.keys():
             remedy = "It must name arguments and quantities of srv."
-            raise PluginError(owner, f"{kind} {name}", f"{unknown} is no argument and no quantity", remedy)
+            raise PluginError(owner, f"{kind} {name}", f"{unknown} is neither an argument nor a quantity", remedy)
         graph[name].update(reads)
         owners[name] = owner
     try:
         return list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         members = list(reversed(error.args[1]))
-        who = ", ".join(sorted({owners[name] for name in members if name in owners}))
-        reason = " reads ".join(members)
-        raise PluginError(who, "defaults", f"they go in a circle: {reason}", "One of them must not read.") from error
+        owner = ", ".join(sorted({owners[name] for name in members if name in owners}))
+        reason = f"their reads form a cycle: {' reads '.join(members)}"
+        raise PluginError(owner, "defaults", reason, "Remove one of these reads.") from error
 
 
-def _sum(work: _Work, name: str, contributions: Sequence[tuple[str, Contribution]]) -> Quantity:
-    """The parts of a quantity: amounts first, then shares of what those before leave of the device's memory."""
+def _sum(state: _State, name: str, contributions: Sequence[tuple[str, Contribution]]) -> Quantity:
+    """Sum the parts of a quantity: first absolute amounts, then shares of the device memory that is still left."""
     parts: list[Part] = []
-    for owner, each in sorted(contributions, key=lambda owned: owned[1].of_rest):
-        amount = _amount(work, owner, each)
-        if each.of_rest:
-            device = work.facts.device
+    for owner, each in sorted(contributions, key=lambda owned: owned[1].of_remaining):
+        amount = _amount(state, owner, each)
+        if each.of_remaining:
+            device = state.facts.device
             rest = (device.memory_bytes if device else 0) - sum(part.amount for part in parts)
             amount *= max(0, rest)
         parts.append(Part(each.name, owner, amount, each.reason))
     return Quantity(name, QUANTITIES[name], tuple(parts))
 
 
-def _amount(work: _Work, owner: str, each: Contribution) -> float:
+def _amount(state: _State, owner: str, each: Contribution) -> float:
     member = f"contribution {each.name} to {each.quantity}"
-    view = View(owner, member, work.facts, each.reads, work.values)
-    amount: object = ask(owner, member, each.compute, view)
+    context = StatementContext(owner, member, state.facts, each.reads, state.values)
+    amount: object = call_plugin(owner, member, each.compute, context)
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-        raise PluginError(owner, member, f"it gave {type(amount).__name__}", "It must give a number.")
-    if each.of_rest and not 0 <= amount <= 1:
-        raise PluginError(owner, member, f"it gave {amount}", "A share must lie between 0 and 1.")
+        raise PluginError(owner, member, f"it returned {type(amount).__name__}", "It must return a number.")
+    if each.of_remaining and not 0 <= amount <= 1:
+        raise PluginError(owner, member, f"it returned {amount}", "A share must be between 0 and 1.")
     return amount
 
 
-def _decide_argument(work: _Work, name: str, defaults: Sequence[OwnedDefault]) -> None:
-    argument, said = ARGUMENTS[name], work.said[name]
+def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]) -> None:
+    argument, statements = ARGUMENTS[name], state.statements[name]
     for owned in defaults:
         member = f"default of {name}"
-        view = View(owned.owner, member, work.facts, owned.default.reads, work.values)
-        value = ask(owned.owner, member, owned.default.compute, view)
-        if value is not None and not (owned.yields and _unsupported(work, name, value)):
+        context = StatementContext(owned.owner, member, state.facts, owned.default.reads, state.values)
+        value = call_plugin(owned.owner, member, owned.default.compute, context)
+        if value is not None and not (owned.skip_if_unsupported and _unsupported(state, name, value)):
             value, reason = _valid(value, name, owned), owned.default.reason
-            said.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
-    if not any(each.layer is Layer.GENERIC for each in said):
-        said.append(Statement(name, argument.default, Layer.GENERIC, "srv", GENERIC_REASON))
-    ranked = sorted(said, key=lambda each: (each.layer, each.origin), reverse=True)
+            statements.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
+    if not any(each.layer is Layer.GENERIC for each in statements):
+        statements.append(Statement(name, argument.default, Layer.GENERIC, "srv", GENERIC_REASON))
+    ranked = sorted(statements, key=lambda each: (each.layer, each.origin), reverse=True)
     winner = _winner(argument, ranked)
-    _refuse_disagreement(work, winner, said)
-    shadowed = tuple(each for each in ranked if each is not winner and each.value is not None)
-    work.values[name] = winner.value
-    work.derived[name] = winner.reads
-    work.stories[name] = Story(name, winner.value, winner.owner, winner.layer, winner.reason, shadowed)
+    _reject_disagreement(state, winner, statements)
+    overridden = tuple(each for each in ranked if each is not winner and each.value is not None)
+    state.values[name] = winner.value
+    state.derived_from[name] = winner.reads
+    state.provenance[name] = Provenance(name, winner.value, winner.owner, winner.layer, winner.reason, overridden)
 
 
-def _unsupported(work: _Work, name: str, value: Any) -> bool:
-    said = said_of_value(ARGUMENTS[name], value, work.support.get(name, ()))
-    return said is not None and said.status in REFUSED
+def _unsupported(state: _State, name: str, value: Any) -> bool:
+    status = support_of_value(ARGUMENTS[name], value, state.support.get(name, ()))
+    return status is not None and status.status in REFUSED
 
 
 def _winner(argument: Argument, ranked: Sequence[Statement]) -> Statement:
-    """The strongest statement that names a value. "auto" names none; from a user it also cancels his weaker words."""
-    for position, said in enumerate(ranked):
-        if not argument.asks_for_automatic(said.value):
-            return said
-        if said.layer is Layer.USER:
+    """The strongest statement other than "auto". If the user set "auto", the user's weaker values do not count."""
+    for position, statement in enumerate(ranked):
+        if not argument.asks_for_automatic(statement.value):
+            return statement
+        if statement.layer is Layer.USER:
             below = [each for each in ranked[position:] if each.layer < Layer.USER]
-            return next((each for each in below if not argument.asks_for_automatic(each.value)), said)
+            return next((each for each in below if not argument.asks_for_automatic(each.value)), statement)
     return ranked[0]
 
 
@@ -305,62 +303,63 @@ def _valid(value: Any, name: str, owned: OwnedDefault) -> Any:
     argument = ARGUMENTS[name]
     try:
         value = argument.kind.read(argument.kind.dump(value))
-        against = argument.against(value)
-    except ValueError as error:
-        against = str(error)
-    if against:
+        error = argument.validation_error(value)
+    except ValueError as raised:
+        error = str(raised)
+    if error:
         member, remedy = f"default of {name}", "Report this to its authors."
-        raise PluginError(owned.owner, member, f"its value {value!r} {against}", remedy)
+        raise PluginError(owned.owner, member, f"its value {value!r} {error}", remedy)
     return value
 
 
-def _refuse_disagreement(work: _Work, winner: Statement, said: Sequence[Statement]) -> None:
-    """Two statements of the winning layer (but the user's, who has an order) must not differ."""
-    peers = [each for each in said if each.layer is winner.layer and each.value != winner.value]
+def _reject_disagreement(state: _State, winner: Statement, statements: Sequence[Statement]) -> None:
+    """Reject different values in the winning layer; in the layer USER they are allowed, because origins are ranked."""
+    peers = [each for each in statements if each.layer is winner.layer and each.value != winner.value]
     if not peers or winner.layer is Layer.USER:
         return
-    argument = ARGUMENTS[winner.argument]
-    told = f"{peers[0].owner} says {argument.show(peers[0].value)} because {peers[0].reason}"
-    reason = f"{told}, but {winner.owner} says {argument.show(winner.value)} because {winner.reason}"
-    who = f"{winner.owner} and {peers[0].owner}"
-    work.reject(winner.argument, "defaults_disagree", winner.value, who, reason, f"Decide with {argument.flag}.")
+    argument, peer = ARGUMENTS[winner.argument], peers[0]
+    reason = f"{peer.owner} sets {argument.show(peer.value)} because {peer.reason}"
+    reason += f", but {winner.owner} sets {argument.show(winner.value)} because {winner.reason}"
+    owners = f"{winner.owner} and {peer.owner}"
+    state.reject(winner.argument, "defaults_disagree", winner.value, owners, reason, f"Set {argument.flag}.")
 
 
-def _check_constraints(work: _Work, manifest: Manifest | None) -> None:
+def _check_constraints(state: _State, manifest: Manifest | None) -> None:
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
     if manifest is not None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
-        declared = refusing(manifest.facts.support)  # of what others ask for: its own choices a platform knows
-        declared = tuple(each for each in declared if work.stories[each.argument].layer is not Layer.PLATFORM)
+        declared = refusing(manifest.facts.support)  # not for the platform's own defaults: it supports what it chooses
+        declared = tuple(each for each in declared if state.provenance[each.argument].layer is not Layer.PLATFORM)
         theirs = (*manifest.facts.constraints, *declared)
         owned += [(f"platform {manifest.name}", each) for each in theirs]
-    found = [rejected for owner, each in owned if (rejected := _judge(work, owner, each)) is not None]
-    faulty = work.refused | {rejected.what for rejected in found}
-    # What was computed from a value that will not stand would only repeat the refusal of that one.
-    work.rejections += [rejected for rejected in found if not faulty.intersection(work.derived[rejected.what])]
+    found = [rejected for owner, each in owned if (rejected := _violation(state, owner, each)) is not None]
+    invalid = state.refused | {rejected.what for rejected in found}
+    # A value that was computed from an invalid value would only repeat the rejection of that one.
+    state.rejections += [rejected for rejected in found if not invalid.intersection(state.derived_from[rejected.what])]
 
 
-def _judge(work: _Work, owner: str, constraint: Constraint) -> Rejected | None:
-    """The refusal of what breaks a constraint; None too if one of the values it reads is refused already."""
+def _violation(state: _State, owner: str, constraint: Constraint) -> Rejected | None:
+    """The rejection if a constraint is violated; None also if one of the values that it reads is rejected already."""
     reads = {constraint.argument, *constraint.reads}
     member = f"constraint {constraint.code} on {constraint.argument}"
     unknown = next((name for name in reads if name not in ARGUMENTS and name not in QUANTITIES), None)
     if unknown is None and constraint.argument not in ARGUMENTS:
         unknown = constraint.argument
     if unknown is not None:
-        raise PluginError(owner, member, f"{unknown} is no argument", "It must name arguments of srv.")
-    if reads & work.refused:
+        raise PluginError(owner, member, f"{unknown} is not an argument", "It must name arguments of srv.")
+    if reads & state.refused:
         return None
-    reason = ask(owner, member, constraint.check, View(owner, member, work.facts, reads, work.values))
+    context = StatementContext(owner, member, state.facts, reads, state.values)
+    reason = call_plugin(owner, member, constraint.check, context)
     if reason is None:
         return None
     if not reason.strip():
-        raise PluginError(owner, member, "it refuses a value without a reason", "It must say why not, or give None.")
-    story = work.stories[constraint.argument]
-    shown = ARGUMENTS[constraint.argument].show(story.value)
-    clause = reason if owner == "srv" else f"{reason} ({owner} says so)"
-    required = [work.stories[name] for name in constraint.reads if name in work.stories]
-    for each in required:  # nobody said these: without their reason the remedy would puzzle
+        raise PluginError(owner, member, "its reason is empty", "It must return a reason, or None.")
+    provenance = state.provenance[constraint.argument]
+    shown = ARGUMENTS[constraint.argument].show(provenance.value)
+    clause = reason if owner == "srv" else f"{reason} (constraint of {owner})"
+    read = [state.provenance[name] for name in constraint.reads if name in state.provenance]
+    for each in read:  # values that a backend requires: the user did not set them, so the message explains them
         if each.layer is Layer.BACKEND:
             clause += f"; {each.argument} is {ARGUMENTS[each.argument].show(each.value)} because {each.reason}"
-    return Rejected(constraint.code, constraint.argument, shown, story.owner, clause, constraint.remedy)
+    return Rejected(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)

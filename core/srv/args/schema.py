@@ -1,7 +1,7 @@
-"""A JSON Schema of the configuration file, from which editors complete and check it.
+"""A JSON Schema of the configuration file, with which editors complete and validate it.
 
-Made from the declarations alone. What a schema cannot say (a platform's word, one argument against another) is left
-to resolution.
+It is generated from the declarations alone. Resolution checks what a schema cannot express, such as the constraints of
+a platform or between two arguments.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def make_schema() -> dict[str, Any]:
 
 def _property(argument: Argument) -> dict[str, Any]:
     kind = argument.kind
-    one = _one(argument)
-    law = dict(argument.arg.check.schema) if argument.arg.check else {}
+    single = _single_value(argument)
+    check = dict(argument.arg.check.schema) if argument.arg.check else {}
     if kind.many:
-        items = {**one, **law.pop("items", {})}
-        made: dict[str, Any] = {"type": "array", "items": items, **law}
+        items = {**single, **check.pop("items", {})}
+        made: dict[str, Any] = {"type": "array", "items": items, **check}
     else:
-        made = {**one, **law}
+        made = {**single, **check}
     made["description"] = _description(argument)
     if argument.default is not None:
         made["default"] = kind.dump(argument.default)
@@ -52,22 +52,22 @@ def _property(argument: Argument) -> dict[str, Any]:
     return made
 
 
-def _one(argument: Argument) -> dict[str, Any]:
+def _single_value(argument: Argument) -> dict[str, Any]:
     """The schema of a single value."""
     made: dict[str, Any] = {"type": _TYPES[argument.kind.base]}
     if argument.choices:
-        made["enum"] = [*argument.choices, *(word for word, _ in argument.arg.synonyms)]
+        made["enum"] = [*argument.choices, *(synonym for synonym, _ in argument.arg.synonyms)]
     elif published := SPELLINGS.published.get(argument.name):
         made["examples"] = list(published)
     return made
 
 
 def _description(argument: Argument) -> str:
-    told = argument.arg.help
+    text = argument.arg.help
     if argument.arg.unit:
-        told += f" Unit: {argument.arg.unit}."
+        text += f" Unit: {argument.arg.unit}."
     if argument.arg.planned:
-        told += f" Planned: {argument.arg.planned}."
-    for value, why in argument.arg.planned_values:
-        told += f" Not yet {value}: {why}."
-    return told + (f" Deprecated: {argument.deprecated}." if argument.deprecated else "")
+        text += f" Planned: {argument.arg.planned}."
+    for value, reason in argument.arg.planned_values:
+        text += f" Not yet {value}: {reason}."
+    return text + (f" Deprecated: {argument.deprecated}." if argument.deprecated else "")

@@ -1,13 +1,21 @@
-"""Gathering what the user said: command line, environment, configuration file."""
+"""Gather the user's input from the command line, the environment and the configuration file."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from srv.args.command_line import read_command_line, read_config, read_text, read_translation, unknown_flags
-from srv.args.config import ARGUMENTS, find_any
+from srv.args.command_line import (
+    bad_value,
+    read_command_line,
+    read_config,
+    read_text,
+    read_translation,
+    unknown_flags,
+)
+from srv.args.config import ARGUMENTS, all_names, find_any
 from srv.args.deprecated import translate
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserInput, UserStatement
@@ -17,40 +25,80 @@ _PREFIX = "SRV_"
 
 
 def gather(namespace: argparse.Namespace, environment: Mapping[str, str]) -> UserInput:
-    """Everything the user said, by a namespace of `add_arguments` and the process's environment.
+    """Everything that the user set, from a namespace of `add_arguments` and the environment variables of the process.
 
-    The namespace may hold `unknown` (words that no flag took), `config` (a file) and `translation` (what words of
-    another engine come to). Refusals are collected in the result, for `resolve` to raise together with its own.
+    The namespace may hold `unknown` (arguments that argparse did not recognise), `config` (a file) and `translation`
+    (a translated command line of another engine). Rejections are collected in the result; `resolve` raises them
+    together with its own.
     """
     statements, rejections = read_command_line(namespace)
     rejections += unknown_flags(getattr(namespace, "unknown", ()))
-    told: list[str] = []
+    translation_notes: list[str] = []
     if (translation := getattr(namespace, "translation", None)) is not None:
         more, refused = read_translation(translation)
-        statements, rejections, told = statements + more, rejections + refused, list(translation.notes)
+        statements, rejections = statements + more, rejections + refused
+        translation_notes = list(translation.notes)
     more, refused = read_environment(environment)
     statements, rejections = statements + more, rejections + refused
     config, refused = read_config(namespace)
     rejections += refused
     if config is not None:
-        from srv.args.yaml import read_file  # only who has a file waits for a YAML parser
+        from srv.args.yaml import read_file  # importing the YAML parser takes time, so it waits until there is a file
 
         more, refused = read_file(Path(config))
         statements, rejections = statements + more, rejections + refused
     statements, contradictions, notes = translate(statements)
     return UserInput(
-        tuple(statements), (*rejections, *contradictions), (*told, *notes, *misspelt_variables(environment))
+        tuple(statements),
+        (*rejections, *contradictions),
+        (*translation_notes, *notes, *misspelt_variables(environment)),
     )
 
 
+def gather_keywords(keywords: Mapping[str, object], environment: Mapping[str, str], caller: str) -> UserInput:
+    """What a Python caller set: keyword arguments (typed values, as in YAML), and the environment variables.
+
+    `caller` names the callable in messages: "LLM" gives the source "LLM(page_size=...)". A keyword that is None counts
+    as unset. Rejections are collected as in `gather`.
+    """
+    statements: list[UserStatement] = []
+    rejections: list[Rejected] = []
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        read = _read_keyword(name, value, f"{caller}({name}=...)")
+        if isinstance(read, Rejected):
+            rejections.append(read)
+        else:
+            statements.append(read)
+    more, refused = read_environment(environment)
+    statements, contradictions, notes = translate(statements + more)
+    return UserInput(
+        tuple(statements), (*rejections, *refused, *contradictions), (*notes, *misspelt_variables(environment))
+    )
+
+
+def _read_keyword(name: str, value: object, source: str) -> UserStatement | Rejected:
+    argument = find_any(name)
+    if argument is None:
+        near = nearest(name, all_names())
+        remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
+        return Rejected("unknown_key", name, None, source, "there is no such argument", remedy)
+    try:
+        typed = argument.read(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    except ValueError as error:
+        return bad_value(argument, value, source, f"it {error}")
+    return UserStatement(argument.name, typed, Origin.COMMAND_LINE, source, "" if name == argument.name else name)
+
+
 def _of_variable(variable: str) -> Argument | None:
-    """The argument that a variable sets, by any of its names."""
+    """The argument that an environment variable sets, by any of its names."""
     name = variable.removeprefix(_PREFIX)
     return find_any(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejected]]:
-    """What `SRV_<NAME>` variables say, and what of it cannot be read. A variable set to "" counts as unset."""
+    """Read the `SRV_<NAME>` variables; invalid values become rejections. A variable set to "" counts as unset."""
     statements: list[UserStatement] = []
     rejections: list[Rejected] = []
     for variable in sorted(environment):
@@ -67,7 +115,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement
 
 
 def misspelt_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """A note for each variable that is nearly one of ours. Others may well begin with SRV_ and are left alone."""
+    """A note for each variable whose name is similar to one of ours. Other variables may begin with SRV_ as well."""
     known = [argument.variable for argument in ARGUMENTS.values()]
     notes: list[str] = []
     for variable in sorted(environment):

@@ -1,9 +1,9 @@
-"""One declaration an argument: what `Arg` says beside a field, and the `Argument` read from it.
+"""One declaration per argument: the `Arg` annotation of a field, and the `Argument` built from it.
 
     page_size: Annotated[int, Arg("Tokens in one page of the KV pool.", check=at_least(1))] = 1
 
-The flag, the environment variable, the YAML key, the type, the choices, the check, the help and the
-rows of docs and support matrix all come from there. Resolution and command line are not known here.
+The flag, the environment variable, the YAML key, the type, the choices, the check, the help text and the rows of
+the docs and of the support matrix are all derived from it. This module must not know resolution or the command line.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 from srv.args.checks import Check
 from srv.args.kinds import Kind, kind_of
 
-AUTO = "auto"  # where it is a choice, a user who says it asks for what would happen without him
+AUTO = "auto"  # where it is a choice, it selects the value that srv would choose if the user set nothing
 HIDDEN = "(hidden)"
 STATUSES = ("implemented", "planned", "deprecated")
 
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """What a declaration says beyond name, type and default.
+    """The part of a declaration beyond name, type and default.
 
-    help: one sentence. check: a law on the value. choices: texts it may take (a Literal gives them too).
-    family: the backend family whose registered names are its choices. needs: the capability without which
-    only the default is accepted. planned: why nothing but the default is accepted yet; planned_values: further
-    choices with the reason why each is not accepted yet. unit: "tokens", "bytes", "seconds". metavar: what
-    help prints for the value (the unit, if not given). aliases: further names, with underscores. synonyms:
-    other words for a choice. bare: what the flag means if no value follows it. secret: the value is never
-    printed.
+    help: one sentence. check: a constraint on the value. choices: the allowed strings (a Literal gives them too).
+    family: the backend family whose registered names are the choices. needs: the capability without which
+    only the default is accepted. planned: the reason why only the default is accepted yet. planned_values: further
+    choices, each with the reason why it is not accepted yet. unit: "tokens", "bytes", "seconds". metavar: the
+    placeholder of the value in help texts (default: the unit). aliases: further names, with underscores. synonyms:
+    pairs (synonym, choice). const: the value that the flag sets if no value follows it, as in argparse. secret: the
+    value is never printed.
     """
 
     help: str
@@ -46,31 +46,31 @@ class Arg:
     metavar: str | None = None
     aliases: tuple[str, ...] = ()
     synonyms: tuple[tuple[str, str], ...] = ()
-    bare: str | None = None
+    const: str | None = None
     planned_values: tuple[tuple[str, str], ...] = ()
     secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a deprecated switch says today: `argument` takes `value`, or the value of the argument `same_as`."""
+    """What replaces a deprecated switch: `argument` is set to `value`, or to the value of the argument `same_as`."""
 
     argument: str
     value: str = ""
     same_as: str = ""
 
     def __str__(self) -> str:
-        said = f"the value of --{self.same_as.replace('_', '-')}" if self.same_as else self.value
-        return f"--{self.argument.replace('_', '-')} {said}"
+        value = f"the value of --{self.same_as.replace('_', '-')}" if self.same_as else self.value
+        return f"--{self.argument.replace('_', '-')} {value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument as everybody else sees it: its declaration, read.
+    """A server argument, built from its declaration.
 
-    spellings: names of it that other engines use and a declaration here may not (they name a device).
-    old_names: names that still work, with a note. deprecated: why a switch should no longer be used; only
-    those of `srv.args.config.DEPRECATED` have that, and `replaced_by` then tells what it stands for.
+    spellings: names that other engines use for it and that a declaration here must not have (they name a device).
+    old_names: former names, which still work and log a note. deprecated: why a switch should no longer be used;
+    only the switches in `srv.args.config.DEPRECATED` set it, together with `replaced_by`.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Argument:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name it has, its own first, with underscores."""
+        """All names of the argument, with underscores; the declared name comes first."""
         return (self.name, *self.arg.aliases, *self.spellings, *self.old_names)
 
     @property
     def status(self) -> str:
-        """One of `STATUSES`: what core makes of it, on any platform."""
+        """The status in core, whatever the platform: one of `STATUSES`."""
         return "deprecated" if self.deprecated else "planned" if self.arg.planned else "implemented"
 
     @property
@@ -108,61 +108,63 @@ class Argument:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Texts that it may take, those that are only planned last; () if any text will do."""
+        """The allowed strings, planned ones last; () if any string is allowed."""
         return (*(self.kind.choices or self.arg.choices), *(value for value, _ in self.arg.planned_values))
 
     @property
-    def wants(self) -> str:
-        """What its value must be, in words; "" if every value of the type will do."""
+    def expected(self) -> str:
+        """A phrase that completes "must be ..."; "" if every value of the type is valid."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        return self.arg.check.wants if self.arg.check else ""
+        return self.arg.check.expected if self.arg.check else ""
 
-    def against(self, value: Any) -> str | None:
-        """The reason why a value of the right type cannot be taken, a clause; None if it can."""
+    def validation_error(self, value: Any) -> str | None:
+        """A clause that says why a value of the right type is invalid ("must be at least 1"); None if it is valid."""
         if value is None:
             return None if self.kind.optional else "has no value"
         values = value if self.kind.many else (value,)
-        if self.choices and any(part not in self.choices for part in values):
-            return f"must be {self.wants}"
+        if self.choices and any(each not in self.choices for each in values):
+            return f"must be {self.expected}"
         if self.arg.check and not self.arg.check.accepts(value):
-            return f"must be {self.wants}"
+            return f"must be {self.expected}"
         return None
 
     def read(self, value: object) -> Any:
-        """The value of a typed one (YAML, JSON), synonyms replaced; ValueError if it has the wrong type."""
+        """Convert a typed value (from YAML or JSON) and replace synonyms; ValueError if it has the wrong type."""
         return self._canonical(self.kind.read(value))
 
     def parse(self, text: str) -> Any:
-        """The value of a text, synonyms replaced; ValueError if it is none."""
+        """Parse a string and replace synonyms; ValueError if the string is not a value of this type."""
         return self._canonical(self.kind.parse(text))
 
     def _canonical(self, value: Any) -> Any:
-        return next((meant for word, meant in self.arg.synonyms if word == value), value)
+        return next((choice for synonym, choice in self.arg.synonyms if synonym == value), value)
 
-    def why_planned(self, value: Any) -> str | None:
-        """Why a value that may be right one day is not taken yet; None if it is."""
+    def planned_reason(self, value: Any) -> str | None:
+        """Why a value is planned but not accepted yet; None if it is accepted."""
         if value == self.default:
             return None
-        return self.arg.planned or next((why for word, why in self.arg.planned_values if word == value), None)
+        return self.arg.planned or next(
+            (reason for planned, reason in self.arg.planned_values if planned == value), None
+        )
 
     def asks_for_automatic(self, value: Any) -> bool:
-        """Whether the value is the word "auto" and means something here: that the layers below choose."""
+        """Whether the value is "auto" and this argument supports it, so that a lower layer chooses the value."""
         return bool(value == AUTO and (AUTO in self.choices or self.default == AUTO))
 
     def show(self, value: Any) -> str:
-        """The value as a user would write it; a secret one is hidden."""
+        """The value as a user would write it; a secret value is hidden."""
         if value is None:
             return "unset"
         if self.arg.secret:
             return HIDDEN
         if isinstance(value, bool):
             return "true" if value else "false"
-        return ",".join(str(part) for part in value) if self.kind.many else str(value)
+        return ",".join(str(each) for each in value) if self.kind.many else str(value)
 
 
 def read_group(name: str, declaration: type[NamedTuple]) -> tuple[Argument, ...]:
-    """The arguments that a group declares; TypeError names a field that is not well declared."""
+    """The arguments that a group declares; TypeError names a field whose declaration is malformed."""
     hints, defaults = inspect.get_annotations(declaration), declaration._field_defaults
     return tuple(_read_field(name, field, hints[field], defaults) for field in declaration._fields)
 
@@ -174,9 +176,9 @@ def _read_field(group: str, field: str, hint: Any, defaults: Mapping[str, Any]) 
         raise TypeError(f"{group}.{field} has no default")
     base, arg = get_args(hint)[:2]
     argument = Argument(field, group, kind_of(base), defaults[field], arg)
-    against = argument.against(defaults[field])
-    if against is not None:
-        raise TypeError(f"{group}.{field}: its own default {against}")
+    error = argument.validation_error(defaults[field])
+    if error is not None:
+        raise TypeError(f"{group}.{field}: its own default {error}")
     return argument
 
 
@@ -185,29 +187,29 @@ def read_groups(
     spellings: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     old_names: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Mapping[str, Argument]:
-    """All arguments by name, in order of declaration; a name or alias used twice is a TypeError.
+    """All arguments by name, in order of declaration; a duplicate name or alias raises TypeError.
 
-    `spellings` and `old_names` give further names by argument.
+    `spellings` and `old_names` add further names; both are keyed by argument.
     """
-    found: dict[str, Argument] = {}
-    taken: dict[str, str] = {}
+    arguments: dict[str, Argument] = {}
+    name_owners: dict[str, str] = {}
     for group, declaration in groups.items():
         for read in read_group(group, declaration):
             more, old = spellings.get(read.name, ()), old_names.get(read.name, ())
             argument = dataclasses.replace(read, spellings=more, old_names=old) if more or old else read
             for name in argument.names:
-                if name in taken:
-                    raise TypeError(f"{group}.{argument.name}: the name {name} belongs to {taken[name]}")
-                taken[name] = f"{group}.{argument.name}"
-            found[argument.name] = argument
-    if unknown := (spellings.keys() | old_names.keys()) - found.keys():
-        raise TypeError(f"further names are given for what is no argument: {', '.join(sorted(unknown))}")
-    return MappingProxyType(found)
+                if name in name_owners:
+                    raise TypeError(f"{group}.{argument.name}: the name {name} belongs to {name_owners[name]}")
+                name_owners[name] = f"{group}.{argument.name}"
+            arguments[argument.name] = argument
+    if unknown := (spellings.keys() | old_names.keys()) - arguments.keys():
+        raise TypeError(f"further names are given for unknown arguments: {', '.join(sorted(unknown))}")
+    return MappingProxyType(arguments)
 
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The name most like `word`, if any is like it at all."""
-    import difflib  # for mistakes alone
+    """The name most similar to `word`; None if no similarity reaches `cutoff` (0 to 1)."""
+    import difflib  # slow to import, and needed only after a typing error
 
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)
     return close[0] if close else None

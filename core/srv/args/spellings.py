@@ -1,15 +1,15 @@
-"""Further names and words for arguments, read from `spellings.json` beside this file: data, not behaviour.
+"""Further names of arguments and values, read from the data file `spellings.json` next to this module.
 
-A declaration in core may not name a device or its maker, but the command lines that people have may: so the words stand
-there, as data. Nothing in core compares anything with them; they are only ways to reach an argument. Nothing here knows
-an argument's declaration either; `srv.args.config` puts the two together.
+A declaration in core must not name a device or its vendor, but existing command lines do. So these names are data, and
+core code must not compare anything with them: they are only aliases of an argument. This module must not know the
+declarations; `srv.args.config` combines both.
 
-    spellings   the same argument under a name that a declaration may not have; no note is given when one is used
-    old_names   names that an argument had before; they work, and a note gives today's
-    switches    deprecated ones that another argument has taken over; they work, and a note gives what to say instead
-    synonyms    other words for a value
-    published   names of backends that other engines publish for an argument whose choices the installed platforms
-                give: srv accepts what is installed, not what is listed; lists help completion and the support matrix
+    spellings   aliases that name a device or a vendor; their use makes no note
+    old_names   former names; they still work, and a note names the current one
+    switches    deprecated switches, replaced by another argument; they still work, and a note names the replacement
+    synonyms    synonyms of a value
+    published   names of backends that other engines document for an argument whose choices depend on the installed
+                platforms; srv accepts the installed backends, and uses this list for completion and the support matrix
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from srv.args.spec import Replacement
 
 @dataclass(frozen=True, slots=True)
 class Spellings:
-    """The table: by argument, except `switches`, which is by the switch's own name.
+    """The data file, keyed by argument, except `switches`, which is keyed by the name of the switch.
 
-    names: further names. old_names: former names. switches: what a deprecated switch stands for. synonyms:
-    (word, value) pairs. published: names of backends that other engines publish for it.
+    names: aliases. old_names: former names. switches: replacements of deprecated switches. synonyms: pairs
+    (synonym, value). published: names of backends that other engines document for the argument.
     """
 
     names: Mapping[str, tuple[str, ...]]
@@ -39,20 +39,20 @@ class Spellings:
 
 
 def read_spellings() -> Spellings:
-    """The table that comes with `srv`."""
+    """Read the data file that is installed with `srv`."""
     table = json.loads(Path(__file__).with_name("spellings.json").read_text(encoding="utf-8"))
     return Spellings(
-        _turned(table["spellings"]),
-        _turned(table["old_names"]),
-        MappingProxyType({name: Replacement(**said) for name, said in table["switches"].items()}),
-        MappingProxyType({name: tuple(words.items()) for name, words in table["synonyms"].items()}),
+        _invert(table["spellings"]),
+        _invert(table["old_names"]),
+        MappingProxyType({name: Replacement(**fields) for name, fields in table["switches"].items()}),
+        MappingProxyType({name: tuple(synonyms.items()) for name, synonyms in table["synonyms"].items()}),
         MappingProxyType({name: tuple(values) for name, values in table["published"].items()}),
     )
 
 
-def _turned(names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
-    """From "further name -> argument" to "argument -> further names"."""
-    turned: dict[str, tuple[str, ...]] = {}
+def _invert(names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """Invert the mapping "alias -> argument" to "argument -> aliases"."""
+    aliases: dict[str, tuple[str, ...]] = {}
     for name, argument in names.items():
-        turned[argument] = (*turned.get(argument, ()), name)
-    return MappingProxyType(turned)
+        aliases[argument] = (*aliases.get(argument, ()), name)
+    return MappingProxyType(aliases)

@@ -1,6 +1,6 @@
-"""What is said about an argument, by whom and why; and what a value's story is, once resolution has decided.
+"""Statements about arguments (value, owner, reason), and the provenance of each value after resolution.
 
-Plain values. Nothing here knows how statements are gathered or which of them wins.
+Plain values only: this module must not know how statements are gathered or which of them wins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Layer(enum.IntEnum):
-    """Whose word counts: the higher wins."""
+    """The layer of a statement: the highest layer wins."""
 
     GENERIC = 0
     MODEL = 1
@@ -28,18 +28,18 @@ class Layer(enum.IntEnum):
 
 
 class Origin(enum.IntEnum):
-    """Where a user said it: the higher wins within the layer USER."""
+    """Where a user set a value: the highest origin wins within the layer USER."""
 
     CONFIG_FILE = 0
     ENVIRONMENT = 1
-    COMMAND_LINE = 2
+    COMMAND_LINE = 2  # and the keyword arguments of `srv.LLM`, which has no command line
 
 
 class UserStatement(NamedTuple):
     """One value that the user gave, of the argument's type.
 
-    `source`: "config file a.yaml line 3". `name`: the name that he used, if it is not the argument's own.
-    `argument` may be a deprecated switch until `srv.args.deprecated` has translated it.
+    `source`: for example "config file a.yaml line 3". `name`: the alias by which the user set the argument; "" for its
+    declared name. `argument` may be a deprecated switch until `srv.args.deprecated` has translated it.
     """
 
     argument: str
@@ -50,22 +50,22 @@ class UserStatement(NamedTuple):
 
 
 class UserInput(NamedTuple):
-    """Everything the user said: readable statements, refusals of the rest, and notes worth a warning."""
+    """Everything that the user set: valid statements, rejections of invalid input, and notes to log as warnings."""
 
     statements: tuple[UserStatement, ...] = ()
     rejections: tuple[Rejected, ...] = ()
     notes: tuple[str, ...] = ()
 
     def value(self, argument: str) -> Any:
-        """The user's word on an argument, or None: needed for those that say which facts to read (model_path)."""
-        best = max((s for s in self.statements if s.argument == argument), key=lambda s: s.origin, default=None)
-        return best.value if best else None
+        """The user's value of an argument, or None. Used before resolution, to find the device and the model."""
+        strongest = max((s for s in self.statements if s.argument == argument), key=lambda s: s.origin, default=None)
+        return strongest.value if strongest else None
 
 
 class Statement(NamedTuple):
-    """A value for an argument, with its layer, its owner and the clause after "because".
+    """A value for an argument, with its layer, its owner and its reason (the clause after "because").
 
-    `reads`: the arguments and quantities that it was computed from.
+    `reads`: the arguments and quantities that the value was computed from.
     """
 
     argument: str
@@ -77,24 +77,24 @@ class Statement(NamedTuple):
     reads: tuple[str, ...] = ()
 
 
-class Story(NamedTuple):
-    """Why an argument has its value. `shadowed` are the statements that were outranked, strongest first."""
+class Provenance(NamedTuple):
+    """Why an argument has its value. `overridden`: the statements that lost, strongest first."""
 
     argument: str
     value: Any
     owner: str
     layer: Layer
     reason: str
-    shadowed: tuple[Statement, ...] = ()
+    overridden: tuple[Statement, ...] = ()
 
     def __str__(self) -> str:
         show = ARGUMENTS[self.argument].show
         lines = [f"{self.argument} = {show(self.value)} because {self.reason}"]
-        lines += [f"    shadowed: {show(said.value)} because {said.reason}" for said in self.shadowed]
+        lines += [f"    overridden: {show(each.value)} because {each.reason}" for each in self.overridden]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The story as JSON can hold it; a secret value is hidden."""
+        """The provenance as JSON-compatible values; a secret value is hidden. Clients read these keys."""
         return {
             "value": _printable(self.argument, self.value),
             "layer": self.layer.name.lower(),
@@ -102,12 +102,12 @@ class Story(NamedTuple):
             "because": self.reason,
             "shadowed": [
                 {
-                    "value": _printable(said.argument, said.value),
-                    "layer": said.layer.name.lower(),
-                    "owner": said.owner,
-                    "because": said.reason,
+                    "value": _printable(each.argument, each.value),
+                    "layer": each.layer.name.lower(),
+                    "owner": each.owner,
+                    "because": each.reason,
                 }
-                for said in self.shadowed
+                for each in self.overridden
             ],
         }
 
@@ -118,7 +118,7 @@ def _printable(name: str, value: Any) -> Any:
 
 
 class Part(NamedTuple):
-    """One contribution to a quantity, as it came out."""
+    """One computed contribution to a quantity."""
 
     name: str
     owner: str
@@ -127,7 +127,7 @@ class Part(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """A sum that several owners add to, part by part."""
+    """A sum of parts from several owners."""
 
     name: str
     unit: str
@@ -148,30 +148,30 @@ class Quantity(NamedTuple):
 
 
 class BackendChoice(NamedTuple):
-    """The backend chosen for one slot, why, and the reasons against each other candidate."""
+    """The backend chosen for one slot, with the reason. `rejected`: the other candidates, each with its reasons."""
 
     slot: str
     family: str
     spec: BackendSpec
-    why: str
-    against: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reason: str
+    rejected: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.slot} = {self.spec.name} because {self.why}"]
-        lines += [f"    not {name}: {'; '.join(reasons)}" for name, reasons in self.against]
+        lines = [f"{self.slot} = {self.spec.name} because {self.reason}"]
+        lines += [f"    not {name}: {'; '.join(reasons)}" for name, reasons in self.rejected]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A frozen configuration, and the story of everything in it.
+    """A frozen configuration, and the provenance of every value in it.
 
-    `backends` is keyed by slot, the name of the argument that chooses it ("sampling_backend").
-    `quantities` are core's named sums. `device` and `platform` are None without a platform.
+    `backends` is keyed by slot, the name of the argument that selects the backend ("sampling_backend").
+    `quantities` are core's named sums. `device` and `platform` are None if no platform was given.
     """
 
     config: Config
-    stories: Mapping[str, Story]
+    provenance: Mapping[str, Provenance]
     backends: Mapping[str, BackendChoice] = field(default_factory=dict)
     quantities: Mapping[str, Quantity] = field(default_factory=dict)
     capabilities: frozenset[str] = frozenset()
@@ -179,12 +179,12 @@ class Resolved:
     device: DeviceFacts | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Stories by argument as JSON can hold them, secrets hidden: for /get_server_info and `--json`."""
-        return {name: story.to_dict() for name, story in self.stories.items()}
+        """The provenance of all arguments as JSON values, for /get_server_info and `--json`; secrets are hidden."""
+        return {name: each.to_dict() for name, each in self.provenance.items()}
 
 
 def amount_text(amount: float, unit: str) -> str:
-    """A number with its unit; bytes in the largest binary unit that leaves one digit before the point."""
+    """A number with its unit; bytes are shown in the largest binary unit in which the number is at least 1."""
     if unit != "bytes":
         return f"{amount:g} {unit}".strip()
     for name, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -1,7 +1,7 @@
-"""What a platform declares of arguments, read as law: `Support` in, the status of a value or a constraint out.
+"""A platform's `Support` declarations, converted to the status of a value, or to constraints.
 
-The support matrix and the launch read the same functions, so that a page cannot say what a launch would not do.
-Nothing here knows a platform beyond its declarations.
+The support matrix and `srv launch` call the same functions, so that a support page cannot contradict a launch.
+This module must not know any particular platform.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv.args.spec import Argument
-from srv.platform.facts import Constraint, Seen, Support
+from srv.platform.facts import Constraint, ResolutionContext, Support
 
 REFUSED = ("unsupported", "not_applicable")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A platform's word on one value, or on an argument as a whole: a status of `srv.platform.facts.SUPPORT`."""
+class SupportStatus:
+    """How a platform supports one value, or an argument as a whole. `status`: one of `srv.platform.facts.SUPPORT`."""
 
     status: str
     reason: str
@@ -27,68 +27,73 @@ class Said:
 
 
 def by_argument(support: Iterable[Support]) -> dict[str, tuple[Support, ...]]:
-    """Declarations by the name of their argument; those that name no argument of `srv` are left out."""
+    """Declarations by argument name; those that name no argument of `srv` are left out."""
     grouped: dict[str, list[Support]] = {}
     for each in support:
         argument = find_argument(each.argument)
         if argument is not None and argument.name in ARGUMENTS:
             grouped.setdefault(argument.name, []).append(each)
-    return {name: tuple(said) for name, said in grouped.items()}
+    return {name: tuple(declared) for name, declared in grouped.items()}
 
 
-def on_variant(variant: str, said: Iterable[Support]) -> tuple[Support, ...]:
-    """Those of the declarations that speak of a variant."""
-    return tuple(each for each in said if not each.variants or variant in each.variants)
+def on_variant(variant: str, support: Iterable[Support]) -> tuple[Support, ...]:
+    """The declarations that apply to a variant."""
+    return tuple(each for each in support if not each.variants or variant in each.variants)
 
 
-def said_of_value(argument: Argument, value: Any, said: Sequence[Support]) -> Said | None:
-    """What `said` (of one argument, on one variant) makes of one value: the narrowest speaks; None if none does."""
-    for each in said:
-        if any(part in each.values for part in _parts(argument, value)):
-            return Said(each.status, each.reason, each.since)
-    for each in said:
+def support_of_value(argument: Argument, value: Any, support: Sequence[Support]) -> SupportStatus | None:
+    """The status of one value by the declarations of one argument on one variant; None if none applies.
+
+    A declaration for this value takes precedence over one with `only`, and that over one for all values.
+    """
+    for each in support:
+        if any(part in each.values for part in _members(argument, value)):
+            return SupportStatus(each.status, each.reason, each.since)
+    for each in support:
         if each.only and value != argument.default:
-            supported = all(part in each.only for part in _parts(argument, value))
-            return Said("supported", "", each.since) if supported else Said("unsupported", each.reason, each.since)
-    for each in said:
+            if all(part in each.only for part in _members(argument, value)):
+                return SupportStatus("supported", "", each.since)
+            return SupportStatus("unsupported", each.reason, each.since)
+    for each in support:
         if not each.values and not each.only:
             if each.status in REFUSED and value == argument.default:
-                return Said("supported", "", each.since)
-            return Said(each.status, each.reason, each.since)
+                return SupportStatus("supported", "", each.since)
+            return SupportStatus(each.status, each.reason, each.since)
     return None
 
 
-def said_of_argument(said: Sequence[Support]) -> Said | None:
-    """What `said` (of one argument and one variant) makes of an argument as a whole; None if it says nothing."""
-    for each in said:
+def support_of_argument(support: Sequence[Support]) -> SupportStatus | None:
+    """The status of an argument as a whole, by its declarations on one variant; None if there are none."""
+    for each in support:
         if not each.values and not each.only:
-            return Said(each.status, each.reason, each.since)
-    for each in said:
+            return SupportStatus(each.status, each.reason, each.since)
+    for each in support:
         limiting = each.only or each.status != "supported"
-        return Said("limited" if limiting else "supported", each.reason, each.since)
+        return SupportStatus("limited" if limiting else "supported", each.reason, each.since)
     return None
 
 
 def refusing(support: Sequence[Support]) -> tuple[Constraint, ...]:
-    """The constraints that refuse what is declared unsupported or not applicable.
+    """Constraints that refuse values declared unsupported or not applicable.
 
-    A declaration of an argument that `srv` does not have refuses nothing: nobody can set it. The support
-    matrix reports it.
+    A declaration for an argument that `srv` does not have makes no constraint, because nobody can set that argument;
+    the support matrix reports it.
     """
     return tuple(
-        _constraint(ARGUMENTS[name], said)
-        for name, said in by_argument(support).items()
-        if any(each.only or each.status in REFUSED for each in said)
+        _constraint(ARGUMENTS[name], declared)
+        for name, declared in by_argument(support).items()
+        if any(each.only or each.status in REFUSED for each in declared)
     )
 
 
 def _constraint(argument: Argument, support: Sequence[Support]) -> Constraint:
-    def check(seen: Seen) -> str | None:
-        said = said_of_value(argument, seen[argument.name], on_variant(seen.device.variant, support))
-        return said.reason if said is not None and said.status in REFUSED else None
+    def check(context: ResolutionContext) -> str | None:
+        status = support_of_value(argument, context[argument.name], on_variant(context.device.variant, support))
+        return status.reason if status is not None and status.status in REFUSED else None
 
     return Constraint(argument.name, "unsupported", check, f"Leave {argument.flag} out.")
 
 
-def _parts(argument: Argument, value: Any) -> tuple[Any, ...]:
+def _members(argument: Argument, value: Any) -> tuple[Any, ...]:
+    """The members of a list value; a tuple of the value itself for any other."""
     return value if argument.kind.many and isinstance(value, tuple) else (value,)

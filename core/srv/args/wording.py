@@ -1,8 +1,8 @@
-"""Refusals in the words of the user, who may know an argument by another name than its own.
+"""Refusals that name arguments as the user named them, for example by an alias.
 
-Whoever refuses a value, core or a plugin, names arguments by their own names and flags. Where the user set one of them
-by an alias, reason and remedy name that instead, since it is the word that he will look for. `Rejected.what` stays the
-argument's own name: programs read it. A deprecated switch is no such name, since it takes other values.
+Core and plugins refuse values with the declared names and flags of arguments. If the user set an argument by an alias,
+the reason and the remedy name that alias instead, because it is what the user will look for. `Rejected.what` keeps the
+declared name, because programs read it. A deprecated switch is not such an alias, because it takes other values.
 """
 
 from __future__ import annotations
@@ -22,24 +22,30 @@ def flag_of(name: str) -> str:
 
 
 def names_used(statements: Sequence[UserStatement]) -> Mapping[str, str]:
-    """By argument the name that the user's strongest word on it uses, where that is not its own."""
+    """The alias by which the user set each argument, keyed by argument.
+
+    Only the user's statement of the highest origin counts. Arguments that were set by their declared name are left out.
+    """
     strongest: dict[str, UserStatement] = {}
-    for said in statements:
-        if said.argument not in strongest or said.origin > strongest[said.argument].origin:
-            strongest[said.argument] = said
-    return {argument: said.name for argument, said in strongest.items() if said.name in ARGUMENTS[argument].names}
+    for statement in statements:
+        if statement.argument not in strongest or statement.origin > strongest[statement.argument].origin:
+            strongest[statement.argument] = statement
+    return {name: each.name for name, each in strongest.items() if each.name in ARGUMENTS[name].names}
 
 
 def reworded(rejected: Rejected, used: Mapping[str, str]) -> Rejected:
-    """The refusal with flags, and names of several words, as the user wrote them. `used`: as of `names_used`."""
-    words = {flag_of(argument): flag_of(name) for argument, name in used.items()}
-    words |= {argument: name for argument, name in used.items() if "_" in argument}
-    if not words:
+    """Replace flags and declared names in a refusal by the aliases in `used` (the result of `names_used`).
+
+    Names of a single word are replaced only as flags, because they may be ordinary words of the text.
+    """
+    replacements = {flag_of(argument): flag_of(name) for argument, name in used.items()}
+    replacements |= {argument: name for argument, name in used.items() if "_" in argument}
+    if not replacements:
         return rejected
-    longest_first = sorted(words, key=len, reverse=True)
+    longest_first = sorted(replacements, key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest_first))})(?![\w-])")
 
-    def turned(text: str) -> str:
-        return pattern.sub(lambda found: words[found[0]], text)
+    def reword(text: str) -> str:
+        return pattern.sub(lambda match: replacements[match[0]], text)
 
-    return replace(rejected, reason=turned(rejected.reason), remedy=turned(rejected.remedy))
+    return replace(rejected, reason=reword(rejected.reason), remedy=reword(rejected.remedy))

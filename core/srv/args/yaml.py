@@ -1,6 +1,6 @@
-"""Reading a YAML file of arguments (`--config FILE`): a flat mapping from argument names to values.
+"""Read a YAML file of arguments (`--config FILE`): a flat mapping from argument names to values.
 
-Nothing is guessed: a key that is unknown or said twice, a value of the wrong type, is refused with its line.
+Reading is strict: an unknown or duplicate key and a value of the wrong type are rejected, with their line numbers.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from srv.args.spec import nearest
 from srv.args.statement import Origin, UserStatement
 from srv.errors import Rejected
 
-LONGEST_FILE = 2**20  # bytes; a file of arguments has a few hundred
+MAX_FILE_BYTES = 2**20  # a typical file of arguments has a few hundred bytes
 
 
 def read_file(path: Path) -> tuple[list[UserStatement], list[Rejected]]:
-    """What a file says, and what of it cannot be read. A file that cannot be opened is one refusal."""
+    """The statements of a file, and rejections of invalid entries. A file that cannot be opened is one rejection."""
     try:
         with path.open("rb") as file:
-            raw = file.read(LONGEST_FILE + 1)
-        if len(raw) > LONGEST_FILE:
-            return [], [_bad_file(path, f"it is longer than {LONGEST_FILE} bytes")]
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            return [], [_bad_file(path, f"it is longer than {MAX_FILE_BYTES} bytes")]
         text = raw.decode("utf-8")
     except OSError as error:
         return [], [_bad_file(path, f"it cannot be read: {error.strerror or error}")]
-    except ValueError as error:  # not UTF-8, or a path that no file can have
+    except ValueError as error:  # the file is not UTF-8, or the path is not valid
         return [], [_bad_file(path, f"it cannot be read: {error}")]
     return read_text(text, path)
 
 
 def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejected]]:
-    """As `read_file`, of a text; `path` is what errors call it."""
+    """As `read_file`, but for the contents of a file; `path` is used in messages only."""
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
@@ -44,10 +44,10 @@ def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejected
         if root is None:
             return [], []
         if not isinstance(root, yaml.MappingNode):
-            return [], [_bad_file(path, "it holds no mapping from argument names to values")]
+            return [], [_bad_file(path, "it is not a mapping from argument names to values")]
         return _read_mapping(loader, root, path)
     except yaml.YAMLError as error:
-        return [], [_bad_file(path, "it is no valid YAML: " + " ".join(str(error).split()))]
+        return [], [_bad_file(path, "it is not valid YAML: " + " ".join(str(error).split()))]
     except RecursionError:
         return [], [_bad_file(path, "it is nested too deeply")]
     finally:
@@ -66,7 +66,7 @@ def _read_mapping(
         source = f"config file {path} line {line}"
         read = _read_entry(loader, key_node, value_node, source)
         if isinstance(read, UserStatement) and read.argument in lines:
-            reason = f"line {lines[read.argument]} says it already"
+            reason = f"line {lines[read.argument]} sets it already"
             read = Rejected("duplicate_key", read.argument, None, source, reason, "Keep one of the two.")
         if isinstance(read, Rejected):
             rejections.append(read)
@@ -77,7 +77,7 @@ def _read_mapping(
 
 
 def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source: str) -> UserStatement | Rejected:
-    key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is no text"
+    key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is not a string"
     argument = find_any(key)
     if argument is None or key.startswith("-"):
         near = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
@@ -86,25 +86,27 @@ def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source:
     try:
         value = loader.construct_object(value_node, deep=True)
     except (ValueError, OverflowError) as error:
-        return bad_value(argument, value_node.value, source, f"YAML cannot read it: {error}")
+        return bad_value(argument, value_node.value, source, f"YAML cannot parse it: {error}")
     if value is None:
         return Rejected(
             "bad_value", argument.name, "null", source, "it is null", "Leave the key out to leave it unset."
         )
     try:
         name = plain_name(key)
-        said_as = "" if name == argument.name else name
-        return UserStatement(argument.name, argument.read(value), Origin.CONFIG_FILE, source, said_as)
+        alias = "" if name == argument.name else name
+        return UserStatement(argument.name, argument.read(value), Origin.CONFIG_FILE, source, alias)
     except ValueError as error:
-        return bad_value(argument, _written(value_node, value), source, f"it {error}")
+        return bad_value(argument, _as_in_file(value_node, value), source, f"it {error}")
 
 
-def _written(node: Any, value: object) -> object:
-    """A value as the file has it: `true`, and not Python's True; a quoted text with its quotes."""
+def _as_in_file(node: Any, value: object) -> object:
+    """A value as it is written in the file: `true`, not Python's True; a quoted string with its quotes."""
     if not isinstance(node, yaml.ScalarNode):
         return value
     return f"{node.style}{node.value}{node.style}" if node.style in ("'", '"') else node.value
 
 
 def _bad_file(path: Path, reason: str) -> Rejected:
-    return Rejected("bad_config_file", "config", str(path), SOURCE, reason, "Give a YAML file of arguments by name.")
+    return Rejected(
+        "bad_config_file", "config", str(path), SOURCE, reason, "Pass a YAML file that maps argument names to values."
+    )

@@ -1,4 +1,4 @@
-"""`srv args`: what the server arguments are, and what a platform makes of them."""
+"""`srv args`: describe the server arguments, and their values and status on a platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from srv.platform.facts import DeviceFacts
     from srv.platform.manifest import Manifest
 
-UNSUPPORTED = "unsupported"  # implemented, and not to be had on the platform asked about
+UNSUPPORTED = "unsupported"  # implemented in core, but not on the requested platform
 _ALL = (*ARGUMENTS.values(), *DEPRECATED.values())
 
 
@@ -27,21 +27,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser("args", help="list and explain server arguments")
     parser.set_defaults(handler=lambda _: _help(parser))
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    explaining = verbs.add_parser("explain", help="everything about one argument")
+    explaining = verbs.add_parser("explain", help="describe one argument in full")
     explaining.add_argument("name", metavar="NAME", help="name of the argument, with underscores or hyphens")
-    explaining.add_argument("--device", metavar="NAME[:PROFILE]", help="also say what it would be on this platform")
+    explaining.add_argument("--device", metavar="NAME[:PROFILE]", help="also show its value on this platform")
     explaining.add_argument("--json", action="store_true", help="print JSON")
     explaining.set_defaults(handler=run_explain)
-    listing = verbs.add_parser("list", help="all arguments, a line each, and how many there are of which status")
-    listing.add_argument("--group", choices=tuple(GROUPS), help="only those of this group")
-    listing.add_argument("--status", choices=(*STATUSES, UNSUPPORTED), help="only those of this status")
-    listing.add_argument("--platform", metavar="NAME[:PROFILE]", help="status on this platform")
+    listing = verbs.add_parser("list", help="list all arguments, one per line, with counts by status")
+    listing.add_argument("--group", choices=tuple(GROUPS), help="only arguments of this group")
+    listing.add_argument("--status", choices=(*STATUSES, UNSUPPORTED), help="only arguments with this status")
+    listing.add_argument("--platform", metavar="NAME[:PROFILE]", help="show the status on this platform")
     listing.add_argument("--json", action="store_true", help="print JSON, with counts for every platform")
     listing.set_defaults(handler=run_list)
-    schema = verbs.add_parser("schema", help="JSON Schema of the configuration file, for editors")
+    schema = verbs.add_parser("schema", help="print a JSON Schema of the configuration file, for editors")
     schema.set_defaults(handler=run_schema)
     add_translate(verbs)
-    completing = verbs.add_parser("completion", help="completion script for a shell")
+    completing = verbs.add_parser("completion", help="print a completion script for a shell")
     completing.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     completing.set_defaults(handler=run_completion)
 
@@ -52,7 +52,7 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def run_list(namespace: argparse.Namespace) -> int:
-    """Print declarations, and how many there are of each status."""
+    """Print the declarations, and counts by status."""
     status = _status_on(namespace.platform) if namespace.platform else explain.own_status
     chosen = [
         argument
@@ -60,9 +60,9 @@ def run_list(namespace: argparse.Namespace) -> int:
         if namespace.group in (None, argument.group) and namespace.status in (None, status(argument))
     ]
     if namespace.json:
-        told = [{**explain.to_dict(argument), "status": status(argument)} for argument in chosen]
+        described = [{**explain.to_dict(argument), "status": status(argument)} for argument in chosen]
         counts: dict[str, Any] = {"status": _counts(chosen, status), "platforms": _platform_counts(chosen)}
-        print(json.dumps({"arguments": told, "counts": counts}, indent=2))
+        print(json.dumps({"arguments": described, "counts": counts}, indent=2))
         return 0
     if chosen:
         print(explain.listing(sorted(chosen, key=lambda each: list(GROUPS).index(each.group)), status) + "\n")
@@ -78,27 +78,28 @@ def _counts(arguments: Iterable[Argument], status: Callable[[Argument], str]) ->
 
 
 def _status_on(device: str) -> Callable[[Argument], str]:
-    """What a platform's device makes of an argument: core's own status, or that the platform has not got it."""
-    from srv.cli.plan import find_target
+    """A function that returns the status of an argument on a device: that of core, or unsupported."""
+    from srv.planning.target import find_target
 
     target = find_target(device)
     return partial(_device_status, target.manifest, target.device)
 
 
 def _device_status(manifest: Manifest, device: DeviceFacts, argument: Argument) -> str:
-    """An implemented argument is unsupported if no value but its default is accepted there."""
+    """An implemented argument is unsupported if the device accepts only its default."""
     if argument.status != "implemented":
         return argument.status
     if argument.arg.needs and argument.arg.needs not in manifest.facts.capabilities(device):
         return UNSUPPORTED
-    from srv.args.support import REFUSED, by_argument, on_variant, said_of_argument
+    from srv.args.support import REFUSED, by_argument, on_variant, support_of_argument
 
-    said = said_of_argument(on_variant(device.variant, by_argument(manifest.facts.support).get(argument.name, ())))
-    return UNSUPPORTED if said is not None and said.status in REFUSED else argument.status
+    declared = by_argument(manifest.facts.support).get(argument.name, ())
+    support = support_of_argument(on_variant(device.variant, declared))
+    return UNSUPPORTED if support is not None and support.status in REFUSED else argument.status
 
 
 def _platform_counts(arguments: list[Argument]) -> Mapping[str, dict[str, int]]:
-    """Counts by status for every variant of every installed platform, by NAME:VARIANT."""
+    """Counts by status for every variant of every installed platform, keyed by NAME:VARIANT."""
     from srv.platform.registry import find_platforms
 
     counts: dict[str, dict[str, int]] = {}
@@ -123,7 +124,7 @@ def run_completion(namespace: argparse.Namespace) -> int:
     """Print a completion script."""
     from srv.args.completion import script
     from srv.args.dialects import DIALECTS
-    from srv.cli.main import whole_parser
+    from srv.cli.main import complete_parser
 
     values = {
         flag: argument.choices or SPELLINGS.published.get(argument.name, ())
@@ -131,35 +132,35 @@ def run_completion(namespace: argparse.Namespace) -> int:
         for flag in argument.flags
     }
     values |= {"--dialect": DIALECTS, "--from": DIALECTS}
-    print(script(namespace.shell, whole_parser(), values), end="")
+    print(script(namespace.shell, complete_parser(), values), end="")
     return 0
 
 
 def run_explain(namespace: argparse.Namespace) -> int:
-    """Print one declaration and, if a device is named, the value there with its story."""
+    """Print one declaration and, with --device, the value on that device with its provenance."""
     argument = explain.find(namespace.name)
-    told: dict[str, Any] = explain.to_dict(argument)
+    description: dict[str, Any] = explain.to_dict(argument)
     text = explain.explain(argument)
     if namespace.device is not None and not argument.deprecated:
-        story, backends = _on_device(argument, namespace.device)
-        told["on_device"] = {"device": namespace.device, "story": story, "backends": backends}
-        lines = story.splitlines() + ([f"backends there: {', '.join(backends)}"] if backends else [])
+        provenance, backends = _on_device(argument, namespace.device)
+        description["on_device"] = {"device": namespace.device, "provenance": provenance, "backends": backends}
+        lines = provenance.splitlines() + ([f"available backends: {', '.join(backends)}"] if backends else [])
         text += f"\n\non {namespace.device}\n" + "\n".join(f"  {line}" for line in lines)
-    print(json.dumps(told, indent=2) if namespace.json else text)
+    print(json.dumps(description, indent=2) if namespace.json else text)
     return 0
 
 
 def _on_device(argument: Argument, device: str) -> tuple[str, list[str]]:
-    """The argument's story on a device if nobody sets anything, and the backends that it could name there."""
+    """The provenance of the argument's default on a device, and the backends that it can select there."""
     from srv.args.statement import UserInput
-    from srv.cli.plan import find_target
-    from srv.cli.survey import resolve_for
+    from srv.planning.resolution import resolve_arguments
+    from srv.planning.target import find_target
 
     target = find_target(device)
     family = argument.arg.family
     backends = sorted(spec.name for spec in target.backends(family)) if family else []
     try:
-        return str(resolve_for(UserInput(), target, None).stories[argument.name]), backends
+        return str(resolve_arguments(UserInput(), target, None).provenance[argument.name]), backends
     except Refusal as refusal:
         about = [each for each in refusal.rejections if each.what == argument.name] or list(refusal.rejections)
         return "refused: " + "\n".join(str(each) for each in about), backends

@@ -1,7 +1,7 @@
-"""`--dialect` of `srv launch` and `srv plan`: the flags that follow are those of another engine.
+"""`--dialect` of `srv launch` and `srv plan`: the other flags are those of another engine.
 
-Finds devices, for sizes in bytes; what a foreign flag means is for `srv.args.dialects` to say, and what comes of it is
-read beside the command line's own words (`srv.args.command_line`).
+Owns the flag, and finds devices for the conversion of sizes in bytes. `srv.args.dialects` translates the flags, and
+`srv.args.command_line` parses the result together with the command line's own arguments.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ if TYPE_CHECKING:
     from srv.args.dialects import Translation
 
 _FLAG = "--dialect"
-_HELP = "the flags are those of another engine: rtp-llm, vllm or sglang"
-_OWN_WORDS = ("-h", "--help", "--json")  # of `srv launch` and `srv plan`, in no dialect
-_TAKERS = ("launch", "plan")
+_HELP = "use the flags of another engine: rtp-llm, vllm or sglang"
+_OWN_WORDS = ("-h", "--help", "--json")  # of `srv launch` and `srv plan`; they are not translated
+_COMMANDS = ("launch", "plan")
 
 
 def add_dialect(parser: argparse.ArgumentParser) -> None:
-    """Add `--dialect` to the help of a command; `expand_dialect` has taken it away before words are parsed."""
+    """Add `--dialect` to the help of a command; `expand_dialect` removes it before the command line is parsed."""
     parser.add_argument(_FLAG, metavar="ENGINE", default=argparse.SUPPRESS, help=_HELP)
 
 
 def expand_dialect(words: Sequence[str]) -> tuple[list[str], Translation | None]:
-    """The words that are those of `srv`, and what the others come to if they name a dialect.
+    """Split a command line into the words of `srv` itself, and the translation of the others if it has `--dialect`.
 
-    Refusal if no engine of that name is known. What cannot be translated is refused with everything else, later.
+    Refusal if the engine is unknown. Refusals of untranslatable flags are in the translation, and are raised later
+    together with all others.
     """
-    if not words or words[0] not in _TAKERS:
+    if not words or words[0] not in _COMMANDS:
         return list(words), None
     dialect, foreign = _take_dialect(words[1:])
     if dialect is None:
         return list(words), None
     from srv.args.dialects import translate
-    from srv.cli.plan import find_target
+    from srv.planning.target import find_target
 
     kept = [word for word in foreign if word in _OWN_WORDS]
     foreign = [word for word in foreign if word not in _OWN_WORDS]
     translation = translate(dialect, foreign, lambda device: find_target(device).device.memory_bytes)
-    return [words[0], *kept, *translation.passed], translation
+    return [words[0], *kept, *translation.passthrough], translation
 
 
 def _take_dialect(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The dialect that the words name, and the words without it."""
+    """The dialect that the words select, and the words without the flag."""
     for position, word in enumerate(words):
         flag, equals, attached = word.partition("=")
         if flag != _FLAG:
             continue
         after = words[position + 1 :]
         if not equals and not after:
-            reason, remedy = "no engine follows it", f"Write {_FLAG} rtp-llm, {_FLAG} vllm or {_FLAG} sglang."
+            reason, remedy = "it has no value", f"Write {_FLAG} rtp-llm, {_FLAG} vllm or {_FLAG} sglang."
             raise Refusal([Rejected("missing_value", _FLAG, None, "command line", reason, remedy)])
         rest = after if equals else after[1:]
         return attached if equals else after[0], [*words[:position], *rest]

@@ -1,8 +1,8 @@
-"""`srv doctor`: everything about this machine that decides whether a server can start on it, and what to do if not.
+"""`srv doctor`: diagnose whether a server can start on this machine, and what to do if it cannot.
 
-Looks at the environment, and at every platform that is installed: found, probed, brought to life in a child process,
-asked for its own checks, resolved with the model. Exit status 0 if a server could start (of `--device`, or of the
-automatic choice), else 2. Torch-free: what needs torch happens in children.
+Checks the environment and every installed platform: discovers it, probes it, creates it in a child process, runs its
+own checks, and resolves the arguments with the model. Exit status 0 if a server could start (on `--device`, or on the
+automatically chosen platform), else 2. Torch-free: everything that needs torch runs in child processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import platform as host
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ import msgspec
 import srv
 from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.statement import UserInput
+from srv.cli.diagnosis import Choice, Diagnosis, Examined
 from srv.cli.platforms import record, seconds
-from srv.cli.survey import Judged, judge, make_target
 from srv.errors import PlatformUnavailable, Refusal, Rejected
+from srv.planning.resolution import ResolvedPlan, resolve_plan
+from srv.planning.target import make_target
 from srv.platform import API_VERSION, environment
 from srv.platform.choose import choose, parse_device
 from srv.platform.doctor import DEFAULT_TIMEOUT_S, examine
@@ -32,84 +34,35 @@ from srv.platform.finding import Finding
 from srv.platform.host import versions
 from srv.platform.manifest import ProbeResult
 from srv.platform.probe import probe_all
-from srv.platform.registry import Found, find_all_backends, find_platforms
+from srv.platform.registry import InstalledPlatform, find_all_backends, find_platforms
 
-FORMAT = 1  # of the JSON; raised when a reader of the last one would go wrong
-_AT_ONCE = 3  # children that import torch at the same time
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """One platform. `judged` is None where it is not available, or where `refusals` say what stands against it."""
-
-    found: Found
-    probed: ProbeResult
-    findings: tuple[Finding, ...] = ()
-    judged: Judged | None = None
-    refusals: tuple[Rejected, ...] = ()
-
-    @property
-    def simulated(self) -> bool:
-        """Whether software plays its devices: always, or those that its probe found now."""
-        always = self.found.manifest is not None and self.found.manifest.simulated
-        return always or (self.probed.device is not None and self.probed.device.simulated)
-
-    @property
-    def usable(self) -> bool:
-        """Whether a server could start on it."""
-        failed = any(finding.status == "error" for finding in self.findings)
-        return self.probed.available and not failed and not self.refusals
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The platform that a launch would take (None: it would refuse), why, and what to do."""
-
-    asked: str | None
-    platform: str | None
-    because: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Everything that was found."""
-
-    versions: Mapping[str, str]
-    environment: tuple[Finding, ...]
-    platforms: Mapping[str, Examined]
-    choice: Choice
-
-    @property
-    def can_start(self) -> bool:
-        """Whether `srv launch`, with the same --device, could serve here."""
-        chosen = self.platforms.get(self.choice.platform or "")
-        return chosen is not None and chosen.usable and all(each.status != "error" for each in self.environment)
+FORMAT = 1  # version of the JSON; increased by incompatible changes
+_CONCURRENCY = 3  # child processes that import torch at the same time
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from srv.args.cli import PREFIX, Take
+    from srv.args.cli import PREFIX, StoreFlag
 
     parser = subparsers.add_parser(
         "doctor",
-        help="say whether a server can start here, and what to do if not",
+        help="check whether a server can start on this machine",
         description="Examine this machine: its Python environment and every installed platform, each in a child"
-        " process. Exit status 0 if a server could start, else 2.",
+        " process. Exit status 0 if a server can start, else 2.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the JSON to FILE")
     parser.add_argument(
         "--device",
         dest=f"{PREFIX}device",
-        action=Take,
+        action=StoreFlag,
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help="examine this platform alone",
+        help="examine only this platform",
     )
     parser.add_argument(
         "--model-path",
         dest=f"{PREFIX}model_path",
-        action=Take,
+        action=StoreFlag,
         default=argparse.SUPPRESS,
         metavar="PATH",
         help="choose backends for this model (default: demo)",
@@ -125,8 +78,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Examine and print; 2 if no server could start."""
-    from rich.console import Console  # other commands need not wait for it
+    """Examine and print; exit status 2 if no server can start."""
+    from rich.console import Console  # slow to import; other commands do not need it
 
     from srv.args.sources import gather
     from srv.cli.doctor_text import show
@@ -147,20 +100,20 @@ def _write(report: Path, text: str) -> None:
         report.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         reason = f"it cannot be written: {error.strerror or error}"
-        refused = Rejected("bad_value", "report", str(report), "command line", reason, "Write elsewhere.")
+        refused = Rejected("bad_value", "report", str(report), "command line", reason, "Choose another file.")
         raise Refusal([refused]) from error
 
 
 def diagnose(user: UserInput, timeout_s: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
-    """Examine the environment and the platforms; those that `user` did not name in --device only if there is none."""
+    """Examine the environment and the platforms: only that of --device, or all if `user` does not set it."""
     found = find_platforms()
-    asked = user.value("device")
-    wanted = _wanted(asked, found)
-    probed = probe_all(wanted)
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
-        surroundings = pool.submit(environment.findings, os.environ, timeout_s)
-        examined = pool.map(lambda name: _examine(wanted[name], probed[name], user, timeout_s), wanted)
-        platforms = dict(zip(wanted, examined, strict=True))
+    requested = user.value("device")
+    selected = _selected(requested, found)
+    probed = probe_all(selected)
+    with ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="doctor") as pool:
+        environment_findings = pool.submit(environment.findings, os.environ, timeout_s)
+        examined = pool.map(lambda name: _examine(selected[name], probed[name], user, timeout_s), selected)
+        platforms = dict(zip(selected, examined, strict=True))
         return Diagnosis(
             versions={
                 "srv": srv.__version__,
@@ -168,76 +121,78 @@ def diagnose(user: UserInput, timeout_s: float = DEFAULT_TIMEOUT_S) -> Diagnosis
                 "python": host.python_version(),
                 **versions("srv-kernels", "torch"),
             },
-            environment=(*surroundings.result(), *_said(user)),
+            environment=(*environment_findings.result(), *_argument_findings(user)),
             platforms=platforms,
-            choice=_choice(asked, found, probed),
+            choice=_choice(requested, found, probed),
         )
 
 
-def _wanted(asked: str | None, found: Mapping[str, Found]) -> Mapping[str, Found]:
-    """The platforms to look at: all, or the one that was asked for (none if its name is not known)."""
-    if asked is None:
+def _selected(requested: str | None, found: Mapping[str, InstalledPlatform]) -> Mapping[str, InstalledPlatform]:
+    """The platforms to examine: all, or the requested one (none if its name is unknown)."""
+    if requested is None:
         return {name: found[name] for name in found}
     try:
-        name = parse_device(asked).name
-    except Refusal:  # told by the choice, which reads the same text
+        name = parse_device(requested).name
+    except Refusal:  # `_choice` reports it
         return {}
     return {name: found[name]} if name in found else {}
 
 
-def _said(user: UserInput) -> list[Finding]:
-    """What is wrong with server arguments in the environment."""
-    wrong = [Finding("arguments", "error", f"{each.what}: {each.reason}", each.remedy) for each in user.rejections]
-    return wrong + [Finding("arguments", "warning", note) for note in user.notes]
+def _argument_findings(user: UserInput) -> list[Finding]:
+    """Problems of server arguments, for example in environment variables."""
+    errors = [Finding("arguments", "error", f"{each.what}: {each.reason}", each.remedy) for each in user.rejections]
+    return errors + [Finding("arguments", "warning", note) for note in user.notes]
 
 
-def _examine(found: Found, probed: ProbeResult, user: UserInput, timeout_s: float) -> Examined:
-    told = _unused(found)
+def _examine(found: InstalledPlatform, probed: ProbeResult, user: UserInput, timeout_s: float) -> Examined:
+    findings = _unused(found)
     if not probed.available or probed.device is None:
-        return Examined(found, probed, told)
-    judged, refusals = _judge(found, probed, user)
-    options = {} if judged is None else {name: judged.resolved.config.get(name) for name in found.loaded.options}
-    told += examine(found, probed.device, options, timeout_s)
-    return Examined(found, probed, told, judged, refusals)
+        return Examined(found, probed, findings)
+    resolved, refusals = _resolve(found, probed, user)
+    options = {} if resolved is None else {name: resolved.resolved.config.get(name) for name in found.loaded.options}
+    findings += examine(found, probed.device, options, timeout_s)
+    return Examined(found, probed, findings, resolved, refusals)
 
 
-def _unused(found: Found) -> tuple[Finding, ...]:
-    """Backends that the plugin, or a third party for it, offers in vain."""
+def _unused(found: InstalledPlatform) -> tuple[Finding, ...]:
+    """A warning about backends of the plugin, or of a third party for it, that `srv` does not use."""
     unused = "" if found.manifest is None else unused_backends(found.manifest, find_all_backends(found.name))
-    remedy = f"They do no harm: srv chooses backends for {' and '.join(USED_FAMILIES)}, and leaves others alone."
+    remedy = f"No action is needed: srv selects backends for {' and '.join(USED_FAMILIES)} only."
     return (Finding("backends", "warning", unused, remedy),) if unused else ()
 
 
-def _judge(found: Found, probed: ProbeResult, user: UserInput) -> tuple[Judged | None, tuple[Rejected, ...]]:
-    """What a launch on this platform would come to, whatever --device says; or everything that stands against it."""
+def _resolve(
+    found: InstalledPlatform, probed: ProbeResult, user: UserInput
+) -> tuple[ResolvedPlan | None, tuple[Rejected, ...]]:
+    """Resolve a launch on this platform, regardless of --device; returns the plan, or else all refusals."""
     assert probed.device is not None
     rest = UserInput(tuple(each for each in user.statements if each.argument != "device"))
     try:
         target = make_target(found.loaded, probed.device, "examined by srv doctor", probed.notes)
-        return judge(rest, lambda text, who: target, model_needed=False), ()
+        return resolve_plan(rest, lambda text, source: target, model_needed=False), ()
     except Refusal as refusal:
         return None, refusal.rejections
-    except Exception as error:  # noqa: BLE001 - a plugin's statements may raise anything: that is what is told
+    except Exception as error:  # noqa: BLE001 - a plugin's statements may raise anything; it is reported
         reason = f"one of its statements raised {type(error).__name__}: {error}"
-        who = f"{found.distribution} {found.version}".strip()
-        remedy = f"Report this to the maker of {found.distribution}."
-        return None, (Rejected("statement_raised", f"platform {found.name}", None, who, reason, remedy),)
+        source = f"{found.distribution} {found.version}".strip()
+        remedy = f"Report this to the maintainer of {found.distribution}."
+        return None, (Rejected("statement_raised", f"platform {found.name}", None, source, reason, remedy),)
 
 
-def _choice(asked: str | None, found: Mapping[str, Found], probed: Mapping[str, ProbeResult]) -> Choice:
-    """What a launch would take, with what the probes have already said."""
+def _choice(requested: str | None, found: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]) -> Choice:
+    """The platform that a launch would use, by the results of the probes."""
     try:
-        chosen = choose(asked, found, lambda candidates, _: {name: probed[name] for name in candidates})
+        chosen = choose(requested, found, lambda candidates, _: {name: probed[name] for name in candidates})
     except PlatformUnavailable as error:
-        return Choice(asked, None, f"{error.platform}: {error.reason}", error.remedy)
+        return Choice(requested, None, f"{error.platform}: {error.reason}", error.remedy)
     except Refusal as refusal:
         reasons, remedies = ([getattr(each, part) for each in refusal.rejections] for part in ("reason", "remedy"))
-        return Choice(asked, None, "; ".join(reasons), " ".join(remedies))
-    return Choice(asked, chosen.found.name, chosen.why)
+        return Choice(requested, None, "; ".join(reasons), " ".join(remedies))
+    return Choice(requested, chosen.found.name, chosen.reason)
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The diagnosis as JSON can hold it. Its keys are stable for one `format`; new ones may come."""
+    """The diagnosis as JSON-compatible values. The keys of one `format` are stable; new keys may be added."""
     return {
         "format": FORMAT,
         "can_start": diagnosis.can_start,
@@ -250,8 +205,8 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _platform_dict(each: Examined) -> dict[str, Any]:
     manifest = each.found.manifest
-    model = None if each.judged is None else each.judged.model
-    choices = {} if each.judged is None else each.judged.resolved.backends
+    model = None if each.resolved is None else each.resolved.model
+    choices = {} if each.resolved is None else each.resolved.resolved.backends
     return {
         **record(each.found, each.probed),
         "contract": None if manifest is None else _dotted(manifest.api),
@@ -261,8 +216,8 @@ def _platform_dict(each: Examined) -> dict[str, Any]:
         "backends": {
             slot: {
                 "name": choice.spec.name,
-                "because": choice.why,
-                "against": {name: list(reasons) for name, reasons in choice.against},
+                "because": choice.reason,
+                "rejected": {name: list(reasons) for name, reasons in choice.rejected},
             }
             for slot, choice in choices.items()
         },

@@ -1,4 +1,4 @@
-"""How `srv doctor` looks to a reader: sections of lines, each with its verdict, and what to do below it."""
+"""The text output of `srv doctor`: sections of lines, each with its verdict and, below it, a remedy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from srv.cli.doctor import Diagnosis, Examined
+    from srv.cli.diagnosis import Diagnosis, Examined
     from srv.platform.finding import Finding
 
-# verdict, what was looked at, what was seen, what to do
+# verdict, name of the check, details, remedy
 Row = tuple[str, str, str, str]
 _STYLES = {"ok": "green", "no": "magenta", "warning": "yellow", "error": "red"}
 
 
 def show(diagnosis: Diagnosis, console: Console) -> None:
-    """Print everything."""
-    told = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
-    _section(console, "Environment", [("", "versions", told, ""), *_rows(diagnosis.environment)])
+    """Print all findings."""
+    versions = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
+    _section(console, "Environment", [("", "versions", versions, ""), *_rows(diagnosis.environment)])
     for each in diagnosis.platforms.values():
         simulated = " (simulated)" if each.simulated else ""
         _section(console, f"Platform {each.found.name}{simulated}", _platform(each))
@@ -70,22 +70,22 @@ def _platform(each: Examined) -> Iterator[Row]:
     for refusal in each.refusals:
         shown = "" if refusal.value is None else f"{refusal.value} (set by {refusal.who}): "
         yield "error", refusal.what, f"{shown}{refusal.reason} [{refusal.code}]", refusal.remedy
-    if each.judged is not None:
-        if each.judged.model is None:
-            yield "", "backends", "open: no model is named and no demo model is installed (--model-path)", ""
+    if each.resolved is not None:
+        if each.resolved.model is None:
+            yield "", "backends", "not chosen: no model is set (--model-path) and no demo model is installed", ""
         else:
-            yield "", "model", each.judged.model.name, ""
-        yield from (("ok", "backend", str(choice), "") for choice in each.judged.resolved.backends.values())
+            yield "", "model", each.resolved.model.name, ""
+        yield from (("ok", "backend", str(choice), "") for choice in each.resolved.resolved.backends.values())
 
 
 def _choice(diagnosis: Diagnosis) -> Iterator[Row]:
     choice = diagnosis.choice
-    asked = "automatic" if choice.asked is None else f"--device {choice.asked}"
+    requested = "automatic" if choice.asked is None else f"--device {choice.asked}"
     if choice.platform is None:
-        yield "error", asked, choice.because, choice.remedy
+        yield "error", requested, choice.because, choice.remedy
     else:
-        yield "ok", asked, choice.because, ""
+        yield "ok", requested, choice.because, ""
     if diagnosis.can_start:
         yield "ok", "verdict", f"a server can start here: srv launch --device {choice.asked or choice.platform}", ""
     else:
-        yield "error", "verdict", "no server can start so; the lines above marked no or error say what to do", ""
+        yield "error", "verdict", "no server can start here; see the lines above that are marked no or error", ""

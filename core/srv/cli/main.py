@@ -1,9 +1,9 @@
-"""`srv`: runs the subcommand named, and turns our errors into text and exit status.
+"""`srv`: runs a subcommand, and converts our errors into text and an exit status.
 
-A distribution adds a subcommand through the entry-point group `srv.commands`: name = the command, value = a function
-that adds it to the subparsers. They are looked for only if the command line names none of core's own.
+A distribution adds a subcommand through the entry-point group `srv.commands`: the name is that of the command, the
+value a function that adds it to the subparsers. The group is read only if the command is not one of core's own.
 
-Exit status: 0 done, 1 a bug of ours, 2 something the operator can put right, 130 interrupted.
+Exit status: 0 success, 1 a bug in srv, 2 an error that the operator can fix, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 # modules of this package, in the order of the help
 COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance")
 COMMAND_GROUP = "srv.commands"
-OPERATOR, INTERRUPTED = 2, 130
+OPERATOR_ERROR, INTERRUPTED = 2, 130
 
 
 def console() -> int:
-    """`main` as a process of its own, without looking for garbage: a seventh of what `srv plan` takes.
+    """The entry point of the process: `main` without garbage collection, a seventh of the time of `srv plan`.
 
-    What a command makes it keeps, until the process ends; one that goes on working turns collection on again.
+    Most commands keep their objects until the process ends. A long-running command enables collection again.
     """
     gc.disable()
     try:
         return main()
     finally:
-        gc.freeze()  # what is left at the end need not be looked at either
+        gc.freeze()  # the collection at interpreter exit skips all remaining objects
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     except SrvError as error:
         sys.stderr.write(error_text(error))
-        return OPERATOR
+        return OPERATOR_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone (`srv args list | head`)
+    except BrokenPipeError:  # the reader of our output has exited (`srv args list | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -72,14 +72,14 @@ def _run(words: list[str]) -> int:
         return 0
     namespace.unknown, namespace.translation = unknown, translation
     if unknown and not getattr(namespace, "takes_server_arguments", False):
-        from srv.args.command_line import unknown_flags  # here and below: what is seldom needed is loaded then
+        from srv.args.command_line import unknown_flags  # here and below: rarely needed
 
         raise Refusal(unknown_flags(unknown))
     return int(namespace.handler(namespace))
 
 
 def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[Entry] = ()) -> Parser:
-    """The parser of `srv` with these subcommands. What is not run need not be imported."""
+    """The parser of `srv` with these subcommands; the modules of all others are not imported."""
     parser = Parser(prog="srv", description="A hardware-neutral server for large language models.")
     parser.add_argument("--version", action="version", version=f"srv {srv.__version__}")
     subparsers: argparse._SubParsersAction[Parser] = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -90,13 +90,13 @@ def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[Entry] = 
     return parser
 
 
-def whole_parser() -> Parser:
-    """The parser with every subcommand, those of other distributions too."""
+def complete_parser() -> Parser:
+    """The parser with all subcommands, including those of other distributions."""
     return build_parser(COMMANDS, _further_commands())
 
 
 def _further_commands() -> tuple[Entry, ...]:
-    """Subcommands that distributions bring; of two of one name, the first. Core's own names are not theirs to take."""
+    """Subcommands of other distributions. The first of a name wins, and core's own names cannot be replaced."""
     from srv.platform.installed import entries
 
     found: dict[str, Entry] = {}
@@ -107,10 +107,10 @@ def _further_commands() -> tuple[Entry, ...]:
 
 
 def _add_further(command: Entry, subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Let a distribution add its command; one that cannot is listed as such, and harms no other."""
+    """Let a distribution add its command; if that fails, the command is listed as broken, and the others still work."""
     try:
         command.load()(subparsers)
-    except Exception as error:  # noqa: BLE001 - whatever a distribution does wrong is its own command's fault
+    except Exception as error:  # noqa: BLE001 - a distribution may raise anything; only its own command fails
         distribution = command.distribution
         reason = f"adding it raised {type(error).__name__}: {error}"
         remedy = f"Reinstall or update {distribution}, or uninstall it"
@@ -124,19 +124,19 @@ def _refuse_broken(fault: PluginError, namespace: argparse.Namespace) -> NoRetur
 
 
 def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
-    """argparse would list the choices; we name the nearest."""
+    """Refuse an unknown command with the most similar name; argparse would list all choices."""
     if words and not words[0].startswith("-") and words[0] not in known:
         from srv.args.spec import nearest
 
         near = nearest(words[0], known)
-        remedy = f"Did you mean {near}?" if near else f"There are: {', '.join(known)}."
+        remedy = f"Did you mean {near}?" if near else f"Available commands: {', '.join(known)}."
         raise Refusal(
             [Rejected("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
         )
 
 
 def error_text(error: SrvError) -> str:
-    """What the operator reads: one line, or a line a refusal below a count."""
+    """The text for the operator: one line, or the number of refusals and one line for each."""
     if isinstance(error, Refusal):
         count = len(error.rejections)
         head = f"srv: {count} refusal{'s' if count != 1 else ''}:\n"

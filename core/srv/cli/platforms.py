@@ -1,6 +1,6 @@
-"""`srv platforms`: every platform that is installed, and what it finds on this machine.
+"""`srv platforms`: list all installed platforms, and what they find on this machine.
 
-Only shows; whatever a plugin does wrong is a row of the table. Exit status 0.
+A faulty plugin is shown as a row of the table like any other. Exit status 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.probe import probe_all
-from srv.platform.registry import Found, find_platforms
+from srv.platform.registry import InstalledPlatform, find_platforms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,8 +24,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "platforms",
-        help="list installed platforms and what they find here",
-        description="Every platform that is installed: where it comes from, and what it finds on this machine.",
+        help="list installed platforms and what they find on this machine",
+        description="List all installed platforms: where they come from, and what they find on this machine.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
@@ -39,8 +39,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Probe everything at once and print it."""
-    from rich.console import Console  # here and below: other commands need not wait for it
+    """Probe all platforms in parallel and print the results."""
+    from rich.console import Console  # here and below: slow to import, and other commands do not need it
 
     found = find_platforms()
     results = probe_all(found, namespace.timeout)
@@ -54,8 +54,8 @@ def run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def record(found: Found, result: ProbeResult) -> dict[str, Any]:
-    """One platform as JSON."""
+def record(found: InstalledPlatform, result: ProbeResult) -> dict[str, Any]:
+    """One platform as JSON-compatible values."""
     return {
         "platform": found.name,
         "distribution": found.distribution,
@@ -71,8 +71,8 @@ def record(found: Found, result: ProbeResult) -> dict[str, Any]:
     }
 
 
-def table(found: Mapping[str, Found], results: Mapping[str, ProbeResult]) -> Table:
-    """One row a platform."""
+def table(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> Table:
+    """A table with one row per platform."""
     from rich.table import Table
 
     grid = Table(title="Platforms", title_justify="left", header_style="bold")
@@ -81,12 +81,12 @@ def table(found: Mapping[str, Found], results: Mapping[str, ProbeResult]) -> Tab
     for name, each in found.items():
         grid.add_row(*_row(each, results[name]))
     if not found:
-        grid.caption = "none is installed: `pip install srv` brings the built-in ones"
+        grid.caption = "none is installed: `pip install srv` installs the built-in ones"
     return grid
 
 
 def remarks(results: Mapping[str, ProbeResult]) -> Table:
-    """What keeps a platform from serving here and what to do about it, and what a probe noted."""
+    """Why platforms are not available on this machine, with remedies, and the notes of probes."""
     from rich.table import Table
     from rich.text import Text
 
@@ -100,7 +100,7 @@ def remarks(results: Mapping[str, ProbeResult]) -> Table:
     return grid
 
 
-def _row(found: Found, result: ProbeResult) -> tuple[Text | str, ...]:
+def _row(found: InstalledPlatform, result: ProbeResult) -> tuple[Text | str, ...]:
     from rich.text import Text
 
     mark = " (simulated)" if _simulated(found, result) else ""
@@ -113,8 +113,8 @@ def _row(found: Found, result: ProbeResult) -> tuple[Text | str, ...]:
     return name, f"{found.distribution} {found.version}".strip(), verdict, device.variant, described
 
 
-def _simulated(found: Found, result: ProbeResult) -> bool:
-    """Whether software plays the platform's devices: always, or those that its probe found now."""
+def _simulated(found: InstalledPlatform, result: ProbeResult) -> bool:
+    """Whether the platform's devices are simulated: always, or those that its probe has found."""
     always = found.manifest is not None and found.manifest.simulated
     return always or (result.device is not None and result.device.simulated)
 
@@ -132,11 +132,11 @@ def _device(device: DeviceFacts) -> dict[str, Any]:
 
 
 def seconds(text: str) -> float:
-    """Seconds of a `--timeout`; argparse's error for what is no such number."""
+    """Parse the seconds of a `--timeout`; raises argparse's error for an invalid value."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value <= 600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 600")
     return value

@@ -1,7 +1,7 @@
-"""`srv plugin new NAME`: a third party's platform, as a package that works before a line of it is changed.
+"""`srv plugin new NAME`: generate the package of a third party's platform, which works without changes.
 
-The template ships inside `srv` (`srv/plugin_template`) and is made from a platform that is served and tested with it.
-Owns the names that go into it, and their rules. Must not know what the template's files hold.
+The template is part of `srv` (`srv/plugin_template`) and is made from a platform that is tested together with it.
+Owns the names that are inserted, and their rules. Must not know the contents of the template's files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from srv.platform.registry import find_platforms
 TEMPLATE = "plugin_template"
 SUFFIX = ".template"
 _CHECK_TIMEOUT_S = 60.0
-_TORCH_KNOWS = """
+_IS_TORCH_NAME = """
 import sys, torch
 name = sys.argv[1]
 try:
@@ -41,14 +41,14 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a platform, its import package and its distribution are called."""
+    """The names of a platform, its import package and its distribution."""
 
     name: str
     package: str
     distribution: str
 
     def fill(self, text: str) -> str:
-        """A text of the template, with these names."""
+        """Insert these names into a text of the template."""
         words = {
             "{{package}}": self.package,
             "{{distribution}}": self.distribution,
@@ -61,22 +61,28 @@ class Names:
         return text
 
     def place(self, path: str) -> str:
-        """A path in the template, as it is called in the package."""
+        """The path in the package of a path in the template."""
         return path.replace("PACKAGE", self.package).replace("NAME", self.name).removesuffix(SUFFIX)
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("plugin", help="make a platform of your own")
+    parser = subparsers.add_parser("plugin", help="create your own platform")
     parser.set_defaults(handler=lambda _: _help(parser))
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     new = verbs.add_parser(
         "new",
-        help="make a package with a platform that works",
-        description="Make a distribution with one platform, a simulated device to begin with: it installs, serves and"
-        " passes `srv conformance run` as it is.",
+        help="create a package with a working platform",
+        description="Create a distribution with one platform, initially a simulated device. Without any changes it"
+        " can be installed, serves models and passes `srv conformance run`.",
     )
-    new.add_argument("name", metavar="NAME", help="of the platform, as --device will take it")
-    new.add_argument("--into", type=Path, default=Path(), metavar="DIR", help="where the folder goes (default: here)")
+    new.add_argument("name", metavar="NAME", help="name of the platform, as passed to --device")
+    new.add_argument(
+        "--into",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="where to create the folder (default: the current folder)",
+    )
     new.set_defaults(handler=run_new)
 
 
@@ -86,14 +92,14 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def run_new(namespace: argparse.Namespace) -> int:
-    """Make the package and say what to do with it. Refusal, and nothing written, if its name or place is taken."""
+    """Create the package and print the next steps. Refusal, with nothing written, if its name or folder is taken."""
     name = namespace.name
     folder = namespace.into / f"srv-{name.replace('_', '-')}"
     _check_name(name)
     _check_folder(folder)
     names = Names(name, f"srv_{name}", folder.name)
     written = write(names, folder)
-    print(f"{folder}: {len(written)} files. A simulated device, until you make it yours; its README.md says how.")
+    print(f"{folder}: {len(written)} files. The device is simulated; README.md explains how to implement your own.")
     print(f"    python -m pip install -e {folder}")
     print(f"    srv doctor --device {name}")
     print(f"    srv launch --device {name}")
@@ -102,7 +108,7 @@ def run_new(namespace: argparse.Namespace) -> int:
 
 
 def write(names: Names, folder: Path) -> list[Path]:
-    """Fill the template into a new folder; the files written. FileExistsError if the folder is there."""
+    """Write the filled template to a new folder; returns the files. FileExistsError if the folder exists."""
     folder.mkdir(parents=True)
     written = []
     for path, text in rendered(names):
@@ -114,13 +120,13 @@ def write(names: Names, folder: Path) -> list[Path]:
 
 
 def rendered(names: Names) -> Iterator[tuple[str, str]]:
-    """Every file of the package: its path, with "/", and its text."""
+    """The path (with "/") and the text of every file of the package."""
     for path, text in template():
         yield names.place(path), names.fill(text)
 
 
 def template() -> Iterator[tuple[str, str]]:
-    """Every file of the template: its path within it, and its text."""
+    """The path and the text of every file of the template."""
     yield from _files(importlib.resources.files("srv") / TEMPLATE, "")
 
 
@@ -133,26 +139,26 @@ def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _check_name(name: str) -> None:
-    """Refusal unless a platform, a Python package and a device of PyTorch can be called so."""
-    example = "Choose another, such as the name that your device is known by: srv plugin new mychip"
+    """Refusal unless the name is valid and free for a platform, a Python package and a PyTorch device."""
+    example = "Choose another name, such as that of your device: srv plugin new mychip"
     if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii() or name != name.lower():
-        raise _refused("bad_name", name, "it is no lower-case Python identifier", example)
+        raise _refused("bad_name", name, "it is not a lower-case Python identifier", example)
     if not name.replace("_", "").isalpha() or name.startswith("_"):
-        reason = "PyTorch names devices with letters and underscores alone, and a platform's name begins with a letter"
+        reason = "names of PyTorch devices have only letters and underscores, and platform names begin with a letter"
         raise _refused("bad_name", name, reason, example)
     found = find_platforms()
     if name in found:
-        reason = f"{found[name].distribution} {found[name].version} brings a platform of this name"
-        remedy = f"Choose another, or uninstall it. Taken are {', '.join(found)}."
+        reason = f"{found[name].distribution} {found[name].version} provides a platform of this name"
+        remedy = f"Choose another name, or uninstall it. These are taken: {', '.join(found)}."
         raise _refused("name_taken", name, reason, remedy)
     if importlib.util.find_spec(f"srv_{name}") is not None:
-        raise _refused("name_taken", name, f"a package srv_{name} is installed already", example)
-    if name in _identifiers() or _torch_knows(name):
-        raise _refused("name_taken", name, "PyTorch, or the package that would be made, uses this word itself", example)
+        raise _refused("name_taken", name, f"a package srv_{name} is already installed", example)
+    if name in _identifiers() or _is_torch_name(name):
+        raise _refused("name_taken", name, "PyTorch, or the generated package, already uses this name", example)
 
 
 def _identifiers() -> frozenset[str]:
-    """Every identifier of the template's code: a platform named like a variable in it would shadow that."""
+    """Every identifier in the template's code: a platform must not have the name of one of its variables."""
     neutral = Names("xx", "xx", "xx")
     texts = [neutral.fill(text) for path, text in template() if path.endswith(f".py{SUFFIX}")]
     return frozenset(
@@ -163,21 +169,25 @@ def _identifiers() -> frozenset[str]:
     )
 
 
-def _torch_knows(name: str) -> bool:
-    """Whether `torch.NAME` or a device NAME is there before any plugin's: asked of torch in a child process."""
+def _is_torch_name(name: str) -> bool:
+    """Whether `torch.NAME` or a device NAME exists without any plugin; checked in a child process."""
     with tempfile.TemporaryDirectory(prefix="srv-plugin-") as folder:
         variables = {**os.environ, AUTOLOAD: "0"}
-        ended = run_child(["-c", _TORCH_KNOWS, name], Path(folder), _CHECK_TIMEOUT_S, environment=variables)
+        ended = run_child(["-c", _IS_TORCH_NAME, name], Path(folder), _CHECK_TIMEOUT_S, environment=variables)
         answer = (Path(folder) / "stdout").read_text(encoding="utf-8").strip()
     if ended.text:
-        reason = f"torch, which every platform computes with, cannot be asked about it: python {ended.text}"
-        raise _refused("torch_unusable", name, reason, "Run `srv doctor`, and mend what it says of torch.")
+        reason = f"the check whether torch uses this name failed: python {ended.text}"
+        raise _refused(
+            "torch_unusable", name, reason, "Run `srv doctor`, and fix the errors that it reports for torch."
+        )
     return answer == "yes"
 
 
 def _check_folder(folder: Path) -> None:
     if folder.exists():
-        raise _refused("folder_exists", str(folder), "there is such a file or folder", "Remove it, or say --into DIR.")
+        raise _refused(
+            "folder_exists", str(folder), "it already exists", "Remove it, or choose another folder with --into DIR."
+        )
 
 
 def _refused(code: str, value: str, reason: str, remedy: str) -> Refusal:

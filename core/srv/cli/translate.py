@@ -1,6 +1,6 @@
-"""`srv args translate`: command lines of other engines, said with arguments of `srv`.
+"""`srv args translate`: translate command lines of other engines to arguments of `srv`.
 
-It prints and finds devices; what a foreign flag means is for `srv.args.dialects` to say.
+Prints translations, and finds devices for the conversion of sizes. `srv.args.dialects` translates the flags.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ def add_translate(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `translate` to the subcommands of `srv args`."""
     parser = subparsers.add_parser(
         "translate",
-        help="say another engine's command line with arguments of srv",
+        help="translate another engine's command line",
         description="Translate a command line of another engine: srv args translate --from rtp-llm -- FLAG ..."
-        " Exit status 2 if something of it is refused.",
+        " Exit status 2 if any flag is refused.",
     )
     parser.add_argument("--from", dest="dialect", metavar="ENGINE", required=True, help="rtp-llm, vllm or sglang")
-    parser.add_argument("--device", metavar="NAME[:PROFILE]", help="device whose memory turns bytes into fractions")
+    parser.add_argument(
+        "--device", metavar="NAME[:PROFILE]", help="device whose memory is used to convert bytes to fractions"
+    )
     parser.add_argument("--format", choices=FORMATS, default="all", help="what to print (default: all)")
-    parser.add_argument("--counts", action="store_true", help="print how many flags are mapped, converted, refused")
-    parser.add_argument("--table", action="store_true", help="print what becomes of each flag")
+    parser.add_argument("--counts", action="store_true", help="print how many flags are mapped, converted and refused")
+    parser.add_argument("--table", action="store_true", help="print the translation of each flag")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- FLAG ...", help="the command line to translate")
-    parser.set_defaults(handler=run, takes_server_arguments=True)  # so that flags without `--` come to `run`
+    parser.set_defaults(handler=run, takes_server_arguments=True)  # so that `run` receives flags without `--`
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Print counts, the table, or a translation; 2 if something of the command line is refused."""
+    """Print counts, the table, or a translation; exit status 2 if any flag is refused."""
     from srv.args.dialects import read_dialect, translate
 
     if unknown := getattr(namespace, "unknown", None):
-        reason, remedy = "it is no flag of `srv args translate`", "Write -- before the command line to translate."
+        reason, remedy = "it is not a flag of `srv args translate`", "Write -- before the command line to translate."
         raise Refusal([Rejected("unknown_flag", unknown[0], None, "command line", reason, remedy)])
     if namespace.counts or namespace.table:
         dialect = read_dialect(namespace.dialect)
@@ -60,34 +62,34 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def bad_values(translation: Translation) -> list[Rejected]:
-    """Refusals of values that no launch would take; whether the rest fits a device and a model is for `srv plan`."""
+    """Refusals of invalid values. `srv plan` checks whether the valid ones suit a device and a model."""
     from srv.args.command_line import bad_value, read_translation
     from srv.args.config import ARGUMENTS
 
     statements, refused = read_translation(replace(translation, rejections=()))
-    judged = ((each, ARGUMENTS[each.argument]) for each in statements)
-    against = [
-        bad_value(argument, argument.show(each.value), each.source, f"it {why}")
-        for each, argument in judged
-        if (why := argument.against(each.value)) is not None
+    with_arguments = ((each, ARGUMENTS[each.argument]) for each in statements)
+    invalid = [
+        bad_value(argument, argument.show(each.value), each.source, f"it {error}")
+        for each, argument in with_arguments
+        if (error := argument.validation_error(each.value)) is not None
     ]
-    return [*refused, *against]
+    return [*refused, *invalid]
 
 
 def _memory(device: str | None) -> int | None:
-    """Bytes of a device that is named; a machine that nobody named is not asked, it may not be the one meant."""
-    from srv.cli.plan import find_target
+    """The memory of the named device in bytes; None without a name, because this machine may not be the target."""
+    from srv.planning.target import find_target
 
     return None if device is None else find_target(device).device.memory_bytes
 
 
-def to_text(translation: Translation, form: str) -> str:
-    """A translation in one of `FORMATS`; refusals are in JSON alone, elsewhere they are the caller's to print."""
-    if form == "command":
+def to_text(translation: Translation, output_format: str) -> str:
+    """A translation in one of `FORMATS`. Only JSON includes the refusals; otherwise the caller prints them."""
+    if output_format == "command":
         return translation.command
-    if form == "yaml":
+    if output_format == "yaml":
         return _yaml(translation).rstrip()
-    if form == "json":
+    if output_format == "json":
         from dataclasses import asdict
 
         return json.dumps(
@@ -113,32 +115,32 @@ def _yaml(translation: Translation) -> str:
     import yaml
 
     text = yaml.safe_dump(translation.values, sort_keys=False, allow_unicode=True, width=1000)
-    return text + (f"# not in it: {shlex.join(translation.passed)!a}\n" if translation.passed else "")
+    return text + (f"# not included: {shlex.join(translation.passthrough)!a}\n" if translation.passthrough else "")
 
 
 def counts_dict(dialect: Dialect) -> dict[str, Any]:
-    """How many flags have each status: of the engine's page of arguments, and others that its code knows."""
+    """Counts of flags by status: those on the engine's page of arguments, and further ones that only its code has."""
     page, further = dialect.counts(), dialect.counts(of_page=False)
-    unknown = {"unknown": 0}  # every row has one of the statuses, or the table would not have been read
+    unknown = {"unknown": 0}  # reading the table fails if a row has no status
     return {"dialect": dialect.name, "page": {**page, **unknown}, "further": dict(further)}
 
 
 def counts_text(dialect: Dialect) -> str:
-    """The counts for a reader."""
+    """The counts as text."""
     counts = counts_dict(dialect)
     total = sum(counts["page"].values())
-    told = ", ".join(f"{count} {status}" for status, count in counts["page"].items())
-    lines = [f"{dialect.engine}: {total} rows: {told}"]
+    summary = ", ".join(f"{count} {status}" for status, count in counts["page"].items())
+    lines = [f"{dialect.engine}: {total} rows: {summary}"]
     if beyond := sum(counts["further"].values()):
-        told = ", ".join(f"{count} {status}" for status, count in counts["further"].items())
-        lines.append(f"{beyond} flags that its page of arguments does not list: {told}")
+        summary = ", ".join(f"{count} {status}" for status, count in counts["further"].items())
+        lines.append(f"{beyond} flags that its page of arguments does not list: {summary}")
     if dialect.ours:
         lines.append("All its other flags are arguments of srv (`srv args list`).")
     return "\n".join(lines)
 
 
 def table_dict(dialect: Dialect) -> list[dict[str, Any]]:
-    """Every row: flags, status, the arguments that carry its meaning, or why none does and what to do."""
+    """Every row: its flags, its status, and the equivalent arguments, or the reason why there are none and a remedy."""
     return [
         {
             "flags": row.flags,
@@ -155,12 +157,12 @@ def table_dict(dialect: Dialect) -> list[dict[str, Any]]:
 
 
 def table_text(dialect: Dialect) -> str:
-    """Every row for a reader, a line each."""
+    """Every row as text, one per line."""
     width = max(len(", ".join(row.flags)) for row in dialect.rows)
-    return "\n".join(f"{', '.join(row.flags):{width}}  {row.status:9}  {_becomes(row)}" for row in dialect.rows)
+    return "\n".join(f"{', '.join(row.flags):{width}}  {row.status:9}  {_equivalent(row)}" for row in dialect.rows)
 
 
-def _becomes(row: Row) -> str:
+def _equivalent(row: Row) -> str:
     if row.refused:
         return f"{row.refused}. {row.remedy}"
-    return ", ".join("--" + name.replace("_", "-") for name in row.targets) or row.note or "nothing needs to be said"
+    return ", ".join("--" + name.replace("_", "-") for name in row.targets) or row.note or "no setting is needed"

@@ -1,1 +1,1 @@
-"""The engine: the loop plan -> submit -> apply, its executors, and the process it runs in."""
+"""The engine: its construction, its loop (plan, submit, apply), the process that it runs in, and its supervisor."""

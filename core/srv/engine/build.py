@@ -1,7 +1,7 @@
-"""From an `EngineSpec` to a working engine: platform, weights, measured budget, pool, scheduler, runner.
+"""Builds an engine from an `EngineSpec`: platform, model, memory budget, KV pool, runner, scheduler.
 
-Every failure leaves as a `SrvError` whose text an operator can act on. The order is the order in which
-things can fail cheaply: the platform first, the weights next, the pool last.
+A configuration that cannot be served raises a `SrvError` whose message tells the operator what to do. What is
+quick to fail comes first: the platform, then the weights, then the KV pool.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any
 import torch
 
 from srv.args.config import Config
-from srv.engine.capture import Story, capture_steps, rows_to_capture
-from srv.engine.executor import InProcessExecutor
 from srv.engine.progress import LoadProgress
-from srv.engine.spec import EngineSpec
+from srv.executor.in_process import InProcessExecutor
+from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
-from srv.memory import budget
-from srv.memory.budget import Budget
-from srv.memory.layout import KVLayout
 from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
+from srv.planning import budget
+from srv.planning.budget import Budget
 from srv.platform import registry
 from srv.platform.contract import create_platform
 from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
-from srv.runner.attention import SplitAttention
-from srv.runner.runner import Runner
-from srv.runner.slots import Slots
 from srv.sample.sampler import Sampler
 from srv.sample.state import SamplerState
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
+from srv.specs import KVLayout
+from srv.worker.attention import SplitAttention
+from srv.worker.capture import CaptureReport, capture_steps, rows_to_capture
+from srv.worker.runner import Runner
+from srv.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-OVERLAP_DEPTH = 2  # one step computes while the next is planned and enqueued
+OVERLAP_DEPTH = 2  # one step runs while the next one is planned and enqueued
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Everything the loop drives, and what it says when it is ready."""
+    """What the engine loop drives, and the message that reports the engine as ready."""
 
     scheduler: Scheduler
     executor: InProcessExecutor
@@ -64,19 +64,19 @@ def build(spec: EngineSpec) -> Engine:
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
     limits = _limits(config, measured, depth, spec.model.vocab_size)
     kv = platform.kv_buffers(_layout(spec, config, measured), measured.pages[0])
-    runner, graphs = _runner(spec, config, platform, device, model, kv, measured)
+    runner, captured = _runner(spec, config, platform, device, model, kv, measured)
     end_tokens = frozenset(spec.model.end_tokens)
     return Engine(
         scheduler=Scheduler(limits, measured.pages, end_tokens),
         executor=InProcessExecutor(runner),
         depth=depth,
-        ready=_ready(spec, config, measured, graphs, device, time.monotonic() - started),
+        ready=_ready(spec, config, measured, captured, device, time.monotonic() - started),
     )
 
 
 def _platform(spec: EngineSpec) -> Platform:
-    found = registry.find_platforms()[spec.platform]  # the API process found it there before
-    context = EngineContext(device=spec.device, rank=0, local_rank=0, options=spec.options)
+    found = registry.find_platforms()[spec.platform]  # the API process has found it before
+    context = EngineContext(device=spec.device, local_rank=0, options=spec.options)
     platform = create_platform(found, context)
     platform.init_worker(0)
     return platform
@@ -93,7 +93,7 @@ def _model(spec: EngineSpec, config: Config, platform: Platform, ops: Ops, devic
             load_format=config.model.load_format,
             dequantize=config.weights.dequantize_weights,
             quantization=config.weights.quantization,
-            rounding=config.weights.torchao_config,
+            online_quantization=config.weights.torchao_config,
             seed=config.model.random_seed or 0,
             progress=progress,
         )
@@ -113,7 +113,7 @@ def _budget(spec: EngineSpec, config: Config, platform: Platform, device: torch.
 
 
 def _layout(spec: EngineSpec, config: Config, measured: Budget) -> KVLayout:
-    """One cache group in this version; `srv.models.read` refuses models of several."""
+    """This version supports one cache group; `srv.models.read` refuses models with several."""
     (group,) = spec.model.cache_groups
     return KVLayout(group, measured.page_size, budget.kv_dtype(config), spec.kv_order)
 
@@ -143,65 +143,63 @@ def _runner(
     model: CausalLM,
     kv: KVBuffers,
     measured: Budget,
-) -> tuple[Runner, Story]:
+) -> tuple[Runner, CaptureReport]:
     slots = config.schedule.max_running_requests
     context = BackendContext(
         platform=platform,
         device=device,
         kv=kv,
         max_rows=slots,
-        max_tokens=slots + max(config.schedule.chunked_prefill_size, config.schedule.max_prefill_tokens),
     )
-    most_pages = -(-measured.max_request_tokens // measured.page_size)
+    max_pages = -(-measured.max_request_tokens // measured.page_size)
     state = SamplerState(slots, spec.model.vocab_size, device)
     attention, decode = _attention(spec, context)
-    captured, story = capture_steps(
-        config, platform, model, decode, pages=most_pages, vocab_size=spec.model.vocab_size, device=device
+    captured, capture_report = capture_steps(
+        config, platform, model, decode, pages=max_pages, vocab_size=spec.model.vocab_size, device=device
     )
     return Runner(
         model=model,
         attention=attention,
         sampler=Sampler(_backend(spec, "sampling_backend", context), state),
-        slots=Slots(slots, [most_pages for _ in measured.pages], device),
+        slots=Slots(slots, [max_pages for _ in measured.pages], device),
         platform=platform,
         device=device,
         end_tokens=frozenset(spec.model.end_tokens),
         captured=captured,
-    ), story
+    ), capture_report
 
 
 def _attention(spec: EngineSpec, context: BackendContext) -> tuple[AttentionBackend, AttentionBackend]:
-    """What computes any step, and what computes one that decodes alone: they are two where the backends differ."""
+    """The attention backend of all steps, and that of decode-only steps; both are the same unless two are chosen."""
     prefill = spec.backends["prefill_attention_backend"]
     decode = spec.backends["decode_attention_backend"]
     backend: AttentionBackend = _backend(spec, "prefill_attention_backend", context)
     if prefill == decode:
         return backend, backend
-    decoding: AttentionBackend = _backend(spec, "decode_attention_backend", context)
-    return SplitAttention(extend=backend, decode=decoding), decoding
+    decode_backend: AttentionBackend = _backend(spec, "decode_attention_backend", context)
+    return SplitAttention(extend=backend, decode=decode_backend), decode_backend
 
 
 def _backend(spec: EngineSpec, slot: str, context: BackendContext) -> Any:
-    """The chosen backend of a slot, imported only now and built from the context."""
+    """Import and construct the backend that was chosen for this backend slot."""
     name, target = spec.backends[slot]
-    logger.info("%s is %s (%s)", slot, name, target)
+    logger.info("%s: %s (%s)", slot, name, target)
     return pkgutil.resolve_name(target)(context)
 
 
 def _ready(
-    spec: EngineSpec, config: Config, measured: Budget, graphs: Story, device: torch.device, seconds: float
+    spec: EngineSpec, config: Config, measured: Budget, captured: CaptureReport, device: torch.device, seconds: float
 ) -> Ready:
-    story = [*measured.story, *graphs]
-    for quantity, sentence in story:
-        logger.info("%s: %s", quantity, sentence)
+    explanations = [*measured.breakdown, *captured]
+    for quantity, explanation in explanations:
+        logger.info("%s: %s", quantity, explanation)
     return Ready(
-        platform=spec.platform,
         device=str(device),
         model=spec.model.name,
         pages=list(measured.pages),
         page_size=measured.page_size,
         max_request_tokens=measured.max_request_tokens,
-        budget=story,
+        budget=explanations,
         graph_rows=list(rows_to_capture(config)),
         load_seconds=seconds,
     )

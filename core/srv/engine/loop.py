@@ -1,10 +1,10 @@
-"""The engine loop: plan, submit, apply; and the messages in between.
+"""The engine loop: it handles messages and plans, submits and applies steps.
 
     messages ──► scheduler.schedule() ──► executor.submit(plan) ──► up to `depth` steps in flight
-                 scheduler.apply(plan, future.result()) ──► Outputs, one message a step
+                 scheduler.apply(plan, future.result()) ──► one Outputs message per step
 
-With `depth` 1 a step is planned when the one before has been applied; with 2 the next step is planned and
-enqueued while this one computes. The same three calls, and the same tokens.
+With `depth` 1 a step is planned after the previous one has been applied. With `depth` 2 the next step is planned and
+enqueued while the current one runs; the generated tokens are the same.
 The loop must not know devices, tensors or how a request is scheduled.
 """
 
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
-from srv.engine.executor import Executor, StepFuture
+from srv.executor.protocol import Executor, StepFuture
 from srv.io.channel import EngineSide
 from srv.io.messages import (
     Abort,
@@ -38,65 +38,64 @@ from srv.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-_IDLE_WAIT_S = 0.5  # how long an idle loop waits for a message before it looks at its parent again
-_STATS_EVERY_S = 1.0
-_PERIODIC = -1
+_IDLE_WAIT_S = 0.5  # how long an idle loop waits for a message before it checks its parent process again
+_STATS_INTERVAL_S = 1.0
+_PERIODIC_CALL = -1
 
 
 class EngineLoop:
-    """Drives one scheduler and one executor until told to drain, or until `alive()` says no."""
+    """Drives one scheduler and one executor until it has drained or its parent process has exited."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor, channel: EngineSide, depth: int) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._channel = channel
         self._depth = depth
-        self._flying: deque[tuple[Plan, StepFuture]] = deque()
+        self._in_flight: deque[tuple[Plan, StepFuture]] = deque()
         self._drain_until: float | None = None
-        self._aborted_before: int | None = None  # when the time to drain ran out: requests aborted until then
-        self._flushes: list[tuple[int, int]] = []  # calls that wait for an answer, each with the steps it may wait
+        self._pending_flushes: list[tuple[int, int]] = []  # (call, steps that the answer may still wait for)
         self._replayed = 0
         self._eager = 0
         self._stats_due = 0.0
-        self._checked = False
+        self._integrity_checked = False
         self._stopped = False
 
     def run(self, parent_alive: Callable[[], bool]) -> None:
-        """Work until drained, or until the process that started this one is gone."""
+        """Run until drained, or until the process that started this one has exited."""
         while not self._stopped:
             self.step(_IDLE_WAIT_S)
             if not parent_alive():
-                logger.warning("the API process is gone; the engine stops")
+                logger.warning("the API process has exited; the engine stops")
                 return
 
     def step(self, wait_s: float) -> None:
-        """One turn: hear messages (waiting only when there is nothing to do), submit, apply."""
-        idle = not self._flying and self._scheduler.idle and self._drain_until is None
+        """One iteration: handle messages, submit, apply. Waits up to `wait_s` seconds for a message if idle."""
+        idle = not self._in_flight and self._scheduler.idle and self._drain_until is None
         for message in self._channel.receive(wait_s if idle else 0):
-            self._hear(message)
+            self._handle(message)
         self._advance_drain()
         self._submit()
-        if self._flying:
+        if self._in_flight:
             self._apply()
         elif not self._scheduler.idle:
-            self._stuck()
+            self._abort_stalled()
         else:
-            self._rest()
-        self._answer_flushes()
-        self._report()
+            self._on_idle()
+        self._retry_flushes()
+        self._send_stats()
 
-    # -- the three calls -------------------------------------------------------------------------------
+    # ---- steps
 
     def _submit(self) -> None:
-        while len(self._flying) < self._depth:
+        while len(self._in_flight) < self._depth:
             plan = self._scheduler.schedule()
             if plan is None:
                 return
-            self._checked = False
-            self._flying.append((plan, self._executor.submit(plan)))
+            self._integrity_checked = False
+            self._in_flight.append((plan, self._executor.submit(plan)))
 
     def _apply(self) -> None:
-        plan, future = self._flying.popleft()
+        plan, future = self._in_flight.popleft()
         try:
             result: Result = future.result()
         except Exception as error:
@@ -107,14 +106,14 @@ class EngineLoop:
         self._eager += not result.replayed
         self._send(self._scheduler.apply(plan, result))
 
-    def _stuck(self) -> None:
-        """Requests wait, nothing runs, nothing can be planned: a bug. Say so and fail them, never hang."""
-        logger.error("the scheduler plans nothing although requests wait; they are aborted")
+    def _abort_stalled(self) -> None:
+        """The scheduler has requests but plans no step, which is a bug: abort the requests, so that none hangs."""
+        logger.error("the scheduler plans no step although requests are waiting; they are aborted")
         self._send(self._scheduler.abort(None))
 
-    # -- messages --------------------------------------------------------------------------------------
+    # ---- messages
 
-    def _hear(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine) -> None:
         match message:
             case Generate():
                 self._add(message)
@@ -131,27 +130,27 @@ class EngineLoop:
 
     def _add(self, message: Generate) -> None:
         if self._drain_until is not None:
-            refusal = ("shutting_down", "the server is shutting down; ask another one")
-            self._send([Output(message.request, [], finish=FinishReason.ERROR, error=refusal)])
+            error = ("shutting_down", "the server is shutting down; send the request to another one")
+            self._send([Output(message.request, [], finish=FinishReason.ERROR, error=error)])
             return
         refused = self._scheduler.add(message)
         if refused is not None:
             self._send([refused])
 
-    def _answer_flushes(self) -> None:
-        """A request that has just ended may have a row in flight still: a flush waits for that, not for more."""
-        waiting, self._flushes = self._flushes, []
-        for call, steps in waiting:
+    def _retry_flushes(self) -> None:
+        """Retry pending flushes: a request that has just ended may still have a row in flight."""
+        pending, self._pending_flushes = self._pending_flushes, []
+        for call, steps in pending:
             self._flush(call, steps - 1)
 
     def _flush(self, call: int, steps: int) -> None:
-        """Answer now if that can be; else after at most `steps` more."""
+        """Flush and answer now if possible, otherwise after at most `steps` more steps."""
         if self._scheduler.flush():
             self._channel.send(Flushed(call, True))
-        elif steps and self._flying:
-            self._flushes.append((call, steps))
+        elif steps and self._in_flight:
+            self._pending_flushes.append((call, steps))
         else:
-            self._channel.send(Flushed(call, False, "requests are running; the cache can be flushed when none is"))
+            self._channel.send(Flushed(call, False, "requests are running; the cache can be flushed when none are"))
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:
@@ -161,31 +160,25 @@ class EngineLoop:
         if self._drain_until is None:
             return
         if time.monotonic() >= self._drain_until and not self._scheduler.idle:
-            if self._aborted_before is None:
-                self._aborted_before = self._scheduler.stats().aborted
             self._send(self._scheduler.abort(None))
-        if self._scheduler.idle and not self._flying:
-            self._channel.send(Drained(self._aborted_in_drain()))
+        if self._scheduler.idle and not self._in_flight:
+            self._channel.send(Drained())
             self._stopped = True
 
-    def _aborted_in_drain(self) -> int:
-        """Counted when it is over: of those in flight, some may have come to their own end."""
-        return 0 if self._aborted_before is None else self._scheduler.stats().aborted - self._aborted_before
+    # ---- statistics
 
-    # -- reports ---------------------------------------------------------------------------------------
-
-    def _rest(self) -> None:
-        """Nothing to do: the moment to check that every page is accounted for (once a rest)."""
-        if not self._checked:
+    def _on_idle(self) -> None:
+        """Check, once per idle period, that every page is accounted for."""
+        if not self._integrity_checked:
             self._scheduler.check_integrity()
-            self._checked = True
+            self._integrity_checked = True
             self._stats_due = 0.0
 
-    def _report(self) -> None:
+    def _send_stats(self) -> None:
         now = time.monotonic()
         if now >= self._stats_due:
-            self._stats_due = now + _STATS_EVERY_S
-            self._channel.send(self._stats(_PERIODIC))
+            self._stats_due = now + _STATS_INTERVAL_S
+            self._channel.send(self._stats(_PERIODIC_CALL))
 
     def _stats(self, call: int) -> Stats:
         steps = {"replayed_steps": self._replayed, "eager_steps": self._eager}

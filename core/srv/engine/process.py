@@ -1,7 +1,7 @@
-"""The engine process: `python -m srv.engine.process`, its specification on standard input.
+"""The engine process, `python -m srv.engine.process`; it reads its EngineSpec from standard input.
 
-It says Ready or LoadFailed, runs the loop, and ends when drained or when its parent is gone. It never
-prints a traceback for what an operator can fix.
+It sends Ready or LoadFailed, runs the engine loop, and exits when it has drained or its parent process has exited. It
+prints no traceback for errors that an operator can fix.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import os
 import signal
 import sys
 
-from srv.engine.spec import EngineSpec, decode
 from srv.errors import InternalError, Refusal, SrvError
+from srv.executor.spec import EngineSpec, decode
 from srv.io.channel import EngineChannel
 from srv.io.messages import LoadFailed
 
 logger = logging.getLogger(__name__)
 
-_ENGINE = "srv.engine.build"
+_BUILD_MODULE = "srv.engine.build"
 
 
 def main() -> int:
-    # Ctrl-C and service managers signal the whole group; the API process decides what happens to running requests,
-    # and ends this one: with Drain, by going away, or by force.
+    # Ctrl-C and service managers signal the whole process group. The API process decides what happens to running
+    # requests and ends this process: with a Drain message, by exiting, or by killing it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.disable()  # until the engine is built: what importing and loading make, they keep
-    # What takes longest to import, while the specification is made. What fails here fails again where it can be told.
+    gc.disable()  # until the engine is built: objects made by imports and model loading stay alive anyway
+    # Import the slowest modules while the API process is preparing the spec. An error here is ignored because it
+    # will be raised again in _serve, which reports it.
     with contextlib.suppress(Exception):
-        importlib.import_module(_ENGINE)
-    told = sys.stdin.buffer.read()
-    if not told:
-        return 1  # whoever started this process is gone already
-    spec = decode(told)
+        importlib.import_module(_BUILD_MODULE)
+    payload = sys.stdin.buffer.read()
+    if not payload:
+        return 1  # the process that started this one has exited already
+    spec = decode(payload)
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s engine %(levelname)s %(message)s")
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
@@ -52,13 +53,13 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
         from srv.engine.build import build
 
         engine = build(spec)
-    except Exception as error:  # noqa: BLE001 - the launcher prints it; nothing may be lost
+    except Exception as error:  # noqa: BLE001 - the launcher must print every error
         channel.send(_failure(error))
         return 1
     channel.send(engine.ready)
     from srv.engine.loop import EngineLoop
 
-    gc.freeze()  # what is loaded by now stays; collections need not look at it again and again
+    gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
     gc.enable()
     try:
         EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == spec.parent)

@@ -1,4 +1,4 @@
-"""The progress bar of loading weights: on a terminal a bar, in a log file one line at the end."""
+"""Progress of weight loading: a progress bar on a terminal, otherwise one log line at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """A context; calling it with (total bytes, bytes done, name of the part) moves the bar."""
+    """A context manager; calling it with (total bytes, loaded bytes, name of the tensor or file) updates the bar."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class LoadProgress:
 
 
 def _bar() -> Progress:
-    from rich.console import Console  # a server without a terminal need not wait for it
+    from rich.console import Console  # imported here, so that a server without a terminal starts faster
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(binary_units=True))

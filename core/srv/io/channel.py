@@ -1,8 +1,8 @@
 """Channels between the API process and the engine process: ZeroMQ over `ipc://`, and an in-process one.
 
-A channel carries `srv.io.messages`, encoded as MessagePack, in order, both ways. The directory of the two
-sockets is private to the user (mode 0700), so nobody else on the machine can speak to the engine.
-The module must not know what messages mean.
+A channel carries `srv.io.messages`, encoded as MessagePack, in order and in both directions. The directory of the two
+sockets is private to the user (mode 0700), so that no other user of the machine can connect to the engine.
+This module must not know what messages mean.
 
     API process                               engine process
     ApiChannel    PUSH ──► to_engine.sock ──► PULL    EngineChannel
@@ -11,7 +11,6 @@ The module must not know what messages mean.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -35,10 +34,10 @@ _NAME_BYTES = len("/srv-12345678/from_engine.sock")
 
 
 class EngineSide(Protocol):
-    """What the engine loop needs of a channel."""
+    """The engine's end of a channel, as the engine loop uses it."""
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Every message that is there; waits up to `timeout_s` for the first (0: does not wait)."""
+        """All messages that have arrived; waits up to `timeout_s` seconds for the first (0: does not wait)."""
 
     def send(self, message: FromEngine) -> None: ...
 
@@ -46,16 +45,16 @@ class EngineSide(Protocol):
 class SocketDirectory:
     """A private directory for the sockets of one server; `close` removes it.
 
-    In the temporary directory, or, where that has so long a name that a socket's address cannot hold it (about
-    100 bytes), in /tmp. Whoever made it holds a lock on a file in it; directories of this user whose lock nobody
-    holds were left by servers that were killed, engine and all, and are removed.
+    It is created in the temporary directory, or in /tmp if the path of the temporary directory is too long for a
+    socket address (about 100 bytes). Its creator holds a lock on a file in it. A directory of this user whose lock is
+    free was left behind by a server that was killed together with its engine, and is removed.
     """
 
     def __init__(self) -> None:
-        usual = tempfile.gettempdir()
-        fits = len(os.fsencode(usual)) + _NAME_BYTES <= zmq.IPC_PATH_MAX_LEN
-        parent = Path(usual if fits else "/tmp")
-        _sweep(parent)
+        temporary = tempfile.gettempdir()
+        fits = len(os.fsencode(temporary)) + _NAME_BYTES <= zmq.IPC_PATH_MAX_LEN
+        parent = Path(temporary if fits else "/tmp")
+        _remove_stale_directories(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock = (self.path / _LOCK).open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -73,10 +72,10 @@ class SocketDirectory:
         self._lock.close()
 
 
-def _sweep(parent: Path) -> None:
-    """Remove what dead servers of this user left. A directory without a lock file may be one in the making."""
+def _remove_stale_directories(parent: Path) -> None:
+    """Remove directories that killed servers of this user left. One without a lock file may be under construction."""
     for path in parent.glob(f"{_PREFIX}*"):
-        # OSError: another's, locked, or removed by someone else meanwhile
+        # OSError: owned by another user, locked, or removed by another process in the meantime
         with contextlib.suppress(OSError), (path / _LOCK).open("rb") as lock:
             if path.stat().st_uid == os.getuid():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +83,7 @@ def _sweep(parent: Path) -> None:
 
 
 class ApiChannel:
-    """The API process's end. Binds, so that it stands before the engine process is started."""
+    """The API process's end. It binds the sockets, so that they exist before the engine process is started."""
 
     def __init__(self, directory: SocketDirectory) -> None:
         self._context = zmq.asyncio.Context()
@@ -144,14 +143,14 @@ class EngineChannel:
         self._context.term()
 
     def remove_directory(self) -> None:
-        """Remove the private directory, when whoever made it has gone without doing so."""
+        """Remove the private directory if the API process exited without doing so."""
         shutil.rmtree(Path(self._to_engine.removeprefix(_SCHEME)).parent, ignore_errors=True)
 
 
 class InProcessChannel:
-    """Both ends in one process, for tests: the engine in a thread, the API side in an event loop.
+    """Both ends in one process, for an engine that tests drive from their own thread.
 
-    Messages still pass through the encoder, so that what cannot travel fails here too.
+    Messages still pass through the encoder, so that a message that cannot be serialised fails here as well.
     """
 
     def __init__(self) -> None:
@@ -174,28 +173,11 @@ class InProcessChannel:
         self._from_engine.put(self._encoder.encode(message))
 
     def put(self, message: ToEngine) -> None:
-        """The API side's send, from synchronous code."""
+        """Send a message to the engine."""
         self._to_engine.put(self._encoder.encode(message))
 
     def take(self, timeout_s: float) -> FromEngine:
-        """The API side's receive, from synchronous code; `queue.Empty` when nothing came in time."""
+        """The engine's next message. Raises `queue.Empty` if none arrives within `timeout_s` seconds."""
         encoded = self._from_engine.get(timeout_s > 0, timeout_s or None)
         message: FromEngine = self._from_decoder.decode(encoded)
         return message
-
-
-class AsyncEnd:
-    """The API end of an `InProcessChannel`, for an event loop."""
-
-    def __init__(self, channel: InProcessChannel) -> None:
-        self._channel = channel
-
-    async def send(self, message: ToEngine) -> None:
-        self._channel.put(message)
-
-    async def receive(self) -> FromEngine:
-        while True:
-            try:
-                return self._channel.take(0)
-            except queue.Empty:
-                await asyncio.sleep(0.001)

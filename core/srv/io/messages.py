@@ -1,10 +1,10 @@
-"""What the API process and the engine process say to each other.
+"""The messages between the API process and the engine process.
 
-Tagged msgspec structs, encoded as MessagePack; never pickle. A message is immutable once made.
-The module must not know how messages travel (`channel` does) or what the engine does with them.
+Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle.
+This module must not know how messages are transported (see `channel`) or what the engine does with them.
 
     API process  -> engine   Generate, Abort, Finish, FlushCache, GetStats, Drain
-    engine -> API process    Ready, LoadFailed, Outputs (a batch, one wake-up a step), Stats, Flushed, Drained
+    engine -> API process    Ready, LoadFailed, Outputs (one message per step), Stats, Flushed, Drained
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from srv.types import FinishReason, SamplingParams, TokenLogprob
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """One sequence to generate. `request` is unique among live requests; `n` is expanded by the sender.
+    """One sequence to generate. `request` is its identifier, unique among live requests.
 
-    `namespace` separates prefix-cache entries (adapter, tenant): equal tokens in different namespaces
-    share nothing.
+    The sender expands `n` into as many messages. `namespace` separates entries of the prefix cache: requests in
+    different namespaces share no pages even if their tokens are equal.
     """
 
     request: str
@@ -28,19 +28,22 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Drop these requests (all of them if `requests` is None); each still gets a last Output, ABORT."""
+    """Abort these requests (None: all). Each of them still gets a last Output with FinishReason.ABORT."""
 
     requests: list[str] | None
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """The API process has seen a stop string: end the request; no further Output is sent for it."""
+    """End a request because the API process found a stop string in its text. It gets no further Output."""
 
     request: str
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget the prefix cache. Refused (Flushed.done False) while requests run."""
+    """Clear the prefix cache. Refused (`Flushed.done` is False) while requests are running.
+
+    `call` identifies the question; the answer repeats it. The same holds for GetStats.
+    """
 
     call: int
 
@@ -50,27 +53,26 @@ class GetStats(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Graceful shutdown: finish what runs within `seconds`, abort the rest, say Drained, exit."""
+    """Graceful shutdown: finish requests for up to `seconds`, abort the rest, send Drained, and exit."""
 
     seconds: float
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What one step brought one request. `tokens` may be empty (a prompt chunk) or several (speculation).
+    """The result of one step for one request. `tokens` may be empty (a prompt chunk) or several (speculation).
 
-    `prompt_logprobs[i]` belongs to prompt position `prompt_logprobs_start + i` over all Outputs of the
-    request together; the very first prompt token has none and is not listed.
-    `prompt_tokens` and `cached_tokens` (prefix-cache hits, tokens) are set from the first Output on.
-    `error` goes with FinishReason.ERROR: (code, message) for the client.
+    `prompt_logprobs`, concatenated over all Outputs of the request, has one entry per prompt position from
+    `prompt_logprobs_start` on; the first token of the prompt has no log-probability and no entry.
+    `cached_tokens`: prompt tokens found in the prefix cache, set in every Output.
+    `error` is (code, message) for the client if `finish` is FinishReason.ERROR.
     """
 
     request: str
     tokens: list[int]
     finish: FinishReason | None = None
-    stop_token: int | None = None  # the end token that ended it; it is also the last of `tokens`
+    stop_token: int | None = None  # the end or stop token that ended the request; also the last of `tokens`
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    prompt_tokens: int = 0
     cached_tokens: int = 0
     error: tuple[str, str] | None = None
 
@@ -80,30 +82,29 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The engine has loaded and measured. `pages` is the budget per cache group, usable pages each."""
+    """The engine has loaded its model and serves. `pages`: usable pages per cache group."""
 
-    platform: str
     device: str
     model: str
     pages: list[int]
     page_size: int
-    max_request_tokens: int  # a request of more tokens (prompt and output) can never run
-    budget: list[tuple[str, str]]  # the budget's story: (quantity, sentence)
+    max_request_tokens: int  # prompt and output; larger requests are refused
+    budget: list[tuple[str, str]]  # how the memory budget was computed: (quantity, explanation)
     load_seconds: float
-    graph_rows: list[int] = []  # row counts of which steps were captured
+    graph_rows: list[int] = []  # row counts for which a step was captured
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start. `lines` are complete error texts for the operator."""
+    """The engine could not start. `lines` are complete error messages for the operator."""
 
     lines: list[str]
-    status: int  # exit status for the launcher: 2 the operator can fix it, 1 our bug
+    status: int  # exit status for the launcher: 2 if the operator can fix the cause, 1 for a bug in srv
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A snapshot. Pages are summed over cache groups; counters run since start.
+    """A snapshot. Page counts are summed over cache groups; counters run since start.
 
-    `call` answers GetStats; -1 is a periodic report.
+    `call` is that of the GetStats message it answers; -1 marks a periodic report.
     """
 
     call: int
@@ -111,7 +112,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     waiting: int
     pages_total: int
     pages_free: int
-    pages_cached: int  # in the prefix tree, unlocked
+    pages_cached: int  # in the prefix tree and not used by a running request
     pages_held: int
     prompt_tokens: int
     cached_tokens: int
@@ -120,8 +121,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     retractions: int
     finished: int
     aborted: int
-    replayed_steps: int = 0  # steps that replayed a captured one
-    eager_steps: int = 0  # steps that were launched kernel by kernel
+    replayed_steps: int = 0  # steps that replayed a captured graph
+    eager_steps: int = 0  # steps that launched their kernels one by one
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):
@@ -131,7 +132,7 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
-    aborted: int
+    """Every request has ended; the engine process exits."""
 
 
 ToEngine = Generate | Abort | Finish | FlushCache | GetStats | Drain

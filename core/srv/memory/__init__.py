@@ -1,1 +1,1 @@
-"""Pages, the prefix tree, the cache over both (plain Python), and the pools of tensors behind them."""
+"""Bookkeeping of KV pages: allocators, the prefix tree, and the cache that joins them. Plain Python, no tensors."""

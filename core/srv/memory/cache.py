@@ -1,15 +1,16 @@
-"""Pages of every cache group and the prefix tree over them, held together by leases.
+"""The KV cache's bookkeeping: the pages of every cache group, the prefix tree over them, and the leases on them.
 
-Owns who holds which page. Must not know requests, steps or devices. Every page is in one of three places:
+Owns which page belongs to whom. Must not know requests, steps or devices. Every page is in one of three states:
 
     free (allocator)  ──extend──▶  private to one lease  ──publish/close──▶  prefix tree
           ▲                              │close                         locked: held   unlocked: cached
           └──────────────────────────────┴──────────────evict───────────────────────────────┘
 
-A lease's table is `[shared pages | private pages]`. Shared pages belong to the tree and are locked by the
-lease. Two leases may compute equal pages at the same time. The first to publish brings them into the tree; the
-other's equal ones stay its own (a page table is append-only while a request runs), as `spare` pages where those
-behind them are shared, and are freed when it is closed. So equal content is never in the tree twice.
+A lease's page table is `[shared pages | private pages]`. Shared pages belong to the tree and are locked by the
+lease. Two leases may compute pages with equal content at the same time. The first one to publish its pages inserts
+them into the tree. The other lease keeps its own copies, because a page table is append-only while a request runs:
+copies that precede shared pages are its `duplicates`. They are freed when the lease is closed. The tree therefore
+never holds the same content twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from srv.memory.radix import Match, Node, Pages, RadixTree
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """Pages of one cache group: free + cached (in the tree, unlocked) + held (by leases) == total."""
+    """Page counts of one cache group: free + cached (in the tree, unlocked) + held (by leases) == total."""
 
     total: int
     free: int
@@ -34,19 +35,20 @@ class PageCounts:
 
 
 class Lease:
-    """The pages of one running request: `tables[group]`, of which the first `shared` are in the tree.
+    """The pages of one running request: the page tables `tables[group]`; the tree covers their first `shared` pages.
 
-    `spare[group]` are those of the first `shared` that are not the tree's: it has equal ones, locked like the rest.
+    `duplicates[group]`: those of the first `shared` pages that are the lease's own copies. The tree has pages with
+    equal content in their place, which the lease locks as well.
     """
 
-    __slots__ = ("namespace", "node", "shared", "spare", "tables")
+    __slots__ = ("duplicates", "namespace", "node", "shared", "tables")
 
     def __init__(self, namespace: str, node: Node, tables: tuple[list[int], ...]) -> None:
         self.namespace = namespace
         self.node = node
         self.tables = tables
         self.shared = len(tables[0])
-        self.spare: tuple[list[int], ...] = tuple([] for _ in tables)
+        self.duplicates: tuple[list[int], ...] = tuple([] for _ in tables)
 
     @property
     def pages(self) -> int:
@@ -54,9 +56,9 @@ class Lease:
 
 
 class Cache:
-    """The page bookkeeping of one pool. `pages[group]` usable pages each, all groups of one page size.
+    """The page bookkeeping of one KV pool. `pages[group]`: usable pages per cache group; all have the same page size.
 
-    With `prefix_cache` false nothing is ever matched or kept.
+    If `prefix_cache` is False, no prefix is ever matched or kept.
     """
 
     def __init__(self, pages: Sequence[int], page_size: int, prefix_cache: bool = True) -> None:
@@ -69,17 +71,17 @@ class Cache:
 
     @property
     def total(self) -> int:
-        """Pages that one lease could hold at most: those of the smallest group."""
+        """Maximum pages of a single lease: the page count of the smallest group."""
         return min(allocator.total for allocator in self._allocators)
 
     @property
     def available(self) -> int:
-        """Pages that could be allocated now in every group, by eviction if need be."""
+        """Pages that can be allocated now in every group, including those that eviction would free."""
         return min(allocator.free_count for allocator in self._allocators) + self._tree.unlocked_pages
 
     @property
     def version(self) -> int:
-        """Changes whenever the answer of `match` may have changed."""
+        """A number that changes whenever the result of `match` may have changed."""
         return self._tree.version
 
     @property
@@ -90,44 +92,43 @@ class Cache:
         return -(-tokens // self.page_size)
 
     def match(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Match:
-        """The longest cached prefix of full pages within the first `limit` tokens. Changes nothing."""
+        """The longest cached prefix, in full pages, within the first `limit` tokens. Has no side effects."""
         if not self.prefix_cache:
             return Match(0, 0)
         return self._tree.match(namespace, tokens, limit // self.page_size)
 
     def open(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Lease:
-        """A lease that begins with the prefix that `match` finds, locked."""
+        """Open a lease that starts with the prefix that `match` finds, and lock that prefix."""
         node, pages = self._tree.acquire(namespace, tokens, limit // self.page_size if self.prefix_cache else 0)
         lease = Lease(namespace, node, tuple(list(table) for table in pages))
         self._leases.add(lease)
         return lease
 
     def can_extend(self, lease: Lease, tokens: int) -> bool:
-        """Whether the lease could get pages for its first `tokens` positions now."""
+        """Whether `extend` would succeed for the first `tokens` positions."""
         return self.pages_for(tokens) - lease.pages <= self.available
 
     def extend(self, lease: Lease, tokens: int) -> None:
-        """Append pages until the first `tokens` positions have some, evicting if need be.
+        """Append pages until they cover the first `tokens` positions, evicting cached prefixes if necessary.
 
-        Raises IntegrityError where `can_extend` would have said no.
+        Raises IntegrityError if `can_extend` is False.
         """
         missing = self.pages_for(tokens) - lease.pages
         if missing <= 0:
             return
-        self._require(lease)
-        short = missing - min(allocator.free_count for allocator in self._allocators)
-        if short > 0:
-            self._free(self._tree.evict(short))
+        self._check_open(lease)
+        shortage = missing - min(allocator.free_count for allocator in self._allocators)
+        if shortage > 0:
+            self._free(self._tree.evict(shortage))
         for table, allocator in zip(lease.tables, self._allocators, strict=True):
             table.extend(allocator.allocate(missing))
 
     def publish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
-        """Share the full pages of `tokens`, whose KV is computed and final, while the lease goes on.
+        """Insert the full pages of `tokens`, whose KV is computed and final, into the tree; the lease stays open.
 
-        Does nothing unless that brings at least as many pages into the tree as it then holds twice, because it
-        has their equals already.
+        Does nothing if it would turn more of the lease's pages into duplicates than it adds to the tree.
         """
-        self._require(lease)
+        self._check_open(lease)
         count = len(tokens) // self.page_size
         if not self.prefix_cache or count <= lease.shared:
             return
@@ -137,16 +138,16 @@ class Cache:
         node, present = self._tree.insert(lease.namespace, tokens, lease.tables, count)
         self._tree.lock(node)
         self._tree.unlock(lease.node)
-        for spare, table in zip(lease.spare, lease.tables, strict=True):
-            spare.extend(table[lease.shared : present])
+        for duplicates, table in zip(lease.duplicates, lease.tables, strict=True):
+            duplicates.extend(table[lease.shared : present])
         lease.node, lease.shared = node, count
 
     def close(self, lease: Lease, tokens: tuple[int, ...]) -> None:
-        """End the lease. Full pages of `tokens` (KV computed and final) go to the tree, the rest is freed.
+        """Close the lease. Full pages of `tokens` (KV computed and final) go to the tree; the other pages are freed.
 
-        Raises IntegrityError when the lease was closed before.
+        Raises IntegrityError if the lease is already closed.
         """
-        self._require(lease)
+        self._check_open(lease)
         count = len(tokens) // self.page_size
         if count > lease.pages:
             raise IntegrityError(f"a lease of {lease.pages} pages was closed with {count} pages of computed tokens")
@@ -156,28 +157,28 @@ class Cache:
             kept = count
             _, present = self._tree.insert(lease.namespace, tokens, lease.tables, count)
             if present < lease.shared:
-                raise IntegrityError(f"prefix tree: {lease.shared} pages were locked, only {present} are there")
-        private = zip(lease.spare, lease.tables, strict=True)
-        self._free([spare + table[lease.shared : present] + table[kept:] for spare, table in private])
+                raise IntegrityError(f"prefix tree: {lease.shared} pages were locked, but the tree has only {present}")
+        tables = zip(lease.duplicates, lease.tables, strict=True)
+        self._free([duplicates + table[lease.shared : present] + table[kept:] for duplicates, table in tables])
         self._tree.unlock(lease.node)
 
     def flush(self) -> bool:
-        """Forget every prefix. False, and nothing done, while leases are open."""
+        """Clear the prefix tree. Returns False and does nothing while leases are open."""
         if self._leases:
             return False
         self._free(self._tree.clear())
         return True
 
     def counts(self) -> tuple[PageCounts, ...]:
-        """Per cache group; `held` is counted from the leases and locks, not by subtraction."""
+        """Page counts per cache group. `held` is counted from leases and locks, not derived from the other counts."""
         tree = self._tree
-        held = tree.locked_pages + sum(lease.pages - lease.shared + len(lease.spare[0]) for lease in self._leases)
-        return tuple(PageCounts(one.total, one.free_count, tree.unlocked_pages, held) for one in self._allocators)
+        held = tree.locked_pages + sum(lease.pages - lease.shared + len(lease.duplicates[0]) for lease in self._leases)
+        return tuple(PageCounts(each.total, each.free_count, tree.unlocked_pages, held) for each in self._allocators)
 
     def check_integrity(self, deep: bool = False) -> None:
-        """Raises IntegrityError with the numbers unless every page is accounted for exactly once.
+        """Raises IntegrityError, with the numbers, unless every page is accounted for exactly once.
 
-        The plain check costs a walk over leases; `deep` also recounts the tree and looks at each page id.
+        The cost is linear in the number of leases; `deep` also recounts the tree and checks every page id.
         """
         for group, counts in enumerate(self.counts()):
             if counts.free + counts.cached + counts.held != counts.total:
@@ -198,16 +199,16 @@ class Cache:
         for node in self._tree.nodes():
             seen.extend(node.pages[group])
         for lease in self._leases:
-            seen.extend(lease.tables[group][lease.shared :] + lease.spare[group])
+            seen.extend(lease.tables[group][lease.shared :] + lease.duplicates[group])
         if sorted(seen) != list(range(1, allocator.total + 1)):
-            twice = sorted(page for page, owners in Counter(seen).items() if owners > 1)
+            duplicated = sorted(page for page, owners in Counter(seen).items() if owners > 1)
             lost = sorted(set(range(1, allocator.total + 1)) - set(seen))
-            raise IntegrityError(f"cache group {group}: pages with two owners {twice}, pages with none {lost}")
+            raise IntegrityError(f"cache group {group}: pages with two owners {duplicated}, pages with none {lost}")
 
-    def _require(self, lease: Lease) -> None:
+    def _check_open(self, lease: Lease) -> None:
         if lease not in self._leases:
             raise IntegrityError(f"a lease of {lease.pages} pages was used or closed after it had been closed")
 
     def _free(self, pages: Sequence[Sequence[int]]) -> None:
-        for allocator, mine in zip(self._allocators, pages, strict=True):
-            allocator.free(mine)
+        for allocator, group_pages in zip(self._allocators, pages, strict=True):
+            allocator.free(group_pages)

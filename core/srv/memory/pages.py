@@ -1,7 +1,7 @@
 """The free list of one cache group's pages.
 
-Owns which page ids are free. Must not know who holds the others, nor what a page contains.
-Page ids run from 1 to `total`; page 0 takes the writes of padded rows and is never handed out.
+Owns which page ids are free. Must not know who holds the other pages or what a page contains.
+Page ids run from 1 to `total`; page 0 receives the writes of padded rows and is never allocated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from srv.errors import IntegrityError
 
 
 class PageAllocator:
-    """Hands out pages of cache group `group` and takes them back, last in, first out."""
+    """Allocates and frees the pages of cache group `group`; the page freed last is allocated first."""
 
     def __init__(self, group: int, total: int) -> None:
         self.group = group
@@ -25,22 +25,22 @@ class PageAllocator:
         return len(self._free)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """`count` page ids. Raises IntegrityError if fewer are free (`free_count`): the caller evicts first."""
+        """Allocate `count` pages. Raises IntegrityError if fewer are free: callers check `free_count` and evict."""
         if count > len(self._free):
             raise IntegrityError(
-                f"cache group {self.group}: {count} pages were asked for, {len(self._free)} of {self.total} are free;"
-                " the caller must look first, and evict"
+                f"cache group {self.group}: {count} pages were requested, {len(self._free)} of {self.total} are free;"
+                " the caller must check free_count and evict first"
             )
         if count == 0:
             return ()
-        taken = tuple(self._free[: -count - 1 : -1])
+        allocated = tuple(self._free[: -count - 1 : -1])
         del self._free[-count:]
-        for page in taken:
+        for page in allocated:
             self._is_free[page] = 0
-        return taken
+        return allocated
 
     def free(self, pages: Iterable[int]) -> None:
-        """Take pages back. Raises IntegrityError on a page that is free already or was never handed out."""
+        """Free pages. Raises IntegrityError for a page that is already free or not one of this group."""
         for page in pages:
             if not 1 <= page <= self.total:
                 raise IntegrityError(f"cache group {self.group}: page {page} is not one of 1..{self.total}")

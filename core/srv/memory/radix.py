@@ -1,15 +1,15 @@
-"""The prefix tree: which token sequences have their KV in which pages.
+"""The prefix tree (radix tree): which pages hold the KV of which token sequences.
 
-Owns the nodes, their lock counts and the order of eviction. Must not know allocators, requests or devices:
-pages given in are the tree's until `evict` or `clear` gives them back.
+Owns the nodes, their lock counts and the order of eviction. Must not know allocators, requests or devices: inserted
+pages belong to the tree until `evict` or `clear` returns them.
 
     root ── "" ── (1 2 3 4) pages ((7, 8),) ─┬─ (5 6) pages ((3,),)          page size 2, one cache group
         │                                    └─ (9 9 1 2) pages ((5, 11),)
         └─ "tenant-b" ── (1 2) pages ((4,),)
 
-Only full pages are in the tree, so keys are multiples of the page size and children differ in their first
-page, which is what they are found by; below the root they are found by namespace, and a namespace node has
-no pages of its own. A lock on a node holds every node up to the root. The idea of a radix tree over KV with
+Only full pages are in the tree, so the length of a key is a multiple of the page size. Children differ in their first
+page and are looked up by its tokens; below the root they are looked up by namespace, and a namespace node has no
+pages of its own. A lock on a node protects it and all its ancestors. The idea of a radix tree over KV with
 least-recently-used eviction of unlocked leaves is from RadixAttention (Zheng et al. 2024).
 """
 
@@ -21,23 +21,23 @@ from dataclasses import dataclass
 
 from srv.errors import IntegrityError
 
-# When a leaf is larger than what must be evicted, its tail goes and at least this share of it, so that the
-# copies that shorten it stay linear in its length.
-TRIM_SHARE = 8
+# If a leaf has more pages than must be evicted, only its tail is evicted, but at least 1 / MIN_EVICTED_DIVISOR of the
+# leaf: each eviction copies the remaining key, and this keeps the total cost linear in the length of the key.
+MIN_EVICTED_DIVISOR = 8
 
 Pages = tuple[tuple[int, ...], ...]  # [cache group][page]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A longest cached prefix, in pages; `unlocked` of them would leave the evictable count when held."""
+    """The longest cached prefix, in pages. `unlocked` of them can be evicted now; locking the prefix prevents that."""
 
     pages: int
     unlocked: int
 
 
 class Node:
-    """`label` finds the node below its parent; `key` are its tokens, `pages[group]` their pages."""
+    """`label` is the node's key in `parent.children`; `key` are its tokens and `pages[group]` the pages of their KV."""
 
     __slots__ = ("children", "count", "key", "label", "last_used", "locks", "pages", "parent")
 
@@ -53,10 +53,10 @@ class Node:
 
 
 class RadixTree:
-    """A forest of prefixes, one tree a namespace, for cache groups of one common page size.
+    """Cached prefixes, one tree per namespace, for cache groups with the same page size.
 
-    `unlocked_pages` and `locked_pages` count pages of each group. `version` changes whenever the answer
-    of `match` may have changed.
+    `unlocked_pages` and `locked_pages` are page counts per group. `version` changes whenever the result of `match`
+    may have changed.
     """
 
     def __init__(self, page_size: int, groups: int) -> None:
@@ -72,16 +72,16 @@ class RadixTree:
         self._leaves: list[tuple[int, int, Node]] = []  # heap of (last used, tie-break, node); may hold stale entries
 
     def match(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Match:
-        """The longest cached prefix of at most `limit` pages. Changes nothing."""
+        """The longest cached prefix of at most `limit` pages. Has no side effects."""
         pages = unlocked = 0
-        for node, same in self._walk(namespace, tokens, limit):
-            pages += same
+        for node, matching in self._walk(namespace, tokens, limit):
+            pages += matching
             if node.locks == 0:
-                unlocked += same
+                unlocked += matching
         return Match(pages, unlocked)
 
     def acquire(self, namespace: str, tokens: tuple[int, ...], limit: int) -> tuple[Node, Pages]:
-        """Lock the longest cached prefix of at most `limit` pages; give back with `unlock(node)`."""
+        """Lock the longest cached prefix of at most `limit` pages; `unlock(node)` releases it."""
         path = self._path(namespace, tokens, limit)
         node = path[-1]
         self.lock(node)
@@ -91,11 +91,11 @@ class RadixTree:
     def insert(
         self, namespace: str, tokens: tuple[int, ...], tables: Sequence[Sequence[int]], count: int
     ) -> tuple[Node, int]:
-        """Bring in the first `count` pages of `tokens`, held in `tables[group]`.
+        """Insert the first `count` pages of `tokens`; `tables[group]` are the caller's page tables.
 
-        Returns the last node and how many leading pages were in the tree already. The tree now owns
-        `tables[group][present:count]`; earlier pages of the caller that differ from the tree's stay the
-        caller's. The node is not locked.
+        Returns the last node and `present`, the number of leading pages that the tree already had. The tree takes
+        ownership of `tables[group][present:count]`; the caller keeps those of its earlier pages that are not the
+        tree's. The node is not locked.
         """
         path = self._path(namespace, tokens, count)
         node = path[-1]
@@ -109,56 +109,58 @@ class RadixTree:
             node.children[leaf.label] = leaf
             self._nodes += 1
             self.unlocked_pages += leaf.count
-            self._offer(leaf)
+            self._push_evictable(leaf)
             node = leaf
         return node, present
 
     def lock(self, node: Node) -> None:
-        """Hold a node and all above it against eviction."""
+        """Protect a node and all its ancestors from eviction."""
         self.version += 1
-        above: Node | None = node
-        while above is not None:
-            if above.locks == 0:
-                self.unlocked_pages -= above.count
-                self.locked_pages += above.count
-            above.locks += 1
-            above = above.parent
+        current: Node | None = node
+        while current is not None:
+            if current.locks == 0:
+                self.unlocked_pages -= current.count
+                self.locked_pages += current.count
+            current.locks += 1
+            current = current.parent
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock`. Raises IntegrityError when there was none."""
+        """Undo one `lock`. Raises IntegrityError if the node is not locked."""
         self.version += 1
-        above: Node | None = node
-        while above is not None:
-            if above.locks == 0:
-                raise IntegrityError(f"prefix tree: a node of {above.count} pages was unlocked more often than locked")
-            above.locks -= 1
-            parent = above.parent
-            if above.locks == 0:
-                self.unlocked_pages += above.count
-                self.locked_pages -= above.count
-                self._offer(above)
-            above = parent
+        current: Node | None = node
+        while current is not None:
+            if current.locks == 0:
+                raise IntegrityError(
+                    f"prefix tree: a node of {current.count} pages was unlocked more often than locked"
+                )
+            current.locks -= 1
+            parent = current.parent
+            if current.locks == 0:
+                self.unlocked_pages += current.count
+                self.locked_pages -= current.count
+                self._push_evictable(current)
+            current = parent
 
     def evict(self, count: int) -> Pages:
-        """Give back at least `count` pages of each group, least recently used first, or all that is unlocked."""
-        given: list[list[int]] = [[] for _ in self._no_pages]
-        while len(given[0]) < count:
+        """Evict at least `count` pages of each group, least recently used first, or all unlocked pages if fewer."""
+        evicted: list[list[int]] = [[] for _ in self._no_pages]
+        while len(evicted[0]) < count:
             node = self._least_recently_used()
             if node is None:
                 break
-            missing = count - len(given[0])
-            keep = min(node.count - missing, node.count - node.count // TRIM_SHARE)
-            self._cut(node, max(keep, 0), given)
-        return tuple(tuple(pages) for pages in given)
+            missing = count - len(evicted[0])
+            keep = min(node.count - missing, node.count - node.count // MIN_EVICTED_DIVISOR)
+            self._truncate(node, max(keep, 0), evicted)
+        return tuple(tuple(pages) for pages in evicted)
 
     def clear(self) -> Pages:
-        """Give back every page. Raises IntegrityError while anything is locked."""
+        """Evict every page. Raises IntegrityError while any page is locked."""
         if self.locked_pages:
             raise IntegrityError(f"prefix tree: cleared while {self.locked_pages} pages are locked")
         return self.evict(self.unlocked_pages)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, for integrity checks."""
+        """Every node except the root, for integrity checks."""
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()
@@ -166,7 +168,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
-        """Recount. Raises IntegrityError with the numbers when the tree contradicts itself."""
+        """Recount all pages. Raises IntegrityError, with the numbers, if the tree is inconsistent."""
         unlocked = locked = 0
         evictable = {id(node) for used, _, node in self._leaves if used == node.last_used}
         for node in self.nodes():
@@ -182,7 +184,7 @@ class RadixTree:
             else:
                 unlocked += node.count
                 if not node.children and id(node) not in evictable:
-                    raise IntegrityError("prefix tree: an unlocked leaf is not in the order of eviction")
+                    raise IntegrityError("prefix tree: an unlocked leaf is missing from the eviction heap")
         if (unlocked, locked) != (self.unlocked_pages, self.locked_pages):
             raise IntegrityError(
                 f"prefix tree: recounted {unlocked} unlocked and {locked} locked pages,"
@@ -190,27 +192,32 @@ class RadixTree:
             )
 
     def _walk(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Iterator[tuple[Node, int]]:
-        """Nodes along `tokens` with the number of leading pages of each that agree; the last may be partial."""
+        """Nodes along `tokens`, each with its number of matching leading pages; the last one may match partially."""
         size = self.page_size
         limit = min(limit, len(tokens) // size)
         node = self._root.children.get(namespace)
-        done = 0
-        while node is not None and done < limit:
-            node = node.children.get(tokens[done * size : (done + 1) * size])
+        matched = 0
+        while node is not None and matched < limit:
+            node = node.children.get(tokens[matched * size : (matched + 1) * size])
             if node is None:
                 return
-            same = self._common_pages(node.key, tokens[done * size : (done + min(node.count, limit - done)) * size])
-            yield node, same
-            if same < node.count:
+            matching = self._common_pages(
+                node.key, tokens[matched * size : (matched + min(node.count, limit - matched)) * size]
+            )
+            yield node, matching
+            if matching < node.count:
                 return
-            done += same
+            matched += matching
 
     def _common_pages(self, key: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-        """Leading pages in which `key` and `tokens` (not longer, first page equal) agree: halving, no token loop."""
+        """Number of equal leading pages of `key` and `tokens`. Bisects with slice comparisons, no token loop.
+
+        `tokens` is not longer than `key`, and their first pages are equal.
+        """
         size = self.page_size
         if key[: len(tokens)] == tokens:
             return len(tokens) // size
-        low, high = 1, len(tokens) // size  # pages before `low` agree, some page before `high` differs
+        low, high = 1, len(tokens) // size  # pages before `low` are equal; some page before `high` differs
         while high - low > 1:
             middle = (low + high) // 2
             if key[low * size : middle * size] == tokens[low * size : middle * size]:
@@ -220,7 +227,7 @@ class RadixTree:
         return low
 
     def _path(self, namespace: str, tokens: tuple[int, ...], limit: int) -> list[Node]:
-        """Touch and return the nodes along `tokens`, namespace node first, splitting a last partial one."""
+        """The nodes along `tokens`, namespace node first. Marks them as used and splits a partially matching node."""
         self.version += 1
         self._clock += 1
         steps = list(self._walk(namespace, tokens, limit))
@@ -230,16 +237,16 @@ class RadixTree:
             self._root.children[namespace] = first
             self._nodes += 1
         path = [first]
-        for node, same in steps:
-            path.append(node if same == node.count else self._split(node, same))
+        for node, matching in steps:
+            path.append(node if matching == node.count else self._split(node, matching))
         for node in path:
             node.last_used = self._clock
             if not node.locks and not node.children:
-                self._offer(node, keep_empty=True)
+                self._push_evictable(node, keep_empty=True)
         return path
 
     def _split(self, node: Node, count: int) -> Node:
-        """Cut a node in two; the lower part stays the same object, since locks name the end of a prefix."""
+        """Split a node in two. The lower part stays the same object, because a lock refers to the end of a prefix."""
         size, parent = self.page_size, node.parent
         if parent is None:
             raise IntegrityError("prefix tree: the root cannot be split")
@@ -255,8 +262,8 @@ class RadixTree:
         self._nodes += 1
         return upper
 
-    def _offer(self, node: Node, keep_empty: bool = False) -> None:
-        """If the node is an unlocked leaf, enter it in the order of eviction; an empty namespace just goes."""
+    def _push_evictable(self, node: Node, keep_empty: bool = False) -> None:
+        """Push the node on the eviction heap if it is an unlocked leaf; an empty namespace node is removed instead."""
         if node.children or node.locks or node.parent is None:
             return
         if node.count == 0:
@@ -279,17 +286,17 @@ class RadixTree:
                 return node
         return None
 
-    def _cut(self, node: Node, keep: int, given: list[list[int]]) -> None:
-        """Evict the pages of an unlocked leaf behind its first `keep`."""
+    def _truncate(self, node: Node, keep: int, evicted: list[list[int]]) -> None:
+        """Evict all pages of an unlocked leaf except its first `keep`, and append them to `evicted`."""
         self.version += 1
         for group, pages in enumerate(node.pages):
-            given[group].extend(pages[keep:])
+            evicted[group].extend(pages[keep:])
         self.unlocked_pages -= node.count - keep
         if keep:
             node.key = node.key[: keep * self.page_size]
             node.pages = tuple(pages[:keep] for pages in node.pages)
             node.count = keep
-            self._offer(node)
+            self._push_evictable(node)
         else:
             self._remove(node)
 
@@ -300,4 +307,4 @@ class RadixTree:
         del parent.children[node.label]
         node.parent = None
         self._nodes -= 1
-        self._offer(parent)
+        self._push_evictable(parent)

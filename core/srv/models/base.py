@@ -1,7 +1,7 @@
-"""What the runner knows of a model: the class `CausalLM` and the callable it hands to it for attention.
+"""The interface of a model: the class `CausalLM`, and the callable that it receives for attention.
 
-Owns the seam between models and the rest of the engine. A model must not know pages, rows or the KV pool:
-it asks `attend` for attention, once a layer, and everything else is a function of its tokens.
+Owns the seam between models and the rest of the engine. A model must not know pages, rows or the KV pool: it calls
+`attend` once per layer, and everything else is a function of its tokens.
 """
 
 from __future__ import annotations
@@ -17,32 +17,25 @@ from srv.platform.interface import AttentionLayer
 
 # attend(layer, q [T, heads, D], k [T, kv_heads, D], v [T, kv_heads, D]) -> [T, heads, D]
 Attend: TypeAlias = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
-# progress(total bytes, bytes done, name of the tensor or file just done)
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 
 class CausalLM(nn.Module, ABC):
-    """A causal language model in inference: weights loaded, no gradients.
-
-    `attention_layers`: the layers that call `attend`, in the order of their `index`.
-    """
-
-    attention_layers: tuple[AttentionLayer, ...]
+    """A causal language model for inference: its weights are loaded, and it computes no gradients."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm.
 
-        tokens, positions: int64 [T], rows laid one after the other. Returns [T, hidden] of the model's dtype.
+        tokens, positions: int64 [T], the rows of a batch concatenated. Returns [T, hidden] of the model's dtype.
         """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token of the vocabulary: [N, hidden] -> [N, vocab], of the model's dtype."""
+        """Logits over the vocabulary: [N, hidden] -> [N, vocab], of the model's dtype."""
 
 
 def inference_ready(model: CausalLM) -> CausalLM:
-    """Switch to evaluation and freeze every parameter."""
+    """Switch to evaluation mode and freeze every parameter."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -50,8 +43,8 @@ def inference_ready(model: CausalLM) -> CausalLM:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name such as "bfloat16"."""
+    """The torch dtype of a name such as "bfloat16". Raises ValueError for any other name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no torch dtype")
+        raise ValueError(f"{name!r} is not a torch dtype")
     return dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from srv.models.facts import ModelFacts
+from srv.specs import ModelFacts
 
 
 def read_facts(path: Path) -> ModelFacts:
@@ -14,9 +14,9 @@ def read_facts(path: Path) -> ModelFacts:
     unsupported_config, unsupported_format or unsupported_quantization.
     """
     if path.is_dir():  # the reader of one format costs nobody who has the other
-        from srv.models.hf_config import read_folder
+        from srv.models.config.hf_config import read_folder
 
         return read_folder(path)
-    from srv.models.gguf_config import read_gguf
+    from srv.models.config.gguf_config import read_gguf
 
     return read_gguf(path)

@@ -1,6 +1,6 @@
-"""The static half of the contract checks: is this manifest one that `srv` can work with?
+"""The static half of the contract checks: whether `srv` can work with a manifest.
 
-Runs when a plugin is loaded, without a device and without torch. Every failure is a PluginError that names
+It runs when a plugin is loaded, without a device and without torch. Every failure is a PluginError that names
 the distribution, the member, the reason and the remedy. The live half is in `srv.platform.contract`.
 """
 
@@ -40,7 +40,7 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Plugin:
-    """The plugin under examination; turns a fault into the error that names it."""
+    """The plugin that is checked; raises a PluginError that names it if a requirement does not hold."""
 
     distribution: str
     version: str
@@ -51,20 +51,24 @@ class _Plugin:
 
     def require_type(self, value: object, kind: type | tuple[type, ...], member: str) -> None:
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join(each.__name__ for each in kinds)
+        expected = " or ".join(each.__name__ for each in kinds)
         fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
-        self.require(fits, member, f"is {_shown(value)}, not of type {wanted}", f"Give a value of type {wanted}")
+        self.require(fits, member, f"is {_shown(value)}, not of type {expected}", f"Use a value of type {expected}")
 
     def require_text(self, value: object, member: str) -> None:
         self.require_type(value, str, member)
-        self.require(bool(str(value).strip()), member, "is empty", "Write it for an operator who reads it", "text")
+        self.require(bool(str(value).strip()), member, "is empty", "Write a text for the operator who reads it", "text")
 
     def require_signature(self, function: object, member: str, *parameters: str) -> None:
-        """Callable with just these positional arguments; a callable that shows no signature is believed."""
-        wanted = f"({', '.join(parameters)})"
+        """Require a callable of these positional arguments; one without an inspectable signature is accepted."""
+        expected = f"({', '.join(parameters)})"
         if not callable(function):
             raise PluginError(
-                self.distribution, member, f"is {_shown(function)}, not callable", f"Give {wanted} -> ...", "signature"
+                self.distribution,
+                member,
+                f"is {_shown(function)}, not callable",
+                f"Use a callable {expected} -> ...",
+                "signature",
             )
         try:
             signature = inspect.signature(function)
@@ -75,7 +79,11 @@ class _Plugin:
         except TypeError as error:
             reason = f"has the signature {signature}"
             raise PluginError(
-                self.distribution, member, reason, f"It must take {wanted} and need nothing else", "signature"
+                self.distribution,
+                member,
+                reason,
+                f"It must take {expected} and require no other parameter",
+                "signature",
             ) from error
 
 
@@ -89,17 +97,17 @@ def check_manifest(
     oldest: Version = OLDEST_API,
     core: str = srv.__version__,
 ) -> Manifest:
-    """The manifest itself, if it keeps the contract; PluginError if not.
+    """Return the manifest if it follows the contract; raise PluginError if not.
 
-    `name` is the entry point's name. `api`, `oldest` and `core` are what this `srv` offers, passed so that
-    tests can look at other versions.
+    `name` is the entry point's name. `api` and `oldest` are the contract versions that this `srv` supports, `core` is
+    its own version; they are parameters so that tests can check other versions.
     """
     plugin = _Plugin(distribution, version)
     if not isinstance(manifest, Manifest):
         raise PluginError(
             distribution,
             "entry point",
-            f"gives {_shown(manifest)}, not a srv.platform.manifest.Manifest",
+            f"is {_shown(manifest)}, not a srv.platform.manifest.Manifest",
             "Point it at the Manifest, as in `name = your_package.manifest:MANIFEST`",
         )
     _check_versions(plugin, manifest, api, oldest, core)
@@ -110,10 +118,10 @@ def check_manifest(
 
 
 def check_known_names(given: Iterable[str], known: Iterable[str], distribution: str, owner: str) -> None:
-    """No public name beyond those of the contract: core would never call it, and its maker should know."""
+    """Refuse public names that are not in the contract: core would never call them, and the author should know."""
     known = set(known)
     for name in sorted(set(given) - known):
-        import difflib  # for mistakes alone
+        import difflib  # imported only if there is a mistake
 
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {close[0]}? " if close else ""
@@ -132,29 +140,32 @@ def _check_known(plugin: _Plugin, value: object, contract: type, owner: str) -> 
 
 
 def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: Version, core: str) -> None:
-    asked = manifest.api
-    pair = isinstance(asked, tuple) and len(asked) == 2 and all(type(part) is int for part in asked)
-    plugin.require(pair, "Manifest.api", f"is {_shown(asked)}", "Give (major, minor), such as api=(1, 0)", "version")
+    version = manifest.api
+    pair = isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)
+    plugin.require(pair, "Manifest.api", f"is {_shown(version)}", "Use (major, minor), such as api=(1, 0)", "version")
     plugin.require(
-        oldest <= asked <= api,
+        oldest <= version <= api,
         "Manifest.api",
-        f"{plugin.distribution} {plugin.version} was written for contract version {_dotted(asked)}, "
-        f"but this srv {core} speaks {_dotted(oldest)} to {_dotted(api)}",
+        f"{plugin.distribution} {plugin.version} was written for contract version {_dotted(version)}, "
+        f"but this srv {core} supports {_dotted(oldest)} to {_dotted(api)}",
         f"Install a newer srv, or an older {plugin.distribution}"
-        if asked > api
+        if version > api
         else f"Install a newer {plugin.distribution}, or an older srv",
         "version",
     )
     plugin.require_text(manifest.core, "Manifest.core")
     if (plugin.distribution, plugin.version) == (srv.__name__, core):
         return  # released together
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # a hundredth of a second, for others' plugins
+    from packaging.specifiers import (
+        InvalidSpecifier,
+        SpecifierSet,
+    )  # takes about 10 ms; only third-party plugins need it
 
     try:
         specifiers = SpecifierSet(manifest.core)
     except InvalidSpecifier:
         remedy = 'Write it as ">=0.1,<0.2"'
-        plugin.require(False, "Manifest.core", f"{manifest.core!r} is no version specifier", remedy, "version")
+        plugin.require(False, "Manifest.core", f"{manifest.core!r} is not a version specifier", remedy, "version")
         return
     plugin.require(
         specifiers.contains(core, prereleases=True),
@@ -170,19 +181,19 @@ def _check_members(plugin: _Plugin, manifest: Manifest, name: str | None) -> Non
     plugin.require(
         _NAME.fullmatch(manifest.name) is not None,
         "Manifest.name",
-        f"{manifest.name!r} is no platform name",
+        f"{manifest.name!r} is not a valid platform name",
         "Use lower-case letters, digits and underscores, beginning with a letter",
     )
     plugin.require(
         name is None or manifest.name == name,
         "Manifest.name",
-        f"is {manifest.name!r}, but the entry point that gives it is called {name!r}",
-        "Give both the same name, the one that --device takes",
+        f"is {manifest.name!r}, but its entry point is called {name!r}",
+        "Give both the same name, the one used with --device",
     )
     _check_names(plugin, manifest.variants, "Manifest.variants")
     plugin.require(bool(manifest.variants), "Manifest.variants", "is empty", "Name at least one device generation")
     plugin.require_type(manifest.priority, int, "Manifest.priority")
-    plugin.require(manifest.priority >= 0, "Manifest.priority", f"is {manifest.priority}", "Give 0 or more")
+    plugin.require(manifest.priority >= 0, "Manifest.priority", f"is {manifest.priority}", "Use 0 or more")
     plugin.require_text(manifest.summary, "Manifest.summary")
     plugin.require_type(manifest.facts, PlatformFacts, "Manifest.facts")
     plugin.require_type(manifest.simulated, bool, "Manifest.simulated")
@@ -194,7 +205,7 @@ def _check_members(plugin: _Plugin, manifest: Manifest, name: str | None) -> Non
 
 def _check_names(plugin: _Plugin, names: object, member: str) -> None:
     fits = isinstance(names, tuple) and all(isinstance(name, str) and name for name in names)
-    plugin.require(fits, member, f"is {_shown(names)}", 'Give a tuple of names, such as ("one", "two")')
+    plugin.require(fits, member, f"is {_shown(names)}", 'Use a tuple of names, such as ("one", "two")')
 
 
 def _check_facts(plugin: _Plugin, manifest: Manifest) -> None:
@@ -219,8 +230,8 @@ def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
         plugin.require(
             variant in profiles and profiles[variant].variant == variant,
             member,
-            f"has no profile {variant!r} of that variant",
-            "Give each variant a profile of its own name, so that `srv plan` can answer for it",
+            f"has no profile named {variant!r} of that variant",
+            "Give each variant a profile of its own name, so that `srv plan` can resolve for it",
         )
     for name, device in profiles.items():
         where = f"{member}[{name!r}]"
@@ -232,7 +243,7 @@ def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
             f"Use one of {', '.join(manifest.variants)}",
         )
         sized = device.memory_bytes > 0 and device.count > 0
-        plugin.require(sized, where, "describes no device", "Give memory_bytes and count above zero")
+        plugin.require(sized, where, "describes no device", "Set memory_bytes and count above zero")
         _check_capabilities(plugin, manifest.facts, name, device)
 
 
@@ -242,14 +253,14 @@ def _check_capabilities(plugin: _Plugin, facts: PlatformFacts, profile: str, dev
         capabilities = facts.capabilities(device)
     except Exception as error:
         raise PluginError(
-            plugin.distribution, member, f"raised {_raised(error)}", "It must answer for every profile"
+            plugin.distribution, member, f"raised {_raised(error)}", "It must work for every profile"
         ) from error
     plugin.require_type(capabilities, frozenset, member)
-    for word in sorted(capabilities - set(CAPABILITIES)):
-        import difflib  # for mistakes alone
+    for unknown in sorted(capabilities - set(CAPABILITIES)):
+        import difflib  # imported only if there is a mistake
 
-        close = difflib.get_close_matches(word, CAPABILITIES, n=1) or sorted(CAPABILITIES)
-        plugin.require(False, member, f"names the unknown capability {word!r}", f"Known: {', '.join(close)}")
+        close = difflib.get_close_matches(unknown, CAPABILITIES, n=1) or sorted(CAPABILITIES)
+        plugin.require(False, member, f"names the unknown capability {unknown!r}", f"Known: {', '.join(close)}")
 
 
 def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], function: str, member: str) -> None:
@@ -260,39 +271,39 @@ def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], func
         plugin.require_type(statement, kind, where)
         for field in _fields(kind):
             value, at = getattr(statement, field.name), f"{where}.{field.name}"
-            if field.name in ("reads", "instead_of"):
+            if field.name in ("reads", "replaces"):
                 _check_names(plugin, value, at)
-            elif field.name == "of_rest":
+            elif field.name == "of_remaining":
                 plugin.require_type(value, bool, at)
             elif field.name != function:
                 plugin.require_text(value, at)
-        plugin.require_signature(getattr(statement, function), f"{where}.{function}", "seen: Seen")
+        plugin.require_signature(getattr(statement, function), f"{where}.{function}", "context: ResolutionContext")
 
 
 def _check_support(plugin: _Plugin, manifest: Manifest) -> None:
     plugin.require_type(manifest.facts.support, tuple, "PlatformFacts.support")
-    for index, said in enumerate(manifest.facts.support):
+    for index, support in enumerate(manifest.facts.support):
         where = f"PlatformFacts.support[{index}]"
-        plugin.require_type(said, Support, where)
-        plugin.require_text(said.argument, f"{where}.argument")
-        known = said.status in SUPPORT
-        plugin.require(known, f"{where}.status", f"is {_shown(said.status)}", f"Use one of {', '.join(SUPPORT)}")
-        if said.status != "supported":
-            plugin.require_text(said.reason, f"{where}.reason")
-        _check_names(plugin, said.variants, f"{where}.variants")
-        unknown = sorted(set(said.variants) - set(manifest.variants))
+        plugin.require_type(support, Support, where)
+        plugin.require_text(support.argument, f"{where}.argument")
+        known = support.status in SUPPORT
+        plugin.require(known, f"{where}.status", f"is {_shown(support.status)}", f"Use one of {', '.join(SUPPORT)}")
+        if support.status != "supported":
+            plugin.require_text(support.reason, f"{where}.reason")
+        _check_names(plugin, support.variants, f"{where}.variants")
+        unknown = sorted(set(support.variants) - set(manifest.variants))
         plugin.require(not unknown, f"{where}.variants", f"names {unknown}", f"Use {', '.join(manifest.variants)}")
         for member in ("values", "only"):
-            plugin.require_type(getattr(said, member), tuple, f"{where}.{member}")
-        both = bool(said.values and said.only)
-        plugin.require(not both, where, "has both `values` and `only`", "Give one of them, or neither")
+            plugin.require_type(getattr(support, member), tuple, f"{where}.{member}")
+        both = bool(support.values and support.only)
+        plugin.require(not both, where, "has both `values` and `only`", "Set one of them, or neither")
 
 
 def check_backends(family: str, specs: object, distribution: str) -> tuple[BackendSpec, ...]:
-    """The backend specs of one family, checked: of a platform, or of a third party for that platform."""
+    """Check the backend specs of one family: a platform's own, or a third party's for that platform."""
     plugin = _Plugin(distribution, "")
     member = f"backends[{family!r}]"
-    plugin.require(family in FAMILIES, member, "is no backend family", f"Known families: {', '.join(FAMILIES)}")
+    plugin.require(family in FAMILIES, member, "is not a backend family", f"Known families: {', '.join(FAMILIES)}")
     plugin.require_type(specs, tuple, member)
     assert isinstance(specs, tuple)
     for index, spec in enumerate(specs):
@@ -306,7 +317,7 @@ def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
     where = f"backend {family} {spec.name}"
     plugin.require_text(spec.name, f"{where}: name")
     plugin.require_type(spec.priority, int, f"{where}: priority")
-    plugin.require_signature(spec.check, f"{where}: check", "seen: Seen")
+    plugin.require_signature(spec.check, f"{where}: check", "context: ResolutionContext")
     plugin.require_type(spec.target, str, f"{where}: target")
     well_formed = _TARGET.fullmatch(spec.target) is not None
     plugin.require(well_formed, f"{where}: target", f"is {spec.target!r}", 'Write it as "package.module:Class"')

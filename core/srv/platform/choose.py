@@ -1,13 +1,13 @@
-"""Choosing the platform: what `--device` says, or the best of those that are available.
+"""Platform selection: the one that `--device` names, or the best of those that are available.
 
-    --device                                  means
-    NAME                                      that platform, as this machine has it
-    NAME:PROFILE                              and its device must be of the profile's variant
+    --device                                  meaning
+    NAME                                      that platform, with the device of this machine
+    NAME:PROFILE                              the same, and the device must be of the profile's variant
     NAME:PROFILE,memory=64GiB,count=8         a machine described for `srv plan`, present or not
 
 Selection: command line > environment > config file > automatic. The first three arrive here as
-`requested` with `who` set it; automatic is None. Nothing falls back silently: a platform that was asked
-for and cannot be used is an error with its plugin's own reason.
+`requested`, and `source` says which one; automatic is None. Nothing falls back silently: a requested platform
+that cannot be used is an error with its plugin's own reason.
 """
 
 from __future__ import annotations
@@ -20,53 +20,54 @@ from typing import NamedTuple
 from srv.errors import PlatformUnavailable, Refusal, Rejected
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
-from srv.platform.registry import Found
+from srv.platform.registry import InstalledPlatform
 
-Probe = Callable[[Mapping[str, Found], float], Mapping[str, ProbeResult]]
+Probe = Callable[[Mapping[str, InstalledPlatform], float], Mapping[str, ProbeResult]]
 
 _TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?::(?P<profile>[\w.-]+))?(?P<rest>(?:,[^,]*)*)")
 _MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?b?|b)?", re.IGNORECASE)
 _PREFIXES = "kmgt"
-_KEYS = ("memory", "count")
+_VALUES = {"memory": ("an amount of memory", "memory=64GiB"), "count": ("a number of devices", "count=8")}
 _EXAMPLE = "Write NAME, NAME:PROFILE, or NAME:PROFILE,memory=64GiB,count=8"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """`--device`, taken apart. None: not said. `who` set it, for the text of a refusal."""
+    """The parsed value of `--device`. None: not given. `source`: who set it, for messages."""
 
     name: str
     profile: str | None = None
     memory_bytes: int | None = None
     count: int | None = None
     text: str = ""
-    who: str = "command line"
+    source: str = "command line"
 
     def rejected(self, code: str, reason: str, remedy: str) -> Refusal:
-        """A refusal of this request."""
-        return Refusal((Rejected(code, "device", self.text or self.name, self.who, reason, remedy),))
+        """A refusal of this request; the full stop of `remedy` is added."""
+        sentence = remedy if remedy.endswith("?") else f"{remedy}."
+        return Refusal((Rejected(code, "device", self.text or self.name, self.source, reason, sentence),))
 
 
-class Chosen(NamedTuple):
-    """The platform to serve on, its device as the probe saw it, and why it is this one."""
+class ChosenPlatform(NamedTuple):
+    """The platform to serve on, its device as found by the probe, and the reason why it was chosen."""
 
-    found: Found
+    found: InstalledPlatform
     device: DeviceFacts
-    why: str
+    reason: str
     notes: tuple[str, ...] = ()
 
 
-def parse_device(text: str, who: str = "command line") -> DeviceRequest:
-    """Read the value of `--device`; Refusal if it cannot be read. Knows no platform's name."""
-    request = DeviceRequest(text.strip(), text=text.strip(), who=who)
+def parse_device(text: str, source: str = "command line") -> DeviceRequest:
+    """Parse the value of `--device`; Refusal if it is malformed. Does not check the platform's name."""
+    request = DeviceRequest(text.strip(), text=text.strip(), source=source)
     match = _TEXT.fullmatch(request.text)
     if match is None:
-        raise request.rejected("bad_device", "it is no device", _EXAMPLE)
+        raise request.rejected("bad_device", "it is not the description of a device", _EXAMPLE)
     settings: dict[str, int] = {}
     for part in match["rest"].split(",")[1:]:
         key, value = _setting(part, request)
         if key in settings:
-            raise request.rejected("bad_device", f"{key} is given twice", f"Give {key} once")
+            raise request.rejected("bad_device", f"{key} is set twice", f"Set {key} once")
         settings[key] = value
     return replace(
         request,
@@ -80,17 +81,21 @@ def parse_device(text: str, who: str = "command line") -> DeviceRequest:
 def _setting(part: str, request: DeviceRequest) -> tuple[str, int]:
     key, equals, value = (piece.strip() for piece in part.partition("="))
     key = key.lower()
-    if key not in _KEYS:
-        raise request.rejected("bad_device", f"{key!r} is no property of a device", _nearest(key, _KEYS) or _EXAMPLE)
+    if key not in _VALUES:
+        raise request.rejected(
+            "bad_device", f"{key!r} is not a property of a device", _nearest(key, _VALUES) or _EXAMPLE
+        )
     number = _bytes(value) if key == "memory" else _count(value)
     if not equals or not number:
-        example = "memory=64GiB" if key == "memory" else "count=8"
-        raise request.rejected("bad_device", f"{value!r} is no {key}", f"Give a number above zero, as in {example}")
+        expected, example = _VALUES[key]
+        raise request.rejected(
+            "bad_device", f"{value!r} is not {expected}", f"Use a number above zero, as in {example}"
+        )
     return key, number
 
 
 def _bytes(text: str) -> int | None:
-    """Bytes of "64GiB", "64GB", "64G" (taken as GiB) or "68719476736"; None if it is no size."""
+    """Bytes of "64GiB", "64GB", "64G" (taken as GiB) or "68719476736"; None if it is not a size."""
     match = _MEMORY.fullmatch(text)
     if match is None:
         return None
@@ -104,17 +109,17 @@ def _count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def device_for_plan(request: DeviceRequest, found: Mapping[str, Found]) -> DeviceFacts:
+def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> DeviceFacts:
     """The device that `srv plan` resolves for, from the manifest's profiles; nothing is probed.
 
-    A bare name is enough where a platform has one profile. PlatformUnavailable for an unknown name or a
+    The name alone is enough if a platform has only one profile. PlatformUnavailable for an unknown name or a
     refused plugin, Refusal for a profile that is unknown or missing.
     """
     profiles = _named(request, found).loaded.facts.profiles
     listed = ", ".join(f"{request.name}:{profile}" for profile in profiles)
     if request.profile is None:
         if len(profiles) != 1:
-            raise request.rejected("profile_needed", f"{request.name} comes in several profiles", f"Choose of {listed}")
+            raise request.rejected("profile_needed", f"{request.name} has several profiles", f"Choose one of {listed}")
         device = next(iter(profiles.values()))
     elif request.profile in profiles:
         device = profiles[request.profile]
@@ -129,50 +134,52 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, Found]) -> Devic
 
 def choose(
     requested: str | None,
-    found: Mapping[str, Found],
+    found: Mapping[str, InstalledPlatform],
     probe: Probe | None = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    who: str = "command line",
-) -> Chosen:
-    """The platform to launch on. `requested` is the text of `--device` and `who` set it; None: automatic.
+    source: str = "command line",
+) -> ChosenPlatform:
+    """The platform to launch on. `requested`: the text of `--device`, from `source`; None: automatic.
 
-    PlatformUnavailable if what was asked for (or, automatically, everything) cannot be used; Refusal if the
-    text is wrong, describes another machine than this, or two platforms are equally good. `probe`: in tests,
-    what is asked instead of `probe_all`.
+    PlatformUnavailable if the requested platform (or, automatically, every platform) cannot be used; Refusal if the
+    text is malformed, describes another machine, or two platforms have equal priority. `probe`: replaces `probe_all`
+    in tests.
     """
     if probe is None:
-        from srv.platform.probe import probe_all  # a plan for another machine asks nothing of this one
+        from srv.platform.probe import probe_all  # a plan for another machine probes nothing
 
         probe = probe_all
     if requested is None:
         return _automatic(found, probe, timeout_s)
-    return _explicit(parse_device(requested, who), found, probe, timeout_s)
+    return _explicit(parse_device(requested, source), found, probe, timeout_s)
 
 
-def _explicit(request: DeviceRequest, found: Mapping[str, Found], probe: Probe, timeout_s: float) -> Chosen:
+def _explicit(
+    request: DeviceRequest, found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float
+) -> ChosenPlatform:
     if request.memory_bytes is not None or request.count is not None:
         raise request.rejected(
             "plan_only",
-            "memory and count describe a machine for `srv plan`; a server takes the machine as it is",
+            "memory and count describe a machine for `srv plan`; a server uses the machine as it is",
             "Leave them out",
         )
     one = _named(request, found)
-    wanted = None if request.profile is None else device_for_plan(request, found).variant
+    variant = None if request.profile is None else device_for_plan(request, found).variant
     result = probe({one.name: one}, timeout_s)[one.name]
     if not result.available or result.device is None:
         raise PlatformUnavailable(one.name, result.reason, result.remedy, result.code or "unavailable")
-    if wanted is not None and result.device.variant != wanted:
+    if variant is not None and result.device.variant != variant:
         raise PlatformUnavailable(
             one.name,
-            f"{request.text} was asked for by {request.who}, but this machine has {result.device.variant}",
-            f"Use --device {one.name}, or start on a machine with {wanted}",
+            f"{request.text} was requested by {request.source}, but this machine has {result.device.variant}",
+            f"Use --device {one.name}, or start on a machine with {variant}",
             "variant_mismatch",
         )
-    return Chosen(one, result.device, f"{request.text} was asked for by {request.who}", result.notes)
+    return ChosenPlatform(one, result.device, f"{request.text} was requested by {request.source}", result.notes)
 
 
-def _automatic(found: Mapping[str, Found], probe: Probe, timeout_s: float) -> Chosen:
+def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
     candidates = {
         name: each for name, each in found.items() if each.manifest is not None and not each.manifest.simulated
     }
@@ -185,8 +192,8 @@ def _automatic(found: Mapping[str, Found], probe: Probe, timeout_s: float) -> Ch
     if not devices:
         raise PlatformUnavailable(
             "(automatic choice)",
-            f"no platform is available here: {_why_not(found, results)}",
-            "Install a platform for this machine, or mend what the reasons name",
+            f"no platform is available here: {_rejection_reasons(found, results)}",
+            "Install a platform for this machine, or fix what the reasons name",
             "none_available",
         )
     best = max(candidates[name].loaded.priority for name in devices)
@@ -194,54 +201,57 @@ def _automatic(found: Mapping[str, Found], probe: Probe, timeout_s: float) -> Ch
     if len(leaders) > 1:
         raise _tie(leaders, best)
     chosen = leaders[0]
-    others = _why_not({name: each for name, each in found.items() if name != chosen}, results)
-    why = f"{chosen} has the highest priority ({best}) of what is available here"
-    return Chosen(found[chosen], devices[chosen], f"{why}; {others}" if others else why, results[chosen].notes)
+    others = _rejection_reasons({name: each for name, each in found.items() if name != chosen}, results)
+    reason = f"{chosen} has the highest priority ({best}) of the platforms available here"
+    reason = f"{reason}; {others}" if others else reason
+    return ChosenPlatform(found[chosen], devices[chosen], reason, results[chosen].notes)
 
 
 def _tie(leaders: list[str], priority: int) -> Refusal:
     options = " or ".join(f"--device {name}" for name in leaders)
     reason = f"{' and '.join(leaders)} are available with the same priority {priority}"
-    return Refusal((Rejected("ambiguous_device", "device", None, "automatic choice", reason, f"Say {options}"),))
+    return Refusal((Rejected("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
 
 
-def _why_not(found: Mapping[str, Found], results: Mapping[str, ProbeResult]) -> str:
-    return "; ".join(f"not {name}: {_against(each, results.get(name))}" for name, each in sorted(found.items()))
+def _rejection_reasons(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> str:
+    return "; ".join(
+        f"not {name}: {_rejection_reason(each, results.get(name))}" for name, each in sorted(found.items())
+    )
 
 
-def _against(found: Found, result: ProbeResult | None) -> str:
+def _rejection_reason(found: InstalledPlatform, result: ProbeResult | None) -> str:
     if found.manifest is None:
         return "its plugin was refused" if found.error is None else f"its plugin was refused ({found.error.reason})"
     if found.manifest.simulated:
         return "a simulator is never chosen automatically"
     if result is None:
-        return "it was not asked"
+        return "it was not probed"
     if result.device is not None and result.device.simulated:
         return f"its device is {result.device.name}, and a simulated one is never chosen automatically"
     return f"its priority is {found.manifest.priority}" if result.available else result.reason
 
 
-def _named(request: DeviceRequest, found: Mapping[str, Found]) -> Found:
-    """The plugin asked for; PlatformUnavailable if there is none of that name, or it was refused."""
+def _named(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
+    """The requested plugin; PlatformUnavailable if there is none of that name, or it was refused."""
     one = found.get(request.name)
     if one is None:
         hint = _nearest(request.name, found)
         remedy = f"{hint} {_installed(found)}" if hint else _installed(found)
-        raise PlatformUnavailable(request.name, "no installed plugin brings it", remedy, "unknown_platform")
+        raise PlatformUnavailable(request.name, "no installed plugin provides it", remedy, "unknown_platform")
     if one.manifest is None:
         error = one.error
-        reason = "it brings no manifest" if error is None else f"{error.distribution}: {error.member}: {error.reason}"
+        reason = "it has no manifest" if error is None else f"{error.distribution}: {error.member}: {error.reason}"
         remedy = f"Reinstall {one.distribution}" if error is None else error.remedy
         raise PlatformUnavailable(one.name, f"its plugin was refused: {reason}", remedy, "plugin_refused")
     return one
 
 
-def _installed(found: Mapping[str, Found]) -> str:
+def _installed(found: Mapping[str, InstalledPlatform]) -> str:
     return f"Installed: {', '.join(sorted(found)) or 'none'}"
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    import difflib  # only where something was misspelt
+def _nearest(name: str, known: Iterable[str]) -> str:
+    import difflib  # imported only if a name is misspelt
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else ""

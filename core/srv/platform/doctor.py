@@ -1,7 +1,7 @@
-"""Examining one platform for `srv doctor`: alive, in a child process with a time limit.
+"""Examines one platform for `srv doctor`: creates it in a child process with a time limit.
 
-Whatever a plugin does there, crash and hang among it, comes back as findings. Torch-free; the child is
-`srv.platform.doctor_child`. What the environment has to do with it is `srv.platform.environment`'s to say.
+Whatever a plugin does there, including a crash or a hang, is reported as findings. Torch-free; the child is
+`srv.platform.doctor_child`. Problems of the Python environment are found by `srv.platform.environment`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import msgspec
 from srv.platform.facts import DeviceFacts
 from srv.platform.finding import STAGES, Finding, Line, Request
 from srv.platform.manifest import worker_environment
-from srv.platform.registry import Found
+from srv.platform.registry import InstalledPlatform
 
 DEFAULT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child ended: its status (None: it was ended after its time) and its last line on standard error."""
+class ChildExit:
+    """How a child process ended: its exit status (None: killed after the timeout) and its last line on stderr."""
 
     status: int | None
     last_line: str
 
     @property
     def text(self) -> str:
-        """A clause for an operator ("crashed with SIGSEGV (last line)"); empty for a good end."""
+        """A clause for an operator ("crashed with SIGSEGV (last line)"); empty after exit status 0."""
         tail = f" ({self.last_line})" if self.last_line else ""
         if self.status is None:
             return f"did not end in time{tail}"
@@ -46,15 +46,15 @@ class Ended:
 
 
 def run_child(
-    words: list[str], folder: Path, timeout_s: float, *, given: bytes = b"", environment: Mapping[str, str]
-) -> Ended:
-    """Run `python -P WORDS` in a session of its own, and end it, with all it has started, after `timeout_s`.
+    arguments: list[str], folder: Path, timeout_s: float, *, stdin: bytes = b"", environment: Mapping[str, str]
+) -> ChildExit:
+    """Run `python -P ARGUMENTS` in its own session and kill it, with its children, after `timeout_s`.
 
-    Standard output goes to the file `stdout` of `folder`.
+    Standard output is written to the file `stdout` in `folder`.
     """
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("w+b") as err:
         process = subprocess.Popen(
-            [sys.executable, "-P", *words],
+            [sys.executable, "-P", *arguments],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
@@ -62,7 +62,7 @@ def run_child(
             env=dict(environment),
         )
         try:
-            process.communicate(given, timeout=timeout_s)
+            process.communicate(stdin, timeout=timeout_s)
             status: int | None = process.returncode
         except subprocess.TimeoutExpired:
             status = None
@@ -72,41 +72,45 @@ def run_child(
             process.wait()
         err.seek(0)
         lines = err.read().decode(errors="replace").strip().splitlines()
-    return Ended(status, lines[-1].strip() if lines and status != 0 else "")
+    return ChildExit(status, lines[-1].strip() if lines and status != 0 else "")
 
 
 def examine(
-    found: Found, device: DeviceFacts, options: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
+    found: InstalledPlatform, device: DeviceFacts, options: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> tuple[Finding, ...]:
-    """Start the platform as a launch would, with a worker's environment, and say what came of each stage."""
+    """Start the platform as a launch would, with a worker's environment; returns the findings of all stages."""
     try:
         environment = {**os.environ, **worker_environment(found.loaded, device)}
-    except Exception as error:  # noqa: BLE001 - a plugin may raise anything: that is the finding
-        return (Finding("start", "error", f"its worker_env raised {type(error).__name__}: {error}", _blame(found)),)
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it is reported
+        return (
+            Finding(
+                "start", "error", f"its worker_env raised {type(error).__name__}: {error}", _report_to_author(found)
+            ),
+        )
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     request = Request(found.name, device, dict(options), path)
     with tempfile.TemporaryDirectory(prefix="srv-doctor-") as name:
         folder = Path(name)
         answer = folder / "answer"
         answer.touch()
-        words = ["-m", "srv.platform.doctor_child", str(answer)]
-        ended = run_child(words, folder, timeout_s, given=msgspec.json.encode(request), environment=environment)
+        arguments = ["-m", "srv.platform.doctor_child", str(answer)]
+        exited = run_child(arguments, folder, timeout_s, stdin=msgspec.json.encode(request), environment=environment)
         lines = [msgspec.json.decode(each, type=Line) for each in answer.read_bytes().splitlines()]
     findings = [line.finding for line in lines if line.finding is not None]
-    if ended.text:
-        findings.append(_broken_off(found, lines[-1].stage if lines else STAGES[0], ended, timeout_s))
+    if exited.text:
+        findings.append(_aborted(found, lines[-1].stage if lines else STAGES[0], exited, timeout_s))
     return tuple(findings)
 
 
-def _broken_off(found: Found, stage: str, ended: Ended, timeout_s: float) -> Finding:
-    """The finding for a child that did not come to its end."""
-    if ended.status is None:
+def _aborted(found: InstalledPlatform, stage: str, exited: ChildExit, timeout_s: float) -> Finding:
+    """The finding for a child that crashed or was killed after the timeout."""
+    if exited.status is None:
         detail = f"no answer within {timeout_s:g} s"
-        remedy = f"Allow it more time with --timeout {4 * timeout_s:g}; if it still hangs: {_blame(found)}"
+        remedy = f"Allow it more time with --timeout {4 * timeout_s:g}; if it still hangs: {_report_to_author(found)}"
     else:
-        detail, remedy = f"its process {ended.text}", _blame(found)
+        detail, remedy = f"its process {exited.text}", _report_to_author(found)
     return Finding(stage, "warning" if stage == "diagnosis" else "error", detail, remedy)
 
 
-def _blame(found: Found) -> str:
-    return f"Report this to the maker of {found.distribution}."
+def _report_to_author(found: InstalledPlatform) -> str:
+    return f"Report this to the maintainer of {found.distribution}."

@@ -1,8 +1,8 @@
-"""The child process of `srv doctor`: brings one platform to life, computes a little, asks the plugin itself.
+"""The child process of `srv doctor`: creates one platform, computes a little, runs the plugin's own diagnosis.
 
 Started by `srv.platform.doctor`, as `python -m srv.platform.doctor_child FILE`, with the request on standard
-input. Every stage is announced and every finding written at once, so that of a plugin that crashes or hangs
-all that came before is known. Imports torch; knows no platform by name.
+input. Every stage is announced and every finding is written immediately, so the parent knows everything that came
+before a crash or hang. Imports torch; must not know any platform by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from srv.errors import PlatformUnavailable, PluginError
 from srv.platform.finding import STAGES, Finding, Line, Request, Status
 
-SIZE = 64  # of the computation's matrices; sums of ones up to here are exact in every floating-point dtype
+SIZE = 64  # of the test matrices; sums of ones up to 64 are exact in every floating-point dtype
 
 
 def main() -> int:
@@ -30,27 +30,27 @@ def main() -> int:
 
 
 def _examine(request: Request, answer: BinaryIO) -> None:
-    """Run the stages in order; one that fails is a finding, and ends the examination only if it is the first."""
-    body: dict[str, Callable[[], Iterator[Finding]]] = {}
+    """Run the stages in order. A failed stage is a finding; only the first one ends the examination."""
+    stages: dict[str, Callable[[], Iterator[Finding]]] = {}
     for stage in STAGES:
         answer.write(msgspec.json.encode(Line(stage)) + b"\n")
         try:
-            body = body or _stages(request)
-            for finding in body[stage]():
+            stages = stages or _stages(request)
+            for finding in stages[stage]():
                 answer.write(msgspec.json.encode(Line(stage, finding)) + b"\n")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the finding
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; it is reported
             answer.write(msgspec.json.encode(Line(stage, _failed(stage, error))) + b"\n")
             if stage == STAGES[0]:
                 return
 
 
 def _stages(request: Request) -> dict[str, Callable[[], Iterator[Finding]]]:
-    """The platform, created and at work; raises whatever keeps it from that."""
+    """Create the platform and initialize it as a worker would; raises what the plugin raises."""
     from srv.platform.contract import create_platform
     from srv.platform.manifest import EngineContext
     from srv.platform.registry import find_platforms
 
-    context = EngineContext(device=request.device, rank=0, local_rank=0, options=request.options)
+    context = EngineContext(device=request.device, local_rank=0, options=request.options)
     live = Examination(create_platform(find_platforms()[request.name], context), request)
     return {"start": live.start, "memory": live.memory, "computation": live.computation, "diagnosis": live.diagnosis}
 
@@ -75,14 +75,14 @@ class Examination:
 
     def memory(self) -> Iterator[Finding]:
         memory = self._platform.memory(self._device)
-        seen = f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
+        detail = f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
         if memory.free > 0:
-            yield Finding("memory", "ok", seen)
+            yield Finding("memory", "ok", detail)
         else:
-            yield Finding("memory", "error", seen, "End whatever else uses the device's memory.")
+            yield Finding("memory", "error", detail, "Stop other processes that use the device's memory.")
 
     def computation(self) -> Iterator[Finding]:
-        """A product of two matrices of zeros and ones, computed on the device, against the host's: exactly equal."""
+        """Multiply two matrices of zeros and ones on the device; the result must equal the host's exactly."""
         import torch
 
         from srv.platform.registry import find_platforms
@@ -91,23 +91,23 @@ class Examination:
         name = next((each for each in ("float32", "bfloat16", "float16") if each in capabilities), "float32")
         numbers = torch.arange(SIZE * SIZE).view(SIZE, SIZE)
         left, right = ((numbers % step == 0).to(torch.float32) for step in (2, 3))
-        there = [each.to(self._device, getattr(torch, name)) for each in (left, right)]
-        product = there[0] @ there[1]
+        on_device = [each.to(self._device, getattr(torch, name)) for each in (left, right)]
+        product = on_device[0] @ on_device[1]
         self._platform.record_event(self._device).synchronize()
-        what = f"a {SIZE} x {SIZE} product in {name}"
+        what = f"a {SIZE} x {SIZE} matrix product in {name}"
         if torch.equal(product.to("cpu", torch.float32), left @ right):
-            yield Finding("computation", "ok", f"{what} is right")
+            yield Finding("computation", "ok", f"{what} is correct")
         else:
             remedy = "Do not serve on this device: test its memory and driver, and reinstall its toolkit."
             yield Finding("computation", "error", f"{what} is wrong", remedy)
 
     def diagnosis(self) -> Iterator[Finding]:
-        """What the plugin itself says of this machine. A server may well start without what it finds missing."""
+        """The plugin's own checks. A failed one is a warning: a server may still be able to start."""
         from srv.platform.interface import Check
 
         for check in self._platform.diagnose():
             if not isinstance(check, Check):
-                raise TypeError(f"diagnose() gave a {type(check).__name__}, not a srv.platform.interface.Check")
+                raise TypeError(f"diagnose() returned a {type(check).__name__}, not a srv.platform.interface.Check")
             remedy = "" if check.ok else check.remedy
             yield Finding(str(check.name), "ok" if check.ok else "warning", str(check.detail), remedy)
 
@@ -118,13 +118,13 @@ def _failed(stage: str, error: BaseException) -> Finding:
         return Finding(stage, status, f"{error.reason} [{error.code}]", error.remedy)
     if isinstance(error, PluginError):
         return Finding(stage, status, f"{error.member}: {error.reason}", error.remedy)
-    remedy = "A server would fail so, too: mend what it names, or report it to the plugin's maker."
+    remedy = "A server would fail in the same way: fix what it names, or report it to the plugin's maintainer."
     if stage == "diagnosis":
-        remedy = "These are the plugin's own checks: report it to its maker."
-    return Finding(stage, status, f"{type(error).__name__}: {error}{_place(error)}", remedy)
+        remedy = "These are the plugin's own checks: report it to its maintainer."
+    return Finding(stage, status, f"{type(error).__name__}: {error}{_location(error)}", remedy)
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
 

@@ -1,7 +1,7 @@
-"""Mistakes of the Python environment that keep any server from starting, or make it slow. Torch-free.
+"""Finds problems of the Python environment that prevent a server from starting or make it slow. Torch-free.
 
-Imports nothing that it judges: packages are read by their metadata, and torch is imported in a child process.
-Knows no platform. An "error" here stops every server; a "warning" need not.
+Imports nothing that it checks: packages are read by their metadata, and torch is imported in a child process.
+Must not know any platform. An "error" here stops every server; a "warning" may not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from srv.platform.doctor import Ended, run_child
+from srv.platform.doctor import ChildExit, run_child
 from srv.platform.finding import Finding
 from srv.platform.manifest import AUTOLOAD
 
@@ -30,42 +30,46 @@ _LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
 
 
 def findings(environment: Mapping[str, str], timeout_s: float = IMPORT_TIMEOUT_S) -> list[Finding]:
-    """Everything of the environment, good or bad; takes as long as importing torch does."""
-    told = [*requirements("srv"), *kernels(), *threads(environment, os.cpu_count() or 1)]
+    """All findings about the environment, good or bad; takes as long as importing torch does."""
+    found = [*requirements("srv"), *kernels(), *threads(environment, os.cpu_count() or 1)]
     if importlib.util.find_spec("torch") is not None:
-        told += [*builds(sys.path), *torch_import(environment, timeout_s)]
-    return told
+        found += [*torch_builds(sys.path), *torch_import(environment, timeout_s)]
+    return found
 
 
 def requirements(distribution: str) -> Iterator[Finding]:
-    """The distribution's own requirements, by their installed versions."""
+    """Check the distribution's requirements against the installed versions."""
     try:
-        wanted = [Requirement(each) for each in importlib.metadata.requires(distribution) or ()]
+        required = [Requirement(each) for each in importlib.metadata.requires(distribution) or ()]
     except importlib.metadata.PackageNotFoundError:
         remedy = f"Install it (pip install {distribution}); a bare checkout on PYTHONPATH has no entry points."
         yield Finding("requirements", "error", f"{distribution} is not installed as a distribution", remedy)
         return
-    wanted = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]
-    faults = [fault for each in wanted if (fault := _fault(each, distribution)) is not None]
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    faults = [fault for each in required if (fault := _fault(each, distribution)) is not None]
     yield from faults
     if not faults:
-        yield Finding("requirements", "ok", f"all {len(wanted)} of {distribution} are installed and fit")
+        yield Finding(
+            "requirements",
+            "ok",
+            f"all {len(required)} requirements of {distribution} are installed in a matching version",
+        )
 
 
-def _fault(wanted: Requirement, distribution: str) -> Finding | None:
-    install = f'pip install "{wanted.name}{wanted.specifier}"'
+def _fault(required: Requirement, distribution: str) -> Finding | None:
+    install = f'pip install "{required.name}{required.specifier}"'
     try:
-        version = importlib.metadata.version(wanted.name)
+        version = importlib.metadata.version(required.name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding("requirements", "error", f"{wanted.name} is not installed", f"Install it: {install}")
-    if wanted.specifier.contains(version, prereleases=True):
+        return Finding("requirements", "error", f"{required.name} is not installed", f"Install it: {install}")
+    if required.specifier.contains(version, prereleases=True):
         return None
-    reason = f"{wanted.name} is {version}, but {distribution} is made for {wanted.specifier}"
-    return Finding("requirements", "warning", reason, f"Install a version that fits: {install}")
+    reason = f"{required.name} {version} is installed, but {distribution} requires {required.specifier}"
+    return Finding("requirements", "warning", reason, f"Install a matching version: {install}")
 
 
 def kernels() -> Iterator[Finding]:
-    """Whether the kernels' distribution brings a compiled library. Its absence is told by `requirements`."""
+    """Whether the kernels' distribution has a compiled library. `requirements` reports a missing distribution."""
     spec = importlib.util.find_spec(KERNELS)
     if spec is None or not spec.submodule_search_locations:
         return
@@ -79,32 +83,32 @@ def kernels() -> Iterator[Finding]:
         yield Finding("kernels", "ok", f"srv-kernels has its compiled library {', '.join(found)}")
     else:
         remedy = (
-            "Install a C++ compiler (such as g++) and reinstall srv-kernels; a server on the host is faster for it."
+            "Install a C++ compiler (such as g++) and reinstall srv-kernels; its kernels compute faster on the host."
         )
         yield Finding("kernels", "warning", "srv-kernels was built without its compiled library", remedy)
 
 
 def threads(environment: Mapping[str, str], processors: int) -> Iterator[Finding]:
-    """OMP_NUM_THREADS: how many threads operators on the host use, wherever the model is."""
+    """OMP_NUM_THREADS: how many threads host operators use, whatever device the model runs on."""
     text = environment.get(THREADS)
     if text is None:
         return
     name, unset = f"{THREADS} = {text!r} (set by the environment)", f"Unset {THREADS}"
     if not text.isdecimal() or int(text) == 0:
         remedy = f"{unset}, or give a number above zero."
-        yield Finding("threads", "warning", f"{name} is no number of threads, and is ignored or misread", remedy)
+        yield Finding("threads", "warning", f"{name} is not a number of threads, and is ignored or misread", remedy)
     elif int(text) > processors:
-        reason = f"{name} is more than the {processors} processors here: threads wait for one another"
+        reason = f"{name} is more than the {processors} processors of this machine: threads wait for one another"
         yield Finding("threads", "warning", reason, f"{unset}, or give {processors} or less.")
     elif int(text) == 1 and processors > 2:
         reason = f"{name} leaves {processors - 1} of {processors} processors unused where the host computes"
-        yield Finding("threads", "warning", reason, f"{unset} if that was not meant.")
+        yield Finding("threads", "warning", reason, f"{unset} if this is not intended.")
     else:
         yield Finding("threads", "ok", name)
 
 
-def builds(path: list[str]) -> Iterator[Finding]:
-    """More than one torch on the import path: the first is imported, and others' extensions do not load in it."""
+def torch_builds(path: list[str]) -> Iterator[Finding]:
+    """Find more than one torch on the import path: the first is imported, and extensions built for others fail."""
     folders = {Path(entry or ".").resolve() / "torch" for entry in path}
     folders = {each for each in folders if (each / "__init__.py").is_file()}
     known = [each for each in importlib.metadata.distributions() if canonicalize_name(each.name or "") == "torch"]
@@ -112,26 +116,26 @@ def builds(path: list[str]) -> Iterator[Finding]:
         where = ", ".join(sorted(str(each) for each in folders))
         versions = ", ".join(each.version for each in known) or "without metadata"
         reason = f"there are {max(len(folders), len(known))} torch builds on the import path ({versions}): {where}"
-        yield Finding("torch builds", "warning", reason, "Keep one: uninstall the others, or mend PYTHONPATH.")
+        yield Finding("torch builds", "warning", reason, "Keep one: uninstall the others, or fix PYTHONPATH.")
 
 
 def torch_import(environment: Mapping[str, str], timeout_s: float = IMPORT_TIMEOUT_S) -> Iterator[Finding]:
-    """Whether `import torch` works here; if not, whether a vendor's package that loads itself is to blame."""
-    version, ended = _import_torch(environment, timeout_s)
+    """Whether `import torch` works, and if not, whether a vendor's package that it loads automatically is the cause."""
+    version, exited = _import_torch(environment, timeout_s)
     if version is not None:
         yield from _same_version(version)
         return
-    without, again = _import_torch({**environment, AUTOLOAD: "0"}, timeout_s)
-    if without is None:
+    version, retried = _import_torch({**environment, AUTOLOAD: "0"}, timeout_s)
+    if version is None:
         remedy = "Reinstall torch; if it names a library, install that, or the build of torch for this machine."
-        yield Finding("torch", "error", f"import torch {again.text}", remedy)
+        yield Finding("torch", "error", f"import torch {retried.text}", remedy)
         return
-    yield _blamed(ended)
-    yield from _same_version(without, f" with {AUTOLOAD}=0, as servers are started")
+    yield _autoload_fault(exited)
+    yield from _same_version(version, f" with {AUTOLOAD}=0, as servers are started")
 
 
-def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str | None, Ended]:
-    """torch's own version if a child could import it, and how the child ended."""
+def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str | None, ChildExit]:
+    """The version of torch if a child could import it, and how the child exited."""
     program = (
         "import sys; sys.path.extend(each for each in sys.argv[1:] if each not in sys.path);"
         "import torch; print(torch.__version__)"
@@ -139,13 +143,13 @@ def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str
     path = [os.path.abspath(entry) for entry in sys.path]
     with tempfile.TemporaryDirectory(prefix="srv-doctor-") as name:
         folder = Path(name)
-        ended = run_child(["-c", program, *path], folder, timeout_s, environment=environment)
-        said = (folder / "stdout").read_text(encoding="utf-8", errors="replace").split()
-    return (said[-1] if ended.status == 0 and said else None), ended
+        exited = run_child(["-c", program, *path], folder, timeout_s, environment=environment)
+        printed = (folder / "stdout").read_text(encoding="utf-8", errors="replace").split()
+    return (printed[-1] if exited.status == 0 and printed else None), exited
 
 
 def _same_version(imported: str, how: str = "") -> Iterator[Finding]:
-    """The version that is imported is the one that is installed, or another torch is in its way."""
+    """Whether the imported torch is the installed one, or another torch comes first on the path."""
     try:
         installed = importlib.metadata.version("torch")
         same = Version(imported).release == Version(installed).release
@@ -154,18 +158,18 @@ def _same_version(imported: str, how: str = "") -> Iterator[Finding]:
     if same:
         yield Finding("torch", "ok", f"imports, as version {imported}{how}")
     else:
-        reason = f"import torch gives {imported}, but torch {installed} is installed"
+        reason = f"import torch loads {imported}, but torch {installed} is installed"
         yield Finding("torch", "warning", reason, "Look for a second torch on PYTHONPATH, and reinstall this one.")
 
 
-def _blamed(ended: Ended) -> Finding:
-    """The finding for an import that fails only because packages load themselves into torch."""
+def _autoload_fault(exited: ChildExit) -> Finding:
+    """The finding for an import that fails only because of packages that torch loads automatically."""
     points = list(importlib.metadata.entry_points(group=AUTOLOAD_GROUP))
-    named = [each for each in points if f"backend extension: {each.name}." in ended.last_line] or points
-    who = " and ".join(sorted({each.dist.name if each.dist is not None else each.name for each in named}))
+    named = [each for each in points if f"backend extension: {each.name}." in exited.last_line] or points
+    packages = " and ".join(sorted({each.dist.name if each.dist is not None else each.name for each in named}))
     reason = (
-        f"import torch {ended.text}: {who} loads itself into torch (entry-point group {AUTOLOAD_GROUP}) and fails,"
-        " as a vendor's package does without its driver"
+        f"import torch {exited.text}: torch loads {packages} automatically (entry-point group {AUTOLOAD_GROUP}), and"
+        " that fails, as a vendor's package does without its driver"
     )
-    remedy = f"Set {AUTOLOAD}=0, or uninstall {who}, or install the driver that it wants."
+    remedy = f"Set {AUTOLOAD}=0, or uninstall {packages}, or install the driver that it needs."
     return Finding("torch", "warning", reason, remedy)

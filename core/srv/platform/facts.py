@@ -1,7 +1,8 @@
-"""What a platform says without its device: facts, defaults, constraints, backend specs. Torch-free data.
+"""What a platform declares without its device: facts, defaults, constraints, backend specs. Torch-free data.
 
-A statement never sees more than it declares in `reads`; resolution (`srv.args.resolve`) orders statements
-by what they read, applies them by layer, and tells their story. Nothing here edits a configuration.
+A statement (default, contribution, constraint) can read only the arguments that it declares in `reads`. Resolution
+(`srv.args.resolve`) orders statements by what they read, applies them by layer and records their provenance. Nothing
+here edits a configuration.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from srv.models.facts import ModelFacts
+from srv.specs import ModelFacts
 
 FAMILIES = ("attention", "sampling", "moe", "quantization", "grammar")
-SUPPORT = ("supported", "limited", "experimental", "unsupported", "not_applicable")  # what `Support.status` may be
+SUPPORT = ("supported", "limited", "experimental", "unsupported", "not_applicable")  # the values of `Support.status`
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One kind of device as a machine has it, or as a profile describes it.
+    """One kind of device, found on a machine or described by a profile.
 
-    `variant` is one of the manifest's ("avx512", "a3"); `memory_bytes` of one device; `count` devices;
-    `versions` of drivers and toolkits by name; `name` as the vendor prints it. `features`: what this device
-    has and its variant does not imply, by the vendor's own names (instruction sets, optional units).
-    `simulated`: software plays the device; it is never chosen automatically, and proves nothing about hardware.
+    `variant`: one of the manifest's ("avx512", "a3"). `memory_bytes`: of one device. `count`: number of devices.
+    `versions`: of drivers and toolkits, by name. `name`: as the vendor prints it. `features`: properties that the
+    variant does not imply, by the vendor's own names (instruction sets, optional units). `simulated`: the device is
+    emulated in software; it is never chosen automatically, and proves nothing about hardware.
     """
 
     variant: str
@@ -35,11 +36,11 @@ class DeviceFacts:
     simulated: bool = False
 
 
-class Seen(Protocol):
-    """What a statement sees: device and model facts, and the arguments it declared in `reads`.
+class ResolutionContext(Protocol):
+    """The inputs of a statement or backend check: device and model facts, and the arguments declared in `reads`.
 
     Reading an argument that was not declared raises `UndeclaredRead`; reading one that has no value
-    gives None.
+    returns None.
     """
 
     @property
@@ -53,59 +54,59 @@ class Seen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A value for an argument that nobody above this layer has set.
+    """A value for an argument that no higher layer has set.
 
-    `compute(seen)` gives the value, or None for "nothing to say here". `reason` is a clause that completes
+    `compute(context)` returns the value, or None if this default does not apply. `reason` is a clause that completes
     "page_size = 128 because ...".
     """
 
     argument: str
-    compute: Callable[[Seen], Any]
+    compute: Callable[[ResolutionContext], Any]
     reason: str
     reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One part of a quantity that several owners add to (reserved device memory, say).
+    """One part of a quantity that several owners add to (for example reserved device memory).
 
-    `quantity` is a name declared by core; `compute(seen)` gives a number in the quantity's unit, 0 for none.
-    `instead_of`: core's parts of that quantity, by name, whose place a platform's part takes. `of_rest`: the number is
-    a share, from 0 to 1, of what the parts before it leave of the device's memory; such parts come after all others.
+    `quantity` is a name declared by core; `compute(context)` returns a number in the quantity's unit, 0 for none.
+    `replaces`: the names of core's parts of that quantity that this part replaces. `of_remaining`: the number is a
+    fraction, from 0 to 1, of the device memory that the other parts leave; such parts are computed after all others.
     """
 
     quantity: str
     name: str
-    compute: Callable[[Seen], float]
+    compute: Callable[[ResolutionContext], float]
     reason: str
     reads: tuple[str, ...] = ()
-    instead_of: tuple[str, ...] = ()
-    of_rest: bool = False
+    replaces: tuple[str, ...] = ()
+    of_remaining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A law that no layer outranks: whoever set the value, what breaks it is refused.
+    """A rule that no layer overrides: a value that violates it is refused, whoever set it.
 
-    `argument` is the one to blame; `check(seen)` gives None, or the reason why its value cannot be.
+    `argument` is the one at fault; `check(context)` returns None, or the reason why its value is refused.
     """
 
     argument: str
     code: str
-    check: Callable[[Seen], str | None]
+    check: Callable[[ResolutionContext], str | None]
     remedy: str
     reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a platform says of an argument before anyone asks: the support matrix prints it, and launch obeys it.
+    """A platform's declared support for an argument: the support matrix prints it, and launch enforces it.
 
-    `status` is one of `SUPPORT`. `variants`: those it speaks of, () for all. `values`: it speaks of these values
-    alone. `only`: of all values but the declared default, these alone are supported. Without either it speaks of
-    every value but the declared default. What is unsupported or not applicable is refused, whoever sets it.
-    `reason` is a clause for an operator; it may be empty where the status is "supported". `since`: the release
-    of the platform's package that first said so.
+    `status` is one of `SUPPORT`. `variants`: the variants it applies to, () for all. `values`: it applies to these
+    values only. `only`: apart from the declared default, only these values are supported. Without either it applies
+    to every value but the declared default. An unsupported or not applicable value is refused, whoever sets it.
+    `reason` is a clause for an operator; it may be empty if the status is "supported". `since`: the release of the
+    platform's package that first declared it.
     """
 
     argument: str
@@ -119,9 +120,9 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """A backend fits if each argument named here takes one of the values listed (best first).
+    """A backend fits if each argument named here takes one of the listed values (best first).
 
-    `slots`: the arguments that it fits alone ("decode_attention_backend"); () for all of its family.
+    `slots`: the only arguments that may select it ("decode_attention_backend"); () for all of its family.
     """
 
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Requires:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A backend does not fit: every reason, each a clause ("head_dim 80 is not a multiple of 16")."""
+    """A backend does not fit: all reasons, each a clause ("head_dim 80 is not a multiple of 16")."""
 
     reasons: tuple[str, ...]
 
@@ -139,19 +140,18 @@ class Unfit:
 class BackendSpec:
     """A backend that a platform, or a third party for that platform, offers.
 
-    `check(seen)` may read any argument that the *user* set, and the facts. `target` is "module:class",
+    `check(context)` may read any argument that the *user* set, and the facts. `target` is "module:class",
     imported only in a worker. `kv_order` (attention only) names the axes of the KV pool it reads.
-    Automatic choice takes the highest `priority` that fits. `summary` is one line for the support page.
-    `graphs` (attention only, contract 1.1): its `plan` keeps metadata in place for one value of
-    `AttentionBatch.graph`, as captured steps need. Where it decodes without, no step is captured.
+    Automatic choice takes the highest `priority` that fits.
+    `graphs` (attention only, contract 1.1): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
+    at the same addresses, as captured steps need. If the decode backend does not, no step is captured.
     """
 
     name: str
     priority: int
-    check: Callable[[Seen], Requires | Unfit]
+    check: Callable[[ResolutionContext], Requires | Unfit]
     target: str
     kv_order: str = ""
-    summary: str = ""
     graphs: bool = False
 
 
@@ -159,10 +159,10 @@ class BackendSpec:
 class PlatformFacts:
     """Everything that can be known without the device.
 
-    `capabilities(device)` is conservative: what is not listed is not there. `profiles` names devices for
-    `srv plan --device NAME:PROFILE` (every variant has one of its own name; others may follow, such as a
-    32 GiB card). Values in `defaults` and `constraints` speak as layer PLATFORM. `support`: what the platform
-    says of arguments that no other statement speaks of, planned ones among them.
+    `capabilities(device)` is conservative: a capability that is not listed is not available. `profiles` names devices
+    for `srv plan --device NAME:PROFILE` (every variant has one of its own name; there may be others, such as a 32 GiB
+    card). `defaults` apply at layer PLATFORM. `support`: declarations about arguments that no other statement covers,
+    including planned arguments.
     """
 
     capabilities: Callable[[DeviceFacts], frozenset[str]]

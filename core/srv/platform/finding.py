@@ -1,4 +1,4 @@
-"""What `srv doctor` and its child process hand one another: a request, and findings. Torch-free."""
+"""The messages between `srv doctor` and its child process: a request, and findings. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from srv.platform.facts import DeviceFacts
 Status = Literal["ok", "warning", "error"]
 
 STAGES = ("start", "memory", "computation", "diagnosis")
-"""Of an examination, in their order."""
+"""The stages of an examination, in order."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was looked at, how it is, what was seen, and what to do (empty where all is well).
+    """One result of an examination: what was checked, its status, details, and a remedy (empty if the status is "ok").
 
-    "error": a server cannot start because of it. "warning": it can, but something is not as it should be.
+    "error": a server cannot start because of it. "warning": a server can start, but something should be fixed.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the child is told. `path` is its parent's import path, `options` what the manifest asked for."""
+    """The child's input. `path`: its parent's `sys.path`. `options`: values of the arguments in `Manifest.options`."""
 
     name: str
     device: DeviceFacts
@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of the child's answer: a stage begins, or (with a finding) something of it is known."""
+    """One line of the child's output: the start of a stage or, with `finding`, one of its results."""
 
     stage: str
     finding: Finding | None = None

@@ -1,6 +1,6 @@
-"""What a probe may want to know of the host's Python packages, learned without importing them.
+"""Facts about installed Python packages, for probes, without importing the packages.
 
-Importing torch takes seconds, and fails where a vendor's wheel is installed without its driver; its build
+Importing torch takes seconds, and fails where a vendor's wheel is installed without its driver. Its build
 settings are plain assignments in `torch/version.py`, and versions are package metadata.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 def versions(*distributions: str) -> dict[str, str]:
     """The versions of those distributions that are installed."""
-    from importlib import metadata  # a manifest whose probe is not asked waits for none of it
+    from importlib import metadata  # imported only when a probe runs
 
     found: dict[str, str] = {}
     for name in distributions:
@@ -26,14 +26,14 @@ def versions(*distributions: str) -> dict[str, str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a top-level package can be found; it is not imported."""
+    """Whether a top-level package can be found, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
 def torch_build(folder: Path | None = None) -> Mapping[str, str | None]:
     """The settings that torch was built with, by the names in `torch/version.py`; empty without torch.
 
-    `folder` is that of the package, for tests; the installed one otherwise.
+    `folder`: the package's folder, for tests; default: the installed package's.
     """
     if folder is None:
         spec = importlib.util.find_spec("torch")

@@ -1,9 +1,9 @@
-"""Keeping a manifest pure: while it is imported, torch and what is built on it cannot be.
+"""Keeps manifests pure: while a manifest is imported, imports of torch and packages built on it are refused.
 
-A manifest that reaches for torch would make `srv plan` slow, and would fail outright where a vendor's
-wheel is installed without its driver. The wall is an import finder of its own (nothing is patched), stands
-only around the import of a manifest, and only in that thread. It cannot see a package that this process
-had imported before; the probe's child process, which starts empty, sees every one.
+A manifest that imports torch would make `srv plan` slow, and would fail where a vendor's wheel is installed
+without its driver. `ImportWall` is an import finder (nothing is patched) that is active only during the import
+of a manifest, and only in that thread. It cannot detect a package that this process has already imported; the
+probe's child process has imported nothing, so it detects every one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ HEAVY_PREFIXES = ("torch", "triton", "transformers", "jax", "tensorflow")
 
 
 class ImportWall:
-    """`with ImportWall() as wall: ...`; afterwards `wall.asked` lists what was asked for, refused or caught."""
+    """`with ImportWall() as wall: ...`; afterwards `wall.attempted` lists the refused imports, even caught ones."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.attempted: list[str] = []
         self._thread = threading.get_ident()
 
     def __enter__(self) -> ImportWall:
@@ -36,8 +36,8 @@ class ImportWall:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The import system's hook: refuse heavy packages, leave the rest to the finders behind."""
+        """The import system's hook: refuse heavy packages and leave the others to the next finders."""
         if threading.get_ident() != self._thread or not fullname.partition(".")[0].startswith(HEAVY_PREFIXES):
             return None
-        self.asked.append(fullname)
+        self.attempted.append(fullname)
         raise ImportError(f"a manifest may not import {fullname}", name=fullname)

@@ -1,8 +1,8 @@
 """The live side of the platform contract: what `Manifest.create` returns, and what backends implement.
 
-Version 1 has the members that core calls today, no more; a new one comes as a minor version, together with
-its first caller. Objects here exist in worker processes only. This is the one module of the package that
-knows torch's types.
+The contract has only the members that core calls today. A new member comes with a minor version, together
+with its first caller. Objects of these types exist in worker processes only. This is the one module of the
+package that uses torch's types.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from srv.memory.layout import KVLayout
+from srv.specs import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one device, as its driver (or operating system) reports them now."""
+    """Free and total bytes of one device, as its driver (or operating system) reports them now."""
 
     free: int
     total: int
@@ -26,7 +26,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of a diagnosis: what was looked at, whether it is well, what was seen, what to do."""
+    """One line of a diagnosis: what was checked, whether it passed, the observed value, and a remedy."""
 
     name: str
     ok: bool
@@ -43,7 +43,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpArgs:
-    """What an op will be called with, known when the model is built: enough to choose an implementation."""
+    """Dtype and sizes of an op's calls, known when the model is built: enough to choose an implementation."""
 
     dtype: torch.dtype
     sizes: Mapping[str, int]
@@ -53,8 +53,8 @@ class OpArgs:
 class OpImpl:
     """One implementation of an op of `srv_kernels.contracts`.
 
-    `supports_args(args)` gives None, or the reason against it. `target` is the callable itself or
-    "module:function", imported when first bound.
+    `supports_args(args)` returns None, or the reason why the implementation cannot be used. `target` is the
+    callable itself or "module:function", which is imported when the op is first bound.
     """
 
     op: str
@@ -65,24 +65,24 @@ class OpImpl:
 
 @dataclass(frozen=True, slots=True)
 class KVBuffers:
-    """The KV pool of one cache group: for each of its layers, a key and a value buffer.
+    """The KV pool of one cache group: one key buffer and one value buffer per layer.
 
-    Shapes as `layout.order` says, with `pages + 1` pages, dtype `layout.dtype`, on the platform's device. Together they
-    take `layout.bytes_per_page()` bytes a page, or more.
+    `layout.order` names the axes; the page axis has one more page than was requested (page 0 takes the writes of
+    padded rows). The dtype is `layout.dtype`, the device is the platform's. Together the buffers take at least
+    `layout.bytes_per_page()` bytes per page.
     """
 
     layout: KVLayout
-    pages: int
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What a backend must know of one attention layer; `index` counts within its cache group.
+    """The properties of one attention layer that a backend needs; `index` counts within its cache group.
 
-    `scale` multiplies q.k; `window`: None, or a token sees itself and the `window - 1` before it;
-    `soft_cap`: None, or scores become soft_cap * tanh(scores / soft_cap).
+    `scale` multiplies q.k. `window`: None for full attention, otherwise a token attends to itself and the
+    `window - 1` tokens before it. `soft_cap`: None, or scores become soft_cap * tanh(scores / soft_cap).
     """
 
     index: int
@@ -96,16 +96,16 @@ class AttentionLayer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """One step, seen by attention. Rows lie one after the other in the token axis.
+    """The attention inputs of one step. Rows are concatenated along the token axis.
 
-    query_lens[i] >= 1 tokens of row i are computed now; kv_lens[i] counts its tokens including those, so
-    its first query has position kv_lens[i] - query_lens[i]. Both are host integers.
+    query_lens[i] >= 1 tokens of row i are computed in this step; kv_lens[i] counts its tokens including those,
+    so its first query has position kv_lens[i] - query_lens[i]. Both are host integers.
     page_table: int32 [rows, columns] on the device; entries past a row's last page are 0.
-    graph (contract 1.1): None, or the number of rows of a captured shape, which is then the number of rows
-    here. Every query length is 1, `page_table` is at the same address and as wide as any context in every
-    such batch, and rows without a request have page 0 alone and a kv length of 1. For one value of `graph`
-    the metadata of `plan` keeps its device tensors at the same addresses (it copies into them), so that a
-    captured kernel may read them.
+    graph (contract 1.1): None, or the number of rows of a captured shape, which is then the number of rows of
+    this batch. Every query length is 1; `page_table` is at the same address in every such batch and wide enough
+    for any context; padding rows (without a request) have page 0 only and a KV length of 1. For one value of
+    `graph` the metadata returned by `plan` keeps its device tensors at the same addresses (`plan` copies into
+    them), so that a captured kernel may read them.
     """
 
     query_lens: Sequence[int]
@@ -116,20 +116,19 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What a backend of any family is built from."""
+    """The constructor argument of a backend of any family. `max_rows`: the most rows that one step may have."""
 
     platform: Platform
     device: torch.device
     kv: KVBuffers | None
     max_rows: int
-    max_tokens: int
 
 
 class AttentionBackend(Protocol):
-    """Built once for a cache group from `BackendContext`; `plan` once a step, `forward` once a layer."""
+    """Built once per cache group from a `BackendContext`; `plan` runs once per step, `forward` once per layer."""
 
     def plan(self, batch: AttentionBatch) -> Any:
-        """Prepare a step, outside any graph. The result is opaque to core and handed to `forward`."""
+        """Prepare one step, outside any graph. Core does not look into the result; it passes it to `forward`."""
 
     def forward(
         self,
@@ -141,19 +140,19 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Write k and v into the pool, then attend causally over each row's pages.
 
-        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], of the model's dtype.
-        Returns [tokens, heads, head_dim], of q's dtype. Where the pool's values are of another length than its keys,
-        head_dim is that of q and k, and the last axis of v and of the result is the layout's `value_dim`.
+        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], in the model's dtype.
+        Returns [tokens, heads, head_dim] in q's dtype. Where values have another head size than keys, head_dim
+        is that of q and k, and the last axis of v and of the result is the group's `value_dim`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Rows to draw from, after all logits processors. Device tensors, one entry a row.
+    """Rows to sample from, after all logits processors. Device tensors with one entry per row.
 
-    logits: float32 [rows, vocab]. temperature: float32 (0: greedy, taken by argmax). top_k: int32
-    (vocab size: all). top_p, min_p: float32. uniform: float64 in [0, 1), the row's counter-based noise.
-    The flags are host knowledge that lets a backend leave work out.
+    logits: float32 [rows, vocab]. temperature: float32 (0: greedy, by argmax). top_k: int32
+    (vocab size: no limit). top_p, min_p: float32. uniform: float64 in [0, 1), the row's counter-based noise.
+    The `all_*` and `any_*` flags and `largest_top_k` are host values that let a backend skip work.
     """
 
     logits: torch.Tensor
@@ -173,23 +172,23 @@ class SamplingBackend(Protocol):
     """Built once from `BackendContext`."""
 
     def sample(self, batch: SamplingBatch) -> torch.Tensor:
-        """int64 [rows]: one token a row.
+        """int64 [rows]: one token per row.
 
-        Filters apply in the order temperature, top-k, top-p, min-p; the token drawn is the first, in the
-        backend's own fixed order of the kept tokens, whose cumulative probability exceeds `uniform`.
-        Equal logits and equal noise give equal tokens, whatever else is in the batch.
+        Filters apply in the order temperature, top-k, top-p, min-p. The sampled token is the first one, in the
+        backend's own fixed order of the kept tokens, with a cumulative probability above `uniform`.
+        Equal logits and equal noise give equal tokens, whatever other rows the batch has.
         """
 
 
 @runtime_checkable
 class GreedySampling(SamplingBackend, Protocol):
-    """A sampling backend with a shorter way where every row takes its most likely token (contract 1.2)."""
+    """A sampling backend with a shortcut for batches in which every row is greedy (contract 1.2)."""
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [rows]: what `sample` gives rows of temperature 0; bool [rows]: whether the row's logits are finite.
+        """int64 [rows]: the result of `sample` at temperature 0; bool [rows]: whether a row's logits are finite.
 
-        logits: [rows, vocab] of the model's dtype, unchanged. They are not finite where one is NaN or +inf, or none is
-        above -inf: the row's token is then 0.
+        logits: [rows, vocab] in the model's dtype; they must not be changed. A row is not finite if one of its
+        logits is NaN or +inf, or if none is above -inf: its token is then 0.
         """
 
 
@@ -197,56 +196,56 @@ class Graphs(Protocol):
     """Captured steps of one worker process (contract 1.1).
 
     Core captures while the engine starts, the largest key first, and replays on the thread that runs steps; both
-    in torch's inference mode. It keeps no result past the next replay, so that all keys may share one memory.
+    happen in torch's inference mode. Core keeps no result past the next replay, so all keys may share one memory pool.
     """
 
     def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Record `run`; gives its output, whose storage every replay writes. Before the first it may hold anything.
+        """Record `run` and return its output tensor, which every replay overwrites; before the first it is undefined.
 
-        `run` may be called more than once. It reads and writes the same storages each time, and waits for
-        nothing: no copy to the host, no event. Memory that it takes belongs to the graph from then on.
+        `run` may be called more than once. It reads and writes the same storages each time and never
+        synchronizes: no copy to the host, no event. Memory that it allocates belongs to the graph from then on.
         """
 
     def replay(self, key: int, metadata: Any) -> None:
-        """Enqueue what was recorded under `key`, with the host lengths of this step's attention metadata applied.
+        """Enqueue the graph recorded under `key`, after applying the host lengths of this step's attention metadata.
 
-        `metadata` is what the attention backend's `plan` gave for a batch with `graph=key`, just before. Where
-        steps overlap, the last replay of `key` may still be running.
+        `metadata` is what the attention backend's `plan` has just returned for a batch with `graph=key`. Where
+        steps overlap, the previous replay of `key` may still be running.
         """
 
 
 @runtime_checkable
 class Platform(Protocol):
-    """A platform at work in one worker process."""
+    """A live platform in one worker process."""
 
     @property
     def name(self) -> str: ...
 
     def device(self, local_rank: int) -> torch.device:
-        """The torch device of a rank on this host."""
+        """The torch device of a rank, by its index on this host."""
 
     def init_worker(self, rank: int) -> None:
-        """Make this process ready to compute: select the device, set thread counts, load libraries."""
+        """Prepare this process for computing: select the device, set thread counts, load libraries."""
 
     def memory(self, device: torch.device) -> Memory:
-        """Memory of the device now."""
+        """Free and total memory of the device now."""
 
     def record_event(self, device: torch.device) -> Event:
-        """Mark the present end of the device's default stream."""
+        """Record an event at the current end of the device's default stream."""
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        """Allocate a KV pool, zeroed where reading unwritten memory could give NaN."""
+        """Allocate a KV pool of `pages` pages and page 0, zeroed where reading unwritten memory could give NaN."""
 
     @property
     def ops(self) -> Sequence[OpImpl]:
-        """Op implementations, best first. An op that no implementation supports is an error at start."""
+        """Op implementations, best first. An op that no implementation supports is an error at start-up."""
 
     @property
     def graphs(self) -> Graphs | None:
-        """Captured steps, or None where there are none (contract 1.1; absent from a plugin of 1.0)."""
+        """Captured steps, or None if the platform captures none (contract 1.1; a plugin of 1.0 has no such member)."""
 
     def post_load(self, model: torch.nn.Module) -> None:
-        """Weights are loaded and on the device: repack, cast formats, free what is left over."""
+        """Called when weights are loaded and on the device: repack them, cast formats, free what is not needed."""
 
     def diagnose(self) -> list[Check]:
-        """Look at this machine for `srv doctor`: driver, toolkit, a small real computation."""
+        """Check this machine for `srv doctor`: driver, toolkit, a small real computation."""

@@ -1,9 +1,9 @@
-"""What a platform plugin's entry point gives: pure data and pure functions. Imports no torch, no SDK.
+"""The manifest, which a platform plugin's entry point names: pure data and pure functions. No torch, no SDK.
 
     [project.entry-points."srv.platforms"]
     npu = "srv_npu.manifest:MANIFEST"
 
-The entry point's name is the platform's name, the one that `--device` takes.
+The entry point's name is the platform's name, as given to `--device`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_TIMEOUT_S = 15.0  # of a probe
 
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
-    """What a probe may use: the seconds it has before it is ended."""
+    """The argument of a probe: the seconds after which its process is killed."""
 
     timeout_s: float
 
@@ -32,8 +32,8 @@ class ProbeContext:
 class ProbeResult:
     """What a plugin found on this machine.
 
-    Not available: `reason` says why and `remedy` what to do, both for an operator, and `code` is stable
-    ("driver_missing"). Available: `device` holds the facts; `notes` are warnings (an unknown variant).
+    Not available: `reason` says why and `remedy` says what to do, both for an operator; `code` is a stable
+    identifier ("driver_missing"). Available: `device` holds the facts; `notes` are warnings (an unknown variant).
     """
 
     available: bool
@@ -46,13 +46,12 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What `create` gets: the device that the probe saw, this process's rank and its place on this host.
+    """The argument of `create`: the device that the probe found, and this process's rank on this host.
 
-    `options` are values of resolved arguments that the manifest asked for in `Manifest.options`.
+    `options` are the resolved values of the arguments that `Manifest.options` names.
     """
 
     device: DeviceFacts
-    rank: int
     local_rank: int
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -66,12 +65,13 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 @dataclass(frozen=True)
 class Manifest:
-    """A platform, described.
+    """The description of a platform.
 
     name: as in `--device`. api: the contract version it was written for. core: the versions of `srv` it
-    works with (PEP 440 specifiers). variants: device generations that it knows. priority: automatic choice
+    works with (PEP 440 specifiers). variants: the device generations it supports. priority: automatic choice
     takes the highest among available platforms (cpu is 0). simulated: never chosen automatically, and
-    shown as a simulator wherever its name shows. create: the only step that may import the vendor's SDK.
+    marked as a simulator wherever it is listed. options: arguments that `create` needs the values of.
+    worker_env: environment variables for a worker process. create: the only step that may import the vendor's SDK.
     """
 
     name: str
@@ -89,9 +89,9 @@ class Manifest:
 
 
 def worker_environment(manifest: Manifest, device: DeviceFacts, rank: int = 0) -> dict[str, str]:
-    """What core adds to a worker's environment: the platform's word, and that torch loads no backend by itself.
+    """The variables that core adds to a worker's environment: the platform's own, and torch's backend autoload off.
 
-    A vendor's wheel without its driver would make `import torch` fail on every platform, and the SDK of a platform is
-    imported by its `create`.
+    With autoload on, a vendor's wheel without its driver would make `import torch` fail on every platform. The SDK of
+    a platform is imported by its `create`.
     """
     return {AUTOLOAD: "0", **manifest.worker_env(device, rank)}

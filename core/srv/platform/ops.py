@@ -1,4 +1,4 @@
-"""Binding ops: from a platform's list of implementations to the callables a model's layers hold.
+"""Op binding: chooses, from a platform's list of implementations, the callables that a model's layers hold.
 
 Binding happens once, when a layer is built; a call afterwards is a plain function call.
 """
@@ -14,25 +14,23 @@ from srv.platform.interface import OpArgs, OpImpl
 
 
 class Ops:
-    """The ops of one platform. `bound` remembers every choice, for `diagnose` and the support matrix."""
+    """The op implementations of one platform."""
 
     def __init__(self, platform: str, impls: Sequence[OpImpl]) -> None:
         self._platform = platform
         self._impls = tuple(impls)
-        self.bound: dict[tuple[str, str], str] = {}
 
     def bind(self, op: str, args: OpArgs) -> Callable[..., Any]:
-        """The first implementation that supports these arguments; PluginError with all reasons if none."""
+        """The first implementation that supports these arguments; PluginError with all reasons if none does."""
         reasons: list[str] = []
         for impl in self._impls:
             if impl.op != op:
                 continue
-            against = impl.supports_args(args)
-            if against is None:
-                self.bound[(op, str(args.dtype))] = impl.name
+            reason = impl.supports_args(args)
+            if reason is None:
                 target = impl.target
                 return pkgutil.resolve_name(target) if isinstance(target, str) else target
-            reasons.append(f"{impl.name}: {against}")
+            reasons.append(f"{impl.name}: {reason}")
         raise PluginError(
             self._platform,
             f"op {op}",

@@ -1,8 +1,8 @@
-"""Detecting a plugin that patches core: what `srv` consists of, before and after foreign code has run.
+"""Detects a plugin that patches core by comparing `srv`'s modules before and after the plugin's code has run.
 
-Owns the comparison and the undoing; must not know why foreign code was run. Compared are all names of
-loaded `srv` modules and of the classes defined there, by identity, and the code of their functions. These are
-thousands of names, looked at in every start of a command: hence the plain loops over dicts.
+Owns the comparison and the undoing; must not know why foreign code was run. It compares all names of loaded
+`srv` modules and of the classes defined there, by identity, and the code of their functions. These are
+thousands of names, compared in every start of a command: hence the plain loops over dicts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from srv.errors import PluginError
 _CORE = __name__.partition(".")[0]
 _ABSENT = object()
 Owner = ModuleType | type
-Change = tuple[str, Callable[[], None]]  # the dotted path of what is not as it was, and what puts it back
+Change = tuple[str, Callable[[], None]]  # the dotted path of a changed name, and a function that restores it
 
 
-class _Seen:
-    """A module or class as it was: its values by name, and the code behind those that are functions."""
+class _Snapshot:
+    """The state of a module or class: its values by name, and the code of those that are functions."""
 
     __slots__ = ("codes", "owner", "values")
 
@@ -35,11 +35,11 @@ class _Seen:
             if function is not None:
                 self.codes.append((name, function, _code(function)))
             elif name.startswith("__"):
-                continue  # interpreter and typing fill these in lazily; dunder functions are what matters of them
+                continue  # the interpreter and typing set these lazily; only dunder functions are compared
             self.values[name] = value
 
     def changes(self) -> Iterator[Change]:
-        """Names replaced, added or removed since, and functions that have other code. Submodules may come."""
+        """Names replaced, added or removed since, and functions with other code. New submodules are allowed."""
         now = dict(vars(self.owner))
         for name, value in self.values.items():
             if now.get(name, _ABSENT) is not value:
@@ -52,38 +52,38 @@ class _Seen:
                 yield _path(self.owner, name), partial(delattr, self.owner, name)
 
     def foreign(self, origin: str) -> Iterator[Change]:
-        """Functions and classes that come from the package `origin`."""
+        """Functions and classes that are defined in the package `origin`."""
         for name, value in self.values.items():
-            if not name.startswith("__") and _home(value).partition(".")[0] == origin:
+            if not name.startswith("__") and _defining_module(value).partition(".")[0] == origin:
                 yield _path(self.owner, name), partial(delattr, self.owner, name)
 
 
 class PatchGuard:
-    """Remembers core as it is when the guard is made.
+    """Records the state of core when the guard is created; `check` compares.
 
-    `origin` is the top-level package of the plugin: a module of core that is first imported meanwhile has
-    no "before", so there a function that comes from that package is what gives the patch away.
+    `origin` is the top-level package of the plugin. A module of core that is imported for the first time after that
+    has no recorded state; there, a function defined in the plugin's package reveals the patch.
     """
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
         self._modules = _modules()
-        self._seen = {id(owner): _Seen(owner) for owner in _owners(self._modules)}
+        self._snapshots = {id(owner): _Snapshot(owner) for owner in _owners(self._modules)}
 
     def check(self, distribution: str) -> None:
-        """Raise PluginError if core was changed, after putting it back as it was."""
+        """Raise PluginError if core was changed, after restoring it."""
         changes = tuple(self._changes(_modules()))
         if not changes:
             return
-        for _, put_back in changes:
-            put_back()
+        for _, restore in changes:
+            restore()
         paths = sorted({path for path, _ in changes})
         raise PluginError(
             distribution,
             paths[0],
-            f"it replaced {', '.join(paths)} of srv while it was loaded",
-            "A plugin extends srv through its manifest and the platform object alone; it must not patch core. "
-            f"Uninstall {distribution} or ask its maker for a version that does not",
+            f"it changed {', '.join(paths)} of srv while it was loaded",
+            "A plugin may extend srv only through its manifest and its platform object; it must not patch core. "
+            f"Uninstall {distribution} or ask its maintainer for a version that does not",
             "patches_core",
         )
 
@@ -91,11 +91,11 @@ class PatchGuard:
         for name, module in self._modules.items():
             if modules.get(name) is not module:
                 yield name, partial(sys.modules.__setitem__, name, module)
-        for before in self._seen.values():
+        for before in self._snapshots.values():
             yield from before.changes()
         for owner in _owners(modules):
-            if id(owner) not in self._seen:
-                yield from _Seen(owner).foreign(self._origin)
+            if id(owner) not in self._snapshots:
+                yield from _Snapshot(owner).foreign(self._origin)
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -139,8 +139,8 @@ def _function(value: Any) -> FunctionType | None:
     return value if isinstance(value, FunctionType) else None
 
 
-def _home(value: Any) -> str:
-    """The module that a function or class was written in; `functools.wraps` cannot disguise it."""
+def _defining_module(value: Any) -> str:
+    """The module in which a function or class is defined; `functools.wraps` cannot disguise it."""
     function = _function(value)
     if function is not None:
         return str(function.__globals__.get("__name__", ""))

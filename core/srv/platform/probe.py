@@ -1,8 +1,8 @@
-"""Asking plugins what they find on this machine, each in a child process of its own.
+"""Runs the probes of plugins, each in its own child process.
 
-A probe may load drivers, crash, hang or print; none of that reaches this process. Whatever happens, the
-answer is a `ProbeResult`. The child is `srv.platform.probe_child`; it answers with one line of JSON on a
-pipe made for that purpose, so that its standard output may say anything.
+A probe may load drivers, crash, hang or print; none of that affects this process. The outcome is always a
+`ProbeResult`. The child is `srv.platform.probe_child`; it answers with one line of JSON on a dedicated pipe, so
+its standard output may have any content.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import msgspec
 
 from srv.platform.manifest import AUTOLOAD, DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.probe_child import Request
-from srv.platform.registry import Found
+from srv.platform.registry import InstalledPlatform
 
-ANSWER_LIMIT = 1 << 20  # bytes; an honest answer has a few hundred
+ANSWER_LIMIT = 1 << 20  # bytes; a valid answer has a few hundred
 STDERR_KEPT = 4096  # bytes of the end of a child's standard error, for the reason of a crash
-EXIT_GRACE_S = 1.0  # how long a child that closed its pipe may take to end, so that its status is known
+EXIT_GRACE_S = 1.0  # how long to wait for the exit status of a child that closed its pipe
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    """What a child said before it ended, was done, or ran out of time."""
+class _ChildOutput:
+    """The output of a child until it answered, closed its pipe, or timed out."""
 
     answer: bytes
     stderr: bytes
     timed_out: bool
 
 
-def probe_all(found: Mapping[str, Found], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, ProbeResult]:
-    """Probe several platforms at once; the whole takes as long as the slowest, at most about `timeout_s`."""
+def probe_all(found: Mapping[str, InstalledPlatform], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, ProbeResult]:
+    """Probe several platforms in parallel; takes as long as the slowest probe, at most about `timeout_s`."""
     if not found:
         return {}
     with ThreadPoolExecutor(max_workers=len(found), thread_name_prefix="probe") as pool:
@@ -47,12 +47,12 @@ def probe_all(found: Mapping[str, Found], timeout_s: float = DEFAULT_TIMEOUT_S) 
         return dict(zip(found, results, strict=True))
 
 
-def probe(found: Found, timeout_s: float = DEFAULT_TIMEOUT_S) -> ProbeResult:
-    """What one plugin finds here. Never raises for what the plugin does."""
+def probe(found: InstalledPlatform, timeout_s: float = DEFAULT_TIMEOUT_S) -> ProbeResult:
+    """Probe one platform. Never raises because of the plugin."""
     if found.manifest is None:
         error = found.error
         reason = (
-            "it brings no manifest" if error is None else f"refused when it was loaded: {error.member}: {error.reason}"
+            "it has no manifest" if error is None else f"refused when it was loaded: {error.member}: {error.reason}"
         )
         return ProbeResult(False, reason, "" if error is None else error.remedy, "plugin_refused")
     read_end, write_end = os.pipe()
@@ -65,16 +65,16 @@ def probe(found: Found, timeout_s: float = DEFAULT_TIMEOUT_S) -> ProbeResult:
         os.close(write_end)
     try:
         _send(process, found, timeout_s)
-        heard = _listen(process, read_end, time.monotonic() + timeout_s)
-        status = None if heard.timed_out or heard.answer else _exit_status(process)
+        output = _read_output(process, read_end, time.monotonic() + timeout_s)
+        status = None if output.timed_out or output.answer else _exit_status(process)
     finally:
         os.close(read_end)
         _end(process)
-    return _result(found, heard, status, timeout_s)
+    return _result(found, output, status, timeout_s)
 
 
 def _start(write_end: int) -> subprocess.Popen[bytes]:
-    # -P: the folder that `srv` was started in is no place to import from.
+    # -P: modules must not be imported from the current directory.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "srv.platform.probe_child", str(write_end)],
         stdin=subprocess.PIPE,
@@ -86,16 +86,19 @@ def _start(write_end: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _send(process: subprocess.Popen[bytes], found: Found, timeout_s: float) -> None:
+def _send(process: subprocess.Popen[bytes], found: InstalledPlatform, timeout_s: float) -> None:
     assert process.stdin is not None
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     request = Request(found.name, found.distribution, found.target, timeout_s, path)
-    with suppress(BrokenPipeError), process.stdin as stdin:  # a child that died at once is judged by its status
+    with (
+        suppress(BrokenPipeError),
+        process.stdin as stdin,
+    ):  # if the child has already died, its exit status is reported
         stdin.write(msgspec.json.encode(request))
 
 
-def _listen(process: subprocess.Popen[bytes], read_end: int, deadline: float) -> _Heard:
-    """Read the answer (up to its newline) and the end of standard error until either side is done."""
+def _read_output(process: subprocess.Popen[bytes], read_end: int, deadline: float) -> _ChildOutput:
+    """Read the answer up to its newline, and the tail of standard error, until it is complete or the pipe closes."""
     assert process.stderr is not None
     answer, stderr = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
@@ -104,7 +107,7 @@ def _listen(process: subprocess.Popen[bytes], read_end: int, deadline: float) ->
         while True:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                return _Heard(bytes(answer), bytes(stderr), timed_out=True)
+                return _ChildOutput(bytes(answer), bytes(stderr), timed_out=True)
             for key, _ in ready:
                 chunk = os.read(key.fd, 65536)
                 key.data.extend(chunk)
@@ -113,11 +116,11 @@ def _listen(process: subprocess.Popen[bytes], read_end: int, deadline: float) ->
                     selector.unregister(key.fileobj)
             open_ends = {key.fd for key in selector.get_map().values()}
             if b"\n" in answer or len(answer) > ANSWER_LIMIT or read_end not in open_ends:
-                return _Heard(bytes(answer), bytes(stderr), timed_out=False)
+                return _ChildOutput(bytes(answer), bytes(stderr), timed_out=False)
 
 
 def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
-    """The status of a child that closed its pipe without an answer; None if it lives on."""
+    """The exit status of a child that closed its pipe without an answer; None if it is still running."""
     try:
         return process.wait(EXIT_GRACE_S)
     except subprocess.TimeoutExpired:
@@ -125,7 +128,7 @@ def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it started. Its group bears its id, which lives on while any member does."""
+    """Kill the child and its descendants. The process group has the child's id, and exists while any member does."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -133,21 +136,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stderr.close()
 
 
-def _result(found: Found, heard: _Heard, status: int | None, timeout_s: float) -> ProbeResult:
-    blame = f"Report this to the maker of {found.distribution}, or uninstall it"
-    if heard.timed_out:
+def _result(found: InstalledPlatform, output: _ChildOutput, status: int | None, timeout_s: float) -> ProbeResult:
+    report = f"Report this to the maintainer of {found.distribution}, or uninstall it"
+    if output.timed_out:
         return ProbeResult(
             False,
             f"its probe did not answer within {timeout_s:g} s",
-            f"Allow it more time with `srv platforms --timeout {4 * timeout_s:g}`; if it still hangs: {blame}",
+            f"Allow it more time with `srv platforms --timeout {4 * timeout_s:g}`; if it still hangs: {report}",
             "probe_timeout",
         )
-    if not heard.answer:
-        return ProbeResult(False, f"its probe {_ending(status)}{_last_line(heard.stderr)}", blame, "probe_crashed")
+    if not output.answer:
+        return ProbeResult(False, f"its probe {_ending(status)}{_last_line(output.stderr)}", report, "probe_crashed")
     try:
-        return msgspec.json.decode(heard.answer, type=ProbeResult)
+        return msgspec.json.decode(output.answer, type=ProbeResult)
     except msgspec.DecodeError as error:
-        return ProbeResult(False, f"its probe's answer cannot be read: {error}", blame, "probe_garbage")
+        return ProbeResult(False, f"its probe's answer cannot be parsed: {error}", report, "probe_garbage")
 
 
 def _ending(status: int | None) -> str:

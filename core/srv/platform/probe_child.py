@@ -1,8 +1,8 @@
-"""The child process of a probe: loads one manifest, asks its probe, answers with one line of JSON.
+"""The child process of a probe: loads one manifest, runs its probe, answers with one line of JSON.
 
 Started by `srv.platform.probe`, as `python -m srv.platform.probe_child FD`, with the request on standard
-input. Light on purpose: it starts for every platform. Here, where nothing was imported before, is the
-place to see whether a manifest imports torch.
+input. Light on purpose, because it starts for every platform. Nothing has been imported here before, so this
+is the place to detect a manifest that imports torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from srv.platform.manifest import Manifest, ProbeContext, ProbeResult
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the child is told, as JSON on its standard input. `path` is its parent's import path."""
+    """The child's input, as JSON on its standard input. `path` is its parent's `sys.path`."""
 
     name: str
     distribution: str
@@ -41,29 +41,29 @@ def main() -> int:
 
 def answer(request: Request) -> ProbeResult:
     """The plugin's own result, or one that says what is wrong with the plugin."""
-    blame = f"Report this to the maker of {request.distribution}, or uninstall it"
+    report = f"Report this to the maintainer of {request.distribution}, or uninstall it"
     try:
         with ImportWall() as wall:
             manifest = pkgutil.resolve_name(request.target)
-        if wall.asked:
-            return ProbeResult(False, f"its manifest imports {wall.asked[0]}", blame, "manifest_impure")
+        if wall.attempted:
+            return ProbeResult(False, f"its manifest imports {wall.attempted[0]}", report, "manifest_impure")
         result = manifest.probe(ProbeContext(timeout_s=request.timeout_s))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the answer
-        if wall.asked:
-            return ProbeResult(False, f"its manifest imports {wall.asked[0]}", blame, "manifest_impure")
-        return ProbeResult(False, f"its probe raised {_raised(error)}", blame, "probe_raised")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; it becomes the answer
+        if wall.attempted:
+            return ProbeResult(False, f"its manifest imports {wall.attempted[0]}", report, "manifest_impure")
+        return ProbeResult(False, f"its probe raised {_raised(error)}", report, "probe_raised")
     fault = _fault(manifest, result)
-    return result if fault is None else ProbeResult(False, f"its probe {fault}", blame, "probe_garbage")
+    return result if fault is None else ProbeResult(False, f"its probe {fault}", report, "probe_garbage")
 
 
 def _fault(manifest: Manifest, result: object) -> str | None:
-    """What is wrong with a result: its type, the types within, or that it does not say what it must."""
+    """What is wrong with a result: its type, the types of its fields, or a field that is missing."""
     if not isinstance(result, ProbeResult):
-        return f"gave a {type(result).__name__}, not a ProbeResult"
+        return f"returned a {type(result).__name__}, not a ProbeResult"
     try:
         msgspec.convert(msgspec.to_builtins(result), ProbeResult)
     except (msgspec.ValidationError, TypeError, NotImplementedError) as error:
-        return f"gave a result with a wrong type: {error}"
+        return f"returned a result with a field of a wrong type: {error}"
     if not result.available:
         return None if result.reason and result.remedy and result.code else "refused without reason, remedy and code"
     device = result.device
@@ -74,8 +74,8 @@ def _fault(manifest: Manifest, result: object) -> str | None:
 
 def _raised(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    location = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 if __name__ == "__main__":

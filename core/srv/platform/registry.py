@@ -1,10 +1,10 @@
-"""Finding plugins: entry points in, checked manifests out. Torch-free; knows no plugin by name.
+"""Discovery of plugins: from entry points to checked manifests. Torch-free; must not know any plugin by name.
 
     srv.platforms              <platform> = package.manifest:MANIFEST
     srv.backends.<family>      <platform>.<backend> = package.module:SPEC     (one more backend for a platform)
 
-One bad plugin never harms the others: its fault becomes its own entry's `error`. Which entry points there are, and of
-which distribution each is, `srv.platform.installed` knows (docs/adr/0001-platform-contract.md).
+A faulty plugin never affects the others: its fault becomes the `error` of its own entry. `srv.platform.installed`
+reads the entry points and their distributions (docs/adr/0001-platform-contract.md).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BACKEND_GROUP = "srv.backends"
 _UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
-class Found(NamedTuple):
-    """One name in the group `srv.platforms`: its checked manifest, or the error that refused it.
+class InstalledPlatform(NamedTuple):
+    """One entry of the group `srv.platforms`: its checked manifest, or the error for which it was refused.
 
     `target` is the entry point's "module:attribute", which the probe's child process loads again.
     """
@@ -43,16 +43,16 @@ class Found(NamedTuple):
 
     @property
     def loaded(self) -> Manifest:
-        """The manifest, or the error that refused it, raised."""
+        """The manifest; raises the plugin's error if it was refused."""
         if self.manifest is not None:
             return self.manifest
-        raise self.error or PluginError(self.distribution, self.name, "brings no manifest", "Reinstall it", "contested")
+        raise self.error or PluginError(self.distribution, self.name, "has no manifest", "Reinstall it", "contested")
 
 
-class Platforms(Mapping[str, Found]):
-    """Every platform installed, by name, sorted; refused ones carry their error.
+class Platforms(Mapping[str, InstalledPlatform]):
+    """Every installed platform by name, sorted; refused ones carry their error.
 
-    Each is loaded when it is first asked for by name, so that who needs one does not wait for the others.
+    A platform is loaded when it is first accessed, so a command that needs one does not wait for the others.
     """
 
     def __init__(self, entry_points: Iterable[Entry]) -> None:
@@ -60,9 +60,9 @@ class Platforms(Mapping[str, Found]):
         for entry_point in entry_points:
             by_name[entry_point.name].append(entry_point)
         self._entry_points = {name: by_name[name] for name in sorted(by_name)}
-        self._loaded: dict[str, Found] = {}
+        self._loaded: dict[str, InstalledPlatform] = {}
 
-    def __getitem__(self, name: str) -> Found:
+    def __getitem__(self, name: str) -> InstalledPlatform:
         if name not in self._loaded:
             self._loaded[name] = _platform(name, self._entry_points[name])
         return self._loaded[name]
@@ -78,18 +78,18 @@ class Platforms(Mapping[str, Found]):
 
 
 def find_platforms() -> Platforms:
-    """The platforms that are installed; none is loaded yet."""
+    """The installed platforms; none is loaded yet."""
     return Platforms(entries(PLATFORM_GROUP))
 
 
 def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
     """Backends that third parties add to a platform, best first.
 
-    A bad one harms nobody: it comes back as a backend that never fits, with its fault as the reason, so
-    that whoever asks for it is told.
+    A faulty one is returned as a backend that never fits, with its fault as the reason, so a user who
+    selects it gets that message.
     """
     if family not in FAMILIES:
-        raise ValueError(f"{family!r} is no backend family; known: {', '.join(FAMILIES)}")
+        raise ValueError(f"{family!r} is not a backend family; known: {', '.join(FAMILIES)}")
     by_name: dict[str, list[Entry]] = defaultdict(list)
     for entry_point in entries(f"{BACKEND_GROUP}.{family}"):
         owner, _, name = entry_point.name.partition(".")
@@ -100,29 +100,29 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
 
 
 def find_all_backends(platform: str) -> dict[str, tuple[BackendSpec, ...]]:
-    """The same for every family."""
+    """`find_backends` for every family."""
     return {family: find_backends(platform, family) for family in FAMILIES}
 
 
-def _platform(name: str, entry_points: list[Entry]) -> Found:
+def _platform(name: str, entry_points: list[Entry]) -> InstalledPlatform:
     if len(entry_points) > 1:
-        return _contested(name, entry_points)
+        return _duplicate(name, entry_points)
     entry_point = entry_points[0]
     distribution, version = entry_point.distribution, entry_point.version
     try:
         manifest = check_manifest(load(entry_point), distribution, version, name)
     except PluginError as error:
-        return Found(name, distribution, version, None, error, entry_point.value)
-    return Found(name, distribution, version, manifest, None, entry_point.value)
+        return InstalledPlatform(name, distribution, version, None, error, entry_point.value)
+    return InstalledPlatform(name, distribution, version, manifest, None, entry_point.value)
 
 
-def _contested(name: str, entry_points: list[Entry]) -> Found:
-    """Two distributions claim one name: neither is taken, whichever was installed first."""
-    error = _both_claim(f"platform {name}", entry_points)
-    return Found(name, error.distribution, "", None, error)
+def _duplicate(name: str, entry_points: list[Entry]) -> InstalledPlatform:
+    """Two distributions claim one name: both are refused, whichever was installed first."""
+    error = _duplicate_error(f"platform {name}", entry_points)
+    return InstalledPlatform(name, error.distribution, "", None, error)
 
 
-def _both_claim(what: str, entry_points: list[Entry]) -> PluginError:
+def _duplicate_error(what: str, entry_points: list[Entry]) -> PluginError:
     both = " and ".join(sorted(entry_point.distribution for entry_point in entry_points))
     return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}", "contested")
 
@@ -130,11 +130,11 @@ def _both_claim(what: str, entry_points: list[Entry]) -> PluginError:
 def _backend(name: str, family: str, entry_points: list[Entry]) -> BackendSpec:
     try:
         if len(entry_points) > 1:
-            raise _both_claim(f"backend {entry_points[0].name}", entry_points)
+            raise _duplicate_error(f"backend {entry_points[0].name}", entry_points)
         return _checked_backend(name, family, entry_points[0])
     except PluginError as error:
         unfit = Unfit((f"it was refused when it was loaded: {error}",))
-        return BackendSpec(name, 0, lambda seen: unfit, entry_points[0].value, kv_order="none", summary="refused")
+        return BackendSpec(name, 0, lambda context: unfit, entry_points[0].value, kv_order="none")
 
 
 def _checked_backend(name: str, family: str, entry_point: Entry) -> BackendSpec:
@@ -144,14 +144,14 @@ def _checked_backend(name: str, family: str, entry_point: Entry) -> BackendSpec:
         raise PluginError(
             distribution,
             f"entry point {entry_point.name}",
-            f"gives a backend called {spec.name!r}",
+            f"has a backend called {spec.name!r}",
             "Name the entry point <platform>.<backend>",
         )
     return spec
 
 
 def load(entry_point: Entry) -> object:
-    """What an entry point names. PluginError if importing it fails, reaches for torch, or patches core."""
+    """Load the object that an entry point names. PluginError if importing it fails, imports torch, or patches core."""
     distribution = entry_point.distribution
     guard = PatchGuard(origin=entry_point.module.partition(".")[0])
     try:
@@ -159,27 +159,27 @@ def load(entry_point: Entry) -> object:
             loaded: object = entry_point.load()
     except (Exception, SystemExit) as error:
         guard.check(distribution)
-        if wall.asked:
-            raise impure(distribution, entry_point.value, wall.asked) from error
-        raise _broken(distribution, entry_point.value, error) from error
+        if wall.attempted:
+            raise impure_manifest_error(distribution, entry_point.value, wall.attempted) from error
+        raise _import_error(distribution, entry_point.value, error) from error
     guard.check(distribution)
-    if wall.asked:
-        raise impure(distribution, entry_point.value, wall.asked)
+    if wall.attempted:
+        raise impure_manifest_error(distribution, entry_point.value, wall.attempted)
     return loaded
 
 
-def impure(distribution: str, target: str, asked: Iterable[str]) -> PluginError:
+def impure_manifest_error(distribution: str, target: str, attempted: Iterable[str]) -> PluginError:
     """The refusal of a manifest that imports torch or a vendor's SDK."""
     return PluginError(
         distribution,
         target,
-        f"importing it imports {', '.join(dict.fromkeys(asked))}",
-        "A manifest is pure data: move that import into `create`, or into a function of the probe",
+        f"importing it imports {', '.join(dict.fromkeys(attempted))}",
+        "A manifest must be pure data: move that import into `create` or into the probe",
         "impure",
     )
 
 
-def _broken(distribution: str, target: str, error: BaseException) -> PluginError:
+def _import_error(distribution: str, target: str, error: BaseException) -> PluginError:
     unexpected = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
     if unexpected:
         owner, member = unexpected.groups()

@@ -1,7 +1,7 @@
-"""For a platform that is described before its device code is there: facts that are true, and a refusal in its place.
+"""For a platform with facts but no device code yet: `srv plan` works, and anything that computes is refused.
 
-A plugin makes one `Unbuilt`, builds its backend specs with it, and ends its probe with it; whatever would compute then
-refuses before a weight is read. Knows no platform.
+A plugin creates one `Unbuilt`, builds its backend specs with it and returns its probe result from it. A launch is then
+refused before any weight is read. Must not know any platform.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from srv.errors import PlatformUnavailable
-from srv.platform.facts import BackendSpec, DeviceFacts, Requires, Seen, Unfit
+from srv.platform.facts import BackendSpec, DeviceFacts, Requires, ResolutionContext, Unfit
 from srv.platform.manifest import ProbeResult
 
 CODE = "not_implemented"
 
 
-def fits(seen: Seen) -> Requires:
+def fits(context: ResolutionContext) -> Requires:
     """The check of a backend that fits everywhere and requires nothing."""
     return Requires()
 
 
 @dataclass(frozen=True, slots=True)
 class Unbuilt:
-    """Device code that is not there yet.
+    """A platform whose device code is not implemented yet.
 
-    name: of the platform. devices: what it describes, in words ("Imagined Mk 1"). target: where `create` can be
-    imported from, as "module:attribute"; its backends point there too.
+    name: of the platform. devices: the described devices, for messages ("Imagined Mk 1"). target: where `create` can be
+    imported from, as "module:attribute"; the backend specs have the same target.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Unbuilt:
 
     @property
     def reason(self) -> str:
-        """Why nothing computes, a clause."""
+        """The reason for a refusal, as a clause."""
         return f"this version of srv describes {self.devices} devices but cannot compute on them yet"
 
     @property
@@ -45,21 +45,21 @@ class Unbuilt:
         return f"Use {plan} to check flags for such a machine, or serve on another platform"
 
     def create(self, context: object) -> NoReturn:
-        """The manifest's `create`, and what the target of its backends names. Raises PlatformUnavailable."""
+        """The manifest's `create`, and the target of its backends. Raises PlatformUnavailable."""
         raise PlatformUnavailable(self.name, self.reason, self.remedy, CODE)
 
-    def found(self, device: DeviceFacts, notes: tuple[str, ...] = ()) -> ProbeResult:
-        """The probe's answer where hardware, driver and toolkit are in place."""
-        return ProbeResult(False, f"{device.name} is here, but {self.reason}", self.remedy, CODE, device, notes)
+    def probe_result(self, device: DeviceFacts, notes: tuple[str, ...] = ()) -> ProbeResult:
+        """The result of a probe that has found hardware, driver and toolkit."""
+        return ProbeResult(False, f"{device.name} is present, but {self.reason}", self.remedy, CODE, device, notes)
 
     def attention(
-        self, name: str, priority: int, summary: str, check: Callable[[Seen], Requires | Unfit] = fits
+        self, name: str, priority: int, check: Callable[[ResolutionContext], Requires | Unfit] = fits
     ) -> BackendSpec:
-        """An attention backend over a pool of pages of tokens of heads, whose steps are captured."""
-        return BackendSpec(name, priority, check, self.target, "page_token_head", summary, graphs=True)
+        """The spec of an attention backend with the KV order page_token_head, whose steps can be captured."""
+        return BackendSpec(name, priority, check, self.target, "page_token_head", graphs=True)
 
     def backend(
-        self, name: str, priority: int, summary: str, check: Callable[[Seen], Requires | Unfit] = fits
+        self, name: str, priority: int, check: Callable[[ResolutionContext], Requires | Unfit] = fits
     ) -> BackendSpec:
-        """A backend of any other family."""
-        return BackendSpec(name, priority, check, self.target, summary=summary)
+        """The spec of a backend of any other family."""
+        return BackendSpec(name, priority, check, self.target)

@@ -28,7 +28,7 @@ from srv.sample.processors import LogitsProcessor, SampleRow
 from srv.sample.state import SamplerState
 from srv.types import SamplingParams, TokenLogprob
 
-__all__ = ["DrawnToken", "SampleRow", "SampledBatch", "Sampler", "SamplerState"]
+__all__ = ["SampleRow", "SampledBatch", "SampledToken", "Sampler", "SamplerState"]
 
 NON_FINITE = (
     "non_finite_logits",
@@ -37,7 +37,7 @@ NON_FINITE = (
 )
 
 
-class DrawnToken(NamedTuple):
+class SampledToken(NamedTuple):
     """One row's result on the host. With `error` (code, message), `token` means nothing."""
 
     token: int
@@ -61,13 +61,13 @@ class SampledBatch:
     _scored: tuple[int, ...]
     _noise: torch.Tensor | None
 
-    def to_host(self) -> list[DrawnToken]:
-        """One DrawnToken a row, in order. Enqueues nothing on the device."""
+    def to_host(self) -> list[SampledToken]:
+        """One SampledToken a row, in order. Enqueues nothing on the device."""
         logprobs: dict[int, TokenLogprob] = {}
         if self._scores is not None:
             logprobs = dict(zip(self._scored, self._scores.to_host(), strict=True))
         return [
-            DrawnToken(token, logprobs.get(row)) if finite else DrawnToken(token, error=NON_FINITE)
+            SampledToken(token, logprobs.get(row)) if finite else SampledToken(token, error=NON_FINITE)
             for row, (token, finite) in enumerate(
                 zip(self._host_tokens.tolist(), self._host_finite.tolist(), strict=True)
             )

@@ -1,1 +1,1 @@
-"""The scheduler: which tokens of which request are computed in the next step. Imports no torch."""
+"""The scheduler: it chooses the tokens of each request that the next step computes. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What bounds the scheduler, and what it reports. Plain values; how they are chosen is not known here."""
+"""Limits of the scheduler and the statistics that it reports. Must not know how the limits are chosen."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one scheduler.
+    """Limits of one scheduler.
 
-    max_running_requests: slots. max_queued_requests: None, or how many may wait before `add` refuses.
-    chunked_prefill_size: prompt tokens a step at most, prompts are cut to fit; -1: prompts stay whole.
-    max_prefill_tokens: prompt tokens a step at most while prompts stay whole; a longer one goes alone.
-    context_length: prompt and output tokens of one request at most.
-    conservativeness: scales how much of their remaining output running requests are expected to need.
-    policy: "fcfs" (order of arrival) or "lpm" (longest cached prefix first).
-    depth: steps in flight, 1 or 2. lookahead: positions that speculation may fill beyond a decode row.
-    vocab_size: token ids are in [0, vocab_size); None: they are not looked at.
+    max_running_requests: number of slots. max_queued_requests: how many requests may wait before `add` refuses
+    more; None: no limit.
+    chunked_prefill_size: maximum prompt tokens per step; prompts are split to fit. -1: prompts are not split.
+    max_prefill_tokens: maximum prompt tokens per step when prompts are not split; a longer prompt runs alone.
+    context_length: maximum prompt and output tokens of one request.
+    conservativeness: scales the share of the remaining output that is reserved for running requests.
+    policy: "fcfs" (first come, first served) or "lpm" (longest prefix match first).
+    depth: maximum steps in flight, 1 or 2. lookahead: draft positions per decode row (speculative decoding).
+    vocab_size: token ids must be in [0, vocab_size); None: token ids are not checked.
     """
 
     max_running_requests: int
@@ -35,10 +36,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A snapshot. Pages are summed over cache groups; counters run since start.
+    """A snapshot. Page counts are summed over cache groups; counters run since start.
 
     prompt_tokens and cached_tokens count each request once, when it is first admitted. `finished` counts
-    requests that ended in any way but by abort; requests that `add` refused are in no count.
+    requests that ended for any reason except abort; requests that `add` refused are not counted anywhere.
     """
 
     running: int

@@ -1,14 +1,15 @@
-"""The plan of one step and its result: the seam between scheduler and executor.
+"""The plan of one step and its result: the interface between scheduler and executor.
 
-Plain values, free of torch and of any device; those that come once a row are named tuples, quickest to make.
-A plan is a delta: the runner keeps, for each slot, the tokens it was started with, its page tables and, on the
+Plain values that know no torch and no device. Types that are created once per row are named tuples, which are the
+cheapest to construct.
+A plan is a delta: the runner keeps, for each slot, the tokens that its Start carried, its page tables and, on the
 device, its last sampled token.
 
     scheduler.schedule() -> Plan -> executor.submit(plan) -> Future[Result] -> scheduler.apply(plan, result)
 
-There is no prefill and no decode: a row computes positions [computed, computed + scheduled) of its slot.
-Tokens that are not yet sampled are never in a plan: position p is fed from `Start.tokens` if it lies
-within them, else it is the slot's last sampled token, which the runner holds on the device.
+There is no prefill phase and no decode phase: a row computes positions [computed, computed + scheduled) of its slot.
+A plan never contains tokens that are still to be sampled: the input token at position p comes from `Start.tokens`
+if p is within them; otherwise it is the slot's last sampled token, which the runner keeps on the device.
 """
 
 from __future__ import annotations
@@ -21,32 +22,29 @@ from srv.types import SamplingParams, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A request takes a slot (for the first time, or again after it was retracted).
+    """Assigns a slot to a request, either for the first time or after a retraction.
 
-    `tokens`: every token known so far, prompt first, then what was generated before a retraction.
-    `prompt_tokens`: how many of them are the prompt (penalties count the rest as output).
+    `tokens`: every token known so far: the prompt, then the output generated before a retraction.
+    `prompt_tokens`: length of the prompt within `tokens` (penalties count the rest as output).
     """
 
     slot: int
-    request: str
     tokens: tuple[int, ...]
     prompt_tokens: int
     params: SamplingParams
-    adapter: str | None = None
-    grammar: str | None = None
 
 
 class Row(NamedTuple):
     """The work on one slot in this step.
 
-    `new_pages[group]` are page ids to append to the slot's page table of that cache group (page 0 is
-    never among them); in the first row after a start they begin with the pages of the cached prefix, which
-    hold positions [0, computed) already and must not be written.
-    `lookahead`: positions beyond computed + scheduled that have pages, for speculation.
-    `sample`: the row reaches the last known token, so a next token is sampled at its last position.
-    `score`: number of this row's last-computed prompt positions to score: for each position p in
-    [computed + scheduled - score, computed + scheduled) whose successor p + 1 lies within the prompt, the
-    log-probability of prompt token p + 1 is returned. 0: none.
+    `new_pages[group]` are the page ids to append to the slot's page table of that cache group; they never include
+    page 0. In the first row after a Start they begin with the pages of the cached prefix, which already hold
+    positions [0, computed) and must not be written.
+    `lookahead`: positions beyond computed + scheduled that have pages, for draft tokens.
+    `sample`: the row reaches the last known token, so the next token is sampled at its last position.
+    `score`: number of the row's last prompt positions to score: for each position p in
+    [computed + scheduled - score, computed + scheduled) whose successor p + 1 is within the prompt, the result
+    contains the log-probability of prompt token p + 1. 0: none.
     """
 
     slot: int
@@ -60,11 +58,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `starts` come before `rows`; `ends` are slots given back since the last plan.
+    """One step. `starts` apply before `rows`; `ends` are the slots released since the last plan.
 
-    A slot in `ends` is forgotten before `starts` are read, so a slot may end and start in one plan. After
-    a step that failed as a whole, the runner may be asked to end slots that it never saw start, and a start
-    replaces whatever its slot still held.
+    The runner clears the slots in `ends` before it reads `starts`, so a slot may end and start in one plan. After
+    a step that failed as a whole, `ends` may name slots whose Start the runner never saw, and a Start replaces
+    whatever its slot still held.
     """
 
     step: int
@@ -72,17 +70,13 @@ class Plan:
     rows: tuple[Row, ...]
     ends: tuple[int, ...]
 
-    @property
-    def scheduled_tokens(self) -> int:
-        return sum(row.scheduled for row in self.rows)
-
 
 class RowResult(NamedTuple):
-    """What a row brought. `tokens`: none in mid-prompt, one after sampling, several with speculation.
+    """The result of a row. `tokens`: none for a chunk in mid-prompt, one sampled token, or several with speculation.
 
-    `logprobs` goes with `tokens` one to one if the request asked for them. `scores` are the prompt
-    log-probabilities in order of position. `error`: (code, message); the request failed alone
-    (for example, its logits are not finite), and the other rows are unharmed.
+    `logprobs` has one entry per token in `tokens` if the request asked for log-probabilities. `scores` are the
+    prompt log-probabilities in order of position. `error`: (code, message) if this request failed (for example,
+    because its logits are not finite); the other rows are not affected.
     """
 
     slot: int
@@ -94,7 +88,7 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Results row by row, in the order of `Plan.rows`. `replayed`: the step replayed a captured one."""
+    """One RowResult per row, in the order of `Plan.rows`. `replayed`: the step ran as a captured graph."""
 
     step: int
     rows: tuple[RowResult, ...]

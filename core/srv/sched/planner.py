@@ -1,11 +1,12 @@
-"""What the next step computes: rows for those who run, admission of those who wait, retraction.
+"""Chooses the work of the next step: rows for running requests, admission of waiting ones, retraction.
 
-Owns the choice of work. Must not know results or messages.
+Owns that choice. Must not know results or messages.
 
-Who yields when pages run out: requests are served in order of arrival, and the latest-arrived running
-request gives its pages up, never an earlier one. One that is in flight cannot give up yet; it gets no row
-in this step, so that its next result sets it free. Hence the earliest of the running requests always advances
-(or, the last one left, waits for those that are ending, then fits alone), and every request ends.
+When pages run out, requests keep priority by order of arrival: the latest-arrived running request gives up its pages,
+never an earlier one. A request with rows in flight cannot give up its pages yet; it gets no row in this step, so that
+it can be retracted once its last result has arrived. The earliest running request therefore always makes progress
+(or, if it is the only one left, waits until the ending requests have released their pages, and then fits alone), and
+every request finishes.
 """
 
 from __future__ import annotations
@@ -19,166 +20,168 @@ from srv.sched.plan import Plan, Row, Start
 from srv.sched.queue import WaitingQueue
 from srv.sched.request import Request, State
 from srv.sched.reserve import OutputReserve
-from srv.sched.roster import Roster, lease_of
+from srv.sched.running_batch import RunningBatch, lease_of
 
 
 @dataclass(slots=True)
-class Step:
-    """A plan while it is being made. `budget`: prompt tokens that may still be scheduled."""
+class PlanBuilder:
+    """A plan under construction. `budget`: prompt tokens that may still be scheduled in this step."""
 
     budget: int
     starts: list[Start] = field(default_factory=list)
     decode: list[tuple[Request, Row]] = field(default_factory=list)
     extend: list[tuple[Request, Row]] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
-    barred: set[Request] = field(default_factory=set)  # get no row, so that they can be retracted next time
-    short: bool = False  # pages ran out: nobody is admitted
+    preempt_next: set[Request] = field(default_factory=set)  # get no row, so that they can be retracted in a later step
+    out_of_pages: bool = False  # pages ran out: no request is admitted in this step
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """In the order of the plan's rows: decode rows first."""
+        """The requests of the plan's rows, in the same order: decode rows first."""
         return tuple(request for request, _ in self.decode + self.extend)
 
-    def plan(self, number: int, ends: tuple[int, ...]) -> Plan:
+    def build(self, number: int, ends: tuple[int, ...]) -> Plan:
         return Plan(number, tuple(self.starts), tuple(row for _, row in self.decode + self.extend), ends)
 
 
 class Planner:
-    """Fills steps from the roster and the queue. `retractions` counts since start."""
+    """Plans steps from the running batch and the waiting queue. `retractions` counts since start."""
 
-    def __init__(self, limits: Limits, roster: Roster, queue: WaitingQueue) -> None:
+    def __init__(self, limits: Limits, running: RunningBatch, queue: WaitingQueue) -> None:
         self._limits = limits
-        self._roster = roster
+        self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
         self.retractions = 0
 
-    def fill(self) -> Step:
-        """Choose the rows of the next step; the requests in it are counted as in flight from here on."""
+    def schedule_step(self) -> PlanBuilder:
+        """Choose the rows of the next step. From here on, the requests in it count as in flight."""
         chunk = self._limits.chunked_prefill_size
-        step = Step(chunk if chunk > 0 else self._limits.max_prefill_tokens)
-        for request in tuple(self._roster):
-            if request.state is State.RUNNING and request not in step.barred:
-                self._continue(request, step)
+        step = PlanBuilder(chunk if chunk > 0 else self._limits.max_prefill_tokens)
+        for request in tuple(self._running):
+            if request.state is State.RUNNING and request not in step.preempt_next:
+                self._schedule_running(request, step)
         self._admit_waiting(step)
         if step.decode:
             self._reserve.decay()
         return step
 
-    # ---- those who run
+    # ---- running requests
 
-    def _continue(self, request: Request, step: Step) -> None:
-        """Give a running request its next row if there is work, budget and room for it."""
+    def _schedule_running(self, request: Request, step: PlanBuilder) -> None:
+        """Add the next row of a running request if it has work left and there are budget and pages for it."""
         prompt_left = len(request.start_tokens) - request.planned
         if prompt_left > 0:
-            count = self._prompt_share(prompt_left, step)
-            if count and self._secure(request, request.planned + count, step):
+            count = self._prompt_chunk(prompt_left, step)
+            if count and self._ensure_pages(request, request.planned + count, step):
                 self._add_row(request, count, 0, step)
-        elif (left := request.most - request.total) > 0:
+        elif (output_left := request.max_total_tokens - request.total) > 0:
             if self._limits.lookahead and request.sampling:
-                return  # where the next row begins is known only when the tokens in flight are
-            lookahead = min(self._limits.lookahead, left - 1)
-            if self._secure(request, request.planned + 1 + lookahead, step):
+                return  # the number of accepted drafts in flight decides where the next row begins
+            lookahead = min(self._limits.lookahead, output_left - 1)
+            if self._ensure_pages(request, request.planned + 1 + lookahead, step):
                 self._add_row(request, 1, lookahead, step)
 
-    def _prompt_share(self, prompt_left: int, step: Step) -> int:
-        """How many of a prompt's remaining tokens this step takes."""
+    def _prompt_chunk(self, prompt_left: int, step: PlanBuilder) -> int:
+        """How many of a prompt's remaining tokens this step computes."""
         if self._limits.chunked_prefill_size > 0 or prompt_left <= step.budget:
             return min(prompt_left, step.budget)
-        return 0 if step.extend else prompt_left  # whole prompts: one longer than the budget goes alone
+        return 0 if step.extend else prompt_left  # without chunking, a prompt longer than the budget runs alone
 
-    def _add_row(self, request: Request, count: int, lookahead: int, step: Step) -> None:
+    def _add_row(self, request: Request, count: int, lookahead: int, step: PlanBuilder) -> None:
         begin, end = request.planned, request.planned + count
-        new = self._roster.extend(request, end + lookahead)
-        sample = end == request.total and end < request.most
+        new_pages = self._running.extend(request, end + lookahead)
+        sample = end == request.total and end < request.max_total_tokens
         if begin < len(request.start_tokens):
-            row = Row(request.slot, begin, count, sample, new, request.score_count(end), lookahead)
+            row = Row(request.slot, begin, count, sample, new_pages, request.score_count(end), lookahead)
             step.extend.append((request, row))
             step.budget -= count
         else:
-            step.decode.append((request, Row(request.slot, begin, count, sample, new, lookahead=lookahead)))
+            step.decode.append((request, Row(request.slot, begin, count, sample, new_pages, lookahead=lookahead)))
         request.planned = end
         request.in_flight += 1
         request.sampling += sample
 
     # ---- when pages run out
 
-    def _secure(self, request: Request, tokens: int, step: Step) -> bool:
-        """Make sure that the first `tokens` positions can have pages, retracting later requests if need be."""
-        while not self._roster.can_extend(request, tokens):
-            step.short = True
+    def _ensure_pages(self, request: Request, tokens: int, step: PlanBuilder) -> bool:
+        """Make sure that the first `tokens` positions can get pages, retracting later requests if necessary."""
+        while not self._running.can_extend(request, tokens):
+            step.out_of_pages = True
             victim = self._latest(step)
             if victim.in_flight:
-                step.barred.add(victim)
+                step.preempt_next.add(victim)
                 return False
-            alone = len(self._roster) == 1
-            if alone and not lease_of(victim).spare[0]:
+            alone = len(self._running) == 1
+            if alone and not lease_of(victim).duplicates[0]:
                 raise IntegrityError(
                     f"request {request.id} runs alone and needs pages for {tokens} tokens, but only"
-                    f" {self._roster.cache.available} of {self._roster.cache.total} pages can be had"
+                    f" {self._running.cache.available} of {self._running.cache.total} pages are available"
                 )
             self._retract(victim)
             if victim is request:
-                step.short = not alone  # alone, what it held twice is free now: it may start again in this step
+                step.out_of_pages = not alone  # alone, it has freed its duplicate pages and may restart in this step
                 return False
         return True
 
-    def _latest(self, step: Step) -> Request:
-        """The latest-arrived running request that is not barred; the one that asks is such a request itself."""
-        return next(one for one in reversed(self._roster) if one.state is State.RUNNING and one not in step.barred)
+    def _latest(self, step: PlanBuilder) -> Request:
+        """The latest-arrived running request that is not in `preempt_next`. The caller's request always qualifies."""
+        candidates = (one for one in reversed(self._running) if one.state is State.RUNNING)
+        return next(one for one in candidates if one not in step.preempt_next)
 
     def _retract(self, request: Request) -> None:
-        """Take slot and pages from a running request; it waits at the front and resumes where it was."""
-        active = [other for other in self._roster if other.state is State.RUNNING]
-        self._reserve.retracted(
+        """Take slot and pages from a running request and requeue it at the front; it resumes where it stopped."""
+        active = [other for other in self._running if other.state is State.RUNNING]
+        self._reserve.raise_after_retraction(
             generated=sum(len(other.output) for other in active),
-            allowed=sum(other.most - len(other.prompt) for other in active),
+            allowed=sum(other.max_total_tokens - len(other.prompt) for other in active),
             requests=len(active),
         )
-        self._roster.release(request)
-        request.wait_again()
+        self._running.release(request)
+        request.reset_for_retract()
         self._queue.push_front(request)
         self.retractions += 1
 
-    # ---- those who wait
+    # ---- waiting requests
 
-    def _admit_waiting(self, step: Step) -> None:
-        if step.short or step.budget <= 0 or not self._queue or not self._roster.has_free_slot:
+    def _admit_waiting(self, step: PlanBuilder) -> None:
+        if step.out_of_pages or step.budget <= 0 or not self._queue or not self._running.has_free_slot:
             return
-        if not self._roster:
+        if not self._running:
             self._reserve.reset()
-        growth = sum(self._growth(request) for request in self._roster)
-        for request in self._queue.candidates(self._roster.is_held):
-            hit = self._roster.match(request)
-            count = self._prompt_share(len(request.start_tokens) - hit.pages * self._limits.page_size, step)
+        growth = sum(self._expected_growth(request) for request in self._running)
+        for request in self._queue.candidates(self._running.must_wait):
+            hit = self._running.match(request)
+            count = self._prompt_chunk(len(request.start_tokens) - hit.pages * self._limits.page_size, step)
             if not count or not self.can_admit(request, hit, growth):
                 break
             self._admit(request, step)
             self._add_row(request, count, 0, step)
-            growth += self._growth(request)
+            growth += self._expected_growth(request)
 
     def can_admit(self, request: Request, hit: Match, growth: int) -> bool:
-        """Whether there is a slot, and pages for its prompt, its expected output and the others' `growth`.
+        """Whether there is a slot, and pages for its prompt, its expected output and the expected `growth` of others.
 
-        There always are when nobody runs, since what cannot run alone is refused before it waits.
+        This always holds when no request is running, because `Scheduler.add` refuses requests that cannot run alone.
         """
-        if not self._roster.has_free_slot:
+        if not self._running.has_free_slot:
             return False
-        cache = self._roster.cache
+        cache = self._running.cache
         needed = cache.pages_for(self._expected_tokens(request)) - hit.pages
         return needed + growth <= cache.available - hit.unlocked
 
-    def _admit(self, request: Request, step: Step) -> None:
+    def _admit(self, request: Request, step: PlanBuilder) -> None:
         self._queue.take(request)
-        step.starts.append(self._roster.admit(request))
+        step.starts.append(self._running.admit(request))
         step.admitted.append(request)
 
-    def _growth(self, request: Request) -> int:
-        """Pages that a running request is expected to take yet."""
+    def _expected_growth(self, request: Request) -> int:
+        """Pages that a running request is expected to need beyond those that it holds."""
         if request.state is not State.RUNNING:
             return 0
-        return max(0, self._roster.cache.pages_for(self._expected_tokens(request)) - lease_of(request).pages)
+        return max(0, self._running.cache.pages_for(self._expected_tokens(request)) - lease_of(request).pages)
 
     def _expected_tokens(self, request: Request) -> int:
-        """Positions that a request is expected to need: what is known, and a share of what may come."""
-        return min(request.total + self._reserve.expect(request.most - request.total), request.most_computed)
+        """KV positions that a request is expected to need: its known tokens and a share of its remaining output."""
+        remaining = request.max_total_tokens - request.total
+        return min(request.total + self._reserve.expected_tokens(remaining), request.max_kv_tokens)

@@ -1,13 +1,13 @@
-"""One request as the scheduler sees it: counters chasing one another.
+"""One request as the scheduler sees it: its tokens and its counters.
 
 Owns a request's tokens and counters. Must not know the queue, pages (a lease is opaque) or other requests.
 
     tokens    [ prompt ............ | output ..... ] ? ? ......
-              0        computed     planned        total        most
-                       results in   in plans       known + being sampled
+              0        computed     planned        total        max_total_tokens
+                       in results   in plans       known + being sampled
 
-`computed <= planned <= total <= most`: a request is scheduled while planned < total, and has nothing more
-to sample when total == most.
+`computed <= planned <= total <= max_total_tokens`: a request can be scheduled while planned < total, and nothing is
+left to sample when total == max_total_tokens.
 """
 
 from __future__ import annotations
@@ -21,45 +21,48 @@ from srv.types import FinishReason
 
 
 class State(enum.Enum):
-    """WAITING -> RUNNING -> ENDING -> RELEASED; RUNNING -> WAITING by retraction; ENDING is skipped when idle."""
+    """WAITING -> RUNNING -> ENDING -> RELEASED. A retraction leads from RUNNING back to WAITING.
 
-    WAITING = "waiting"  # in the queue, holds nothing
-    RUNNING = "running"  # has a slot and a lease
-    ENDING = "ending"  # gets no more work; slot and lease wait for rows in flight
+    A request without rows in flight goes from RUNNING to RELEASED directly.
+    """
+
+    WAITING = "waiting"  # in the queue; holds no slot and no lease
+    RUNNING = "running"  # holds a slot and a lease
+    ENDING = "ending"  # is not scheduled any more; keeps slot and lease until its rows in flight have finished
     RELEASED = "released"
 
 
 class Request:
-    """`arrival` orders requests; `most` bounds prompt and output tokens together."""
+    """`arrival` is the order of requests; `max_total_tokens` limits prompt and output tokens together."""
 
     __slots__ = (
-        "abort_due",
+        "abort_pending",
         "arrival",
         "cached_tokens",
         "computed",
         "id",
         "in_flight",
-        "leader",
+        "kv_invalid",
         "lease",
         "match",
         "match_version",
-        "most",
+        "max_total_tokens",
         "namespace",
+        "next_scored_position",
+        "num_pages_sent",
         "output",
-        "overtaken",
-        "pages_told",
         "params",
         "planned",
+        "prefix_producer",
         "prompt",
         "published",
         "retractions",
         "sampling",
-        "scored",
         "slot",
         "start_tokens",
         "state",
-        "stops",
-        "tainted",
+        "stop_tokens",
+        "times_bypassed",
     )
 
     def __init__(self, message: Generate, arrival: int, context_length: int, end_tokens: frozenset[int]) -> None:
@@ -68,78 +71,80 @@ class Request:
         self.namespace = message.namespace
         self.prompt = tuple(message.tokens)
         self.arrival = arrival
-        self.most = min(len(self.prompt) + self.params.max_tokens, context_length)
-        stops = frozenset() if self.params.ignore_eos else end_tokens
-        self.stops = stops.union(self.params.stop_token_ids) if self.params.stop_token_ids else stops
+        self.max_total_tokens = min(len(self.prompt) + self.params.max_tokens, context_length)
+        stop_tokens = frozenset() if self.params.ignore_eos else end_tokens
+        self.stop_tokens = stop_tokens.union(self.params.stop_token_ids) if self.params.stop_token_ids else stop_tokens
 
         self.state = State.WAITING
         self.output: list[int] = []
-        self.start_tokens = self.prompt  # known when it (last) entered the queue: what its Start brings
-        self.scored = self.first_score if self.params.prompt_logprobs is not None else len(self.prompt)
+        self.start_tokens = self.prompt  # all tokens known when it last entered the queue; `Start.tokens`
+        self.next_scored_position = (
+            self.first_scored_position if self.params.prompt_logprobs is not None else len(self.prompt)
+        )
         self.cached_tokens = 0
         self.retractions = 0
-        self.overtaken = 0
+        self.times_bypassed = 0
         self.match = Match(0, 0)
         self.match_version = -1
-        self.leader: Request | None = None  # computes the prompt that this one waits for
+        self.prefix_producer: Request | None = None  # the running request whose prompt this one waits for
 
         self.slot = -1
         self.lease: Lease | None = None
-        self.pages_told = 0  # leading pages that have been in a plan
+        self.num_pages_sent = 0  # leading pages that a plan has already carried to the runner
         self.computed = 0
         self.planned = 0
-        self.sampling = 0  # samples in flight
-        self.in_flight = 0  # plans in flight that have a row of it
-        self.published = False  # the start tokens' full pages were offered to the prefix tree
-        self.tainted = False  # its KV cannot be trusted: nothing more of it is shared
-        self.abort_due = False  # ENDING, and its last Output is still to come
+        self.sampling = 0  # rows in flight that sample a token
+        self.in_flight = 0  # rows in flight
+        self.published = False  # the full pages of the start tokens were offered to the prefix tree
+        self.kv_invalid = False  # a row failed, so its KV must not be shared
+        self.abort_pending = False  # aborted and ENDING; its last Output is sent when its rows have finished
 
     @property
     def total(self) -> int:
         return len(self.prompt) + len(self.output) + self.sampling
 
     @property
-    def most_computed(self) -> int:
-        """Positions that could ever need KV: the last sampled token is not fed back."""
-        return max(len(self.prompt), self.most - 1)
+    def max_kv_tokens(self) -> int:
+        """Upper bound of the positions that need KV: the last sampled token is never fed back."""
+        return max(len(self.prompt), self.max_total_tokens - 1)
 
     @property
-    def first_score(self) -> int:
-        """The first position that is scored: the one before the first prompt token whose logprob is wanted."""
+    def first_scored_position(self) -> int:
+        """The first position to score: the one before the first prompt token whose logprob was requested."""
         return max(self.params.prompt_logprobs_start, 1) - 1
 
     @property
     def prefix_limit(self) -> int:
-        """Tokens that a prefix hit may cover: one must be left to compute, and unscored ones must be computed."""
+        """Maximum tokens of a prefix hit: at least one token must be computed, and so must every position to score."""
         limit = len(self.start_tokens) - 1
-        return min(limit, self.scored) if self.scored < len(self.prompt) - 1 else limit
+        return min(limit, self.next_scored_position) if self.next_scored_position < len(self.prompt) - 1 else limit
 
     def score_count(self, end: int) -> int:
         """`Row.score` of a row that computes [planned, end)."""
-        begin = max(self.planned, self.scored)
+        begin = max(self.planned, self.next_scored_position)
         return end - begin if begin < min(end, len(self.prompt) - 1) else 0
 
     def computed_tokens(self) -> tuple[int, ...]:
-        """Tokens whose KV is computed and final."""
-        return () if self.tainted else (self.prompt + tuple(self.output))[: self.computed]
+        """Tokens whose KV is computed and valid."""
+        return () if self.kv_invalid else (self.prompt + tuple(self.output))[: self.computed]
 
-    def accept(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-        """Append sampled tokens up to the one that ends the request.
+    def append_output(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Append sampled tokens up to and including the one that ends the request; drop the tokens after it.
 
-        Returns how many were taken, and the reason if that ended it. Tokens after the end are dropped.
+        Returns the number of appended tokens, and the finish reason if the request has ended.
         """
-        taken, most_output = 0, self.most - len(self.prompt)
+        appended, max_output = 0, self.max_total_tokens - len(self.prompt)
         for token in tokens:
             self.output.append(token)
-            taken += 1
-            if token in self.stops:
-                return taken, FinishReason.STOP
-            if len(self.output) >= most_output:
-                return taken, FinishReason.LENGTH
-        return taken, None
+            appended += 1
+            if token in self.stop_tokens:
+                return appended, FinishReason.STOP
+            if len(self.output) >= max_output:
+                return appended, FinishReason.LENGTH
+        return appended, None
 
-    def wait_again(self) -> None:
-        """Back to the queue after its pages were taken: all that is known will be its next Start."""
+    def reset_for_retract(self) -> None:
+        """Return to WAITING after the pages were taken away; the next Start carries every token known now."""
         self.state = State.WAITING
         self.start_tokens = self.prompt + tuple(self.output)
         self.slot, self.lease = -1, None

@@ -1,44 +1,44 @@
-"""How much of their remaining output requests are expected to need: the reserve kept at admission.
+"""How many output tokens a request is expected to need: the page reserve kept at admission.
 
-Owns the expected share and how it moves. Must not know pages or requests.
+Owns the expected ratio and how it changes. Must not know pages or requests.
 
 The scheme and its constants are SGLang's `new_token_ratio` (0.5.2): most requests end long before
-`max_tokens`, so only a share of it is reserved; the share starts high, decays while decoding goes well, and
-jumps up when pages ran out after all.
+`max_tokens`, so only a fraction of their remaining output is reserved. The ratio starts high, decays with every
+decode step, and is raised again when pages run out and a request is retracted.
 """
 
 from __future__ import annotations
 
 import math
 
-INITIAL_SHARE = 0.7  # of the remaining output, times the conservativeness
-LEAST_SHARE = 0.14  # of the initial share
-DECAY_STEPS = 600  # decode steps from the initial to the least share
-OUTPUT_CLIP = 4096  # no request is expected to bring more further tokens than this
+INITIAL_RATIO = 0.7  # of the remaining output, before the conservativeness is applied
+MIN_RATIO_FACTOR = 0.14  # minimum ratio, as a fraction of the initial one
+DECAY_STEPS = 600  # decode steps from the initial to the minimum ratio
+MAX_EXPECTED_TOKENS = 4096  # upper bound of the expected output per request
 STEPS_AFTER_RETRACTION = 20  # decode steps that should pass before the next retraction
 
 
 class OutputReserve:
-    """The expected share of remaining output, in (0, 1]."""
+    """Estimates remaining output. `ratio`, in (0, 1], is the expected fraction of the tokens that may still come."""
 
     def __init__(self, conservativeness: float) -> None:
-        self._initial = min(INITIAL_SHARE * conservativeness, 1.0)
-        self._least = self._initial * LEAST_SHARE
-        self.share = self._initial
+        self._initial = min(INITIAL_RATIO * conservativeness, 1.0)
+        self._min = self._initial * MIN_RATIO_FACTOR
+        self.ratio = self._initial
 
-    def expect(self, remaining: int) -> int:
-        """Tokens that a request is expected to bring yet, of `remaining` that it may."""
-        return math.ceil(self.share * min(remaining, OUTPUT_CLIP))
+    def expected_tokens(self, remaining: int) -> int:
+        """Output tokens that a request is expected to generate out of the `remaining` that it is allowed to."""
+        return math.ceil(self.ratio * min(remaining, MAX_EXPECTED_TOKENS))
 
     def decay(self) -> None:
-        """One step with decode rows went well."""
-        self.share = max(self._least, self.share - (self._initial - self._least) / DECAY_STEPS)
+        """Lower the ratio by one decode step."""
+        self.ratio = max(self._min, self.ratio - (self._initial - self._min) / DECAY_STEPS)
 
     def reset(self) -> None:
-        """Nothing runs any more: what was learnt is of no use to the next requests."""
-        self.share = self._initial
+        """Return to the initial ratio: when no request is running, past output lengths say nothing about new ones."""
+        self.ratio = self._initial
 
-    def retracted(self, generated: int, allowed: int, requests: int) -> None:
-        """Pages ran out while `requests` running ones had `generated` of their `allowed` output tokens."""
-        seen = (generated + STEPS_AFTER_RETRACTION * requests) / (allowed + 1)
-        self.share = max(self.share, min(seen, 1.0))
+    def raise_after_retraction(self, generated: int, allowed: int, requests: int) -> None:
+        """Pages ran out when `requests` running requests had generated `generated` of their `allowed` tokens."""
+        observed = (generated + STEPS_AFTER_RETRACTION * requests) / (allowed + 1)
+        self.ratio = max(self.ratio, min(observed, 1.0))

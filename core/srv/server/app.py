@@ -15,19 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import srv
-from srv.server import failures
-from srv.server.admin import Admin
-from srv.server.chat import Chat
 from srv.server.client import EngineClient
-from srv.server.completions import Completions
 from srv.server.fields import RequestBody
-from srv.server.guard import Guard
-from srv.server.native import NativeGenerate
-from srv.server.native_fields import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
-from srv.server.openai_fields import ChatBody, CompletionBody
+from srv.server.http import failures
+from srv.server.http.auth import AuthMiddleware
+from srv.server.protocols.admin import Admin
+from srv.server.protocols.chat import Chat
+from srv.server.protocols.completions import Completions
+from srv.server.protocols.native import NativeGenerate
+from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
+from srv.server.protocols.openai_fields import ChatBody, CompletionBody
 from srv.server.service import Service
 from srv.server.settings import ServerSettings
-from srv.server.text import TextProcessor
+from srv.server.text.processor import TextProcessor
 
 __all__ = ["REQUEST_BODIES", "ServerSettings", "create_app"]
 
@@ -53,7 +53,7 @@ def create_app(settings: ServerSettings, client: EngineClient, text: TextProcess
     failures.install(app)
     _add_routes(app, service)
     app.add_middleware(
-        Guard, key=settings.api_key, responded=service.metrics.responded, busy=lambda: client.waiting > 0
+        AuthMiddleware, key=settings.api_key, responded=service.metrics.responded, busy=lambda: client.waiting > 0
     )
     return app
 

@@ -1,9 +1,9 @@
-"""From engine outputs to what may be told: text, tokens and log-probabilities released together.
+"""Turns engine outputs into deltas that may be sent: text with the tokens and log-probabilities that belong to it.
 
-Owns one output sequence (`Sequence`), and several of them as one request (`Group`). Must not know HTTP or
-the shape of any protocol.
+Owns one output sequence (`Sequence`), and the sequences of one client request (`RequestGroup`). Must not know HTTP or
+the format of any protocol.
 
-    Output(tokens) ── pending tokens ──► released with the text they are part of ──► Step
+    Output(tokens) ── pending tokens ──► released with the text they are part of ──► OutputDelta
                 └──── detokenizer ──────► text that no stop string can cut any more
 """
 
@@ -22,18 +22,18 @@ import msgspec
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Generate, Output
 from srv.server.client import EngineClient
-from srv.server.failures import engine_error
-from srv.server.intake import Work
+from srv.server.http.failures import engine_error
 from srv.server.metrics import Metrics
-from srv.server.text import TextProcessor
+from srv.server.preprocessor import TokenizedPrompt
+from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one sequence has to say now. `prompt_logprobs` come once, with the first step.
+class OutputDelta:
+    """New output of one sequence. `prompt_logprobs` come once, with the first delta.
 
-    `finish` is set on the last step; `matched` is the stop string or token id that ended the sequence.
+    `finish` is set on the last delta; `matched` is the stop string or token id that ended the sequence.
     """
 
     sequence: Sequence
@@ -46,14 +46,14 @@ class Step:
 
 
 class Sequence:
-    """One output. `index` is its place in the response, `prompt_index` that of its prompt."""
+    """One output. `index` is its position in the response, `prompt_index` that of its prompt."""
 
     def __init__(
         self,
         engine: EngineClient,
         text: TextProcessor,
         metrics: Metrics,
-        work: Work,
+        prompt: TokenizedPrompt,
         *,
         name: str,
         index: int,
@@ -64,40 +64,42 @@ class Sequence:
     ) -> None:
         self._aborted = aborted
         self.index, self.prompt_index, self.output_index = index, prompt_index, output_index
-        self.work = work
+        self.prompt = prompt
         self.cached_tokens = 0
         self.completion_tokens = 0
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._engine, self._metrics, self._name, self._arrival = engine, metrics, name, arrival
-        self._detokenizer = text.detokenizer(work.tokens, work.stop, work.skip_special_tokens, work.include_stop)
+        self._detokenizer = text.detokenizer(
+            prompt.tokens, prompt.stop, prompt.skip_special_tokens, prompt.include_stop
+        )
         self._pending: deque[tuple[int, TokenLogprob | None]] = deque()
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._told_prompt_logprobs = work.params.prompt_logprobs is None
+        self._sent_prompt_logprobs = prompt.params.prompt_logprobs is None
         self._received = 0
         self._last_token_at = 0.0
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Steps with something to say, the last with `finish`. Raises RequestError or EngineDead.
+    async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
+        """The deltas, the last with `finish`. Raises RequestError or EngineDead.
 
         Closing the iterator early aborts the sequence at the engine.
         """
-        if self._aborted():  # between its admission and now: the engine has never heard of it
+        if self._aborted():  # between its admission and now: it was never sent to the engine
             self.finish = FinishReason.ABORT
             self._metrics.sequence_ended(FinishReason.ABORT, time.perf_counter() - self._arrival)
-            yield self._step("", [])
+            yield self._delta("", [])
             return
-        params = msgspec.structs.replace(self.work.params, seed=self.work.seeds[self.output_index])
-        message = Generate(request=self._name, tokens=self.work.tokens, params=params)
-        ended = FinishReason.ABORT  # unless something else is learnt
+        params = msgspec.structs.replace(self.prompt.params, seed=self.prompt.seeds[self.output_index])
+        message = Generate(request=self._name, tokens=self.prompt.tokens, params=params)
+        ended = FinishReason.ABORT  # unless the engine reports another
         try:
             async with aclosing(self._engine.generate(message)) as outputs:
                 async for output in outputs:
-                    step = self._take(output)
+                    delta = self._take(output)
                     if self.finish is not None:
                         ended = self.finish
-                    if step is not None:
-                        yield step
+                    if delta is not None:
+                        yield delta
                     if self.finish is not None:
                         return
         except (EngineDead, RequestError):
@@ -106,7 +108,7 @@ class Sequence:
         finally:
             self._metrics.sequence_ended(ended, time.perf_counter() - self._arrival)
 
-    def _take(self, output: Output) -> Step | None:
+    def _take(self, output: Output) -> OutputDelta | None:
         if output.finish is FinishReason.ERROR:
             code, message = output.error or ("engine_error", "the engine failed on this request")
             raise engine_error(code, message)
@@ -115,7 +117,7 @@ class Sequence:
             self._prompt_logprobs.extend(output.prompt_logprobs)
         if output.tokens:
             self._measure(len(output.tokens))
-        if self.work.score_only:
+        if self.prompt.score_only:
             return self._scored(output)
         logprobs: Iterable[TokenLogprob | None] = output.logprobs or repeat(None, len(output.tokens))
         self._pending.extend(zip(output.tokens, logprobs, strict=True))
@@ -130,8 +132,8 @@ class Sequence:
             self._metrics.next_tokens(now - self._last_token_at, tokens)
         self._last_token_at = now
 
-    def _release(self, output: Output) -> Step | None:
-        hidden = output.stop_token is not None and not self.work.include_stop
+    def _release(self, output: Output) -> OutputDelta | None:
+        hidden = output.stop_token is not None and not self.prompt.include_stop
         piece = self._detokenizer.push(output.tokens[:-1] if hidden else output.tokens, output.finish is not None)
         used = piece.tokens_used
         if piece.stopped is not None:
@@ -143,19 +145,19 @@ class Sequence:
         self.completion_tokens = used
         if not (piece.text or released or self.finish):
             return None
-        return self._step(piece.text, released)
+        return self._delta(piece.text, released)
 
-    def _scored(self, output: Output) -> Step | None:
+    def _scored(self, output: Output) -> OutputDelta | None:
         if output.finish is None:
             return None
         self.finish = FinishReason.ABORT if output.finish is FinishReason.ABORT else FinishReason.LENGTH
-        return self._step("", [])
+        return self._delta("", [])
 
-    def _step(self, text: str, released: list[tuple[int, TokenLogprob | None]]) -> Step:
+    def _delta(self, text: str, released: list[tuple[int, TokenLogprob | None]]) -> OutputDelta:
         prompt_logprobs = None
-        if not self._told_prompt_logprobs:
-            prompt_logprobs, self._told_prompt_logprobs = self._prompt_logprobs, True
-        return Step(
+        if not self._sent_prompt_logprobs:
+            prompt_logprobs, self._sent_prompt_logprobs = self._prompt_logprobs, True
+        return OutputDelta(
             sequence=self,
             text=text,
             tokens=[token for token, _ in released],
@@ -167,8 +169,8 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Gathered:
-    """One sequence, complete."""
+class CompletedSequence:
+    """A sequence with its whole output."""
 
     sequence: Sequence
     parts: list[str] = field(default_factory=list)
@@ -185,12 +187,12 @@ class Gathered:
         assert self.sequence.finish is not None
         return self.sequence.finish
 
-    def add(self, step: Step) -> None:
-        self.parts.append(step.text)
-        self.tokens.extend(step.tokens)
-        self.logprobs.extend(step.logprobs)
-        if step.prompt_logprobs is not None:
-            self.prompt_logprobs = step.prompt_logprobs
+    def add(self, delta: OutputDelta) -> None:
+        self.parts.append(delta.text)
+        self.tokens.extend(delta.tokens)
+        self.logprobs.extend(delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +212,8 @@ class Usage:
         }
 
 
-class Group:
-    """The sequences of one client request, prompt by prompt, in the order of the response."""
+class RequestGroup:
+    """The sequences of one client request, ordered by prompt, as in the response."""
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
@@ -219,19 +221,19 @@ class Group:
     def usage(self) -> Usage:
         first = [sequence for sequence in self.sequences if sequence.output_index == 0]
         return Usage(
-            prompt_tokens=sum(len(sequence.work.tokens) for sequence in first),
+            prompt_tokens=sum(len(sequence.prompt.tokens) for sequence in first),
             completion_tokens=sum(sequence.completion_tokens for sequence in self.sequences),
             cached_tokens=sum(sequence.cached_tokens for sequence in first),
         )
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Steps of all sequences as they come. The first failure ends them all, and is raised."""
+    async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
+        """Deltas of all sequences in order of arrival. The first failure ends them all, and is raised."""
         if len(self.sequences) == 1:
-            async with aclosing(self.sequences[0].steps()) as steps:
-                async for step in steps:
-                    yield step
+            async with aclosing(self.sequences[0].deltas()) as deltas:
+                async for delta in deltas:
+                    yield delta
             return
-        queue: asyncio.Queue[Step | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[OutputDelta | BaseException | None] = asyncio.Queue()
         tasks = [asyncio.create_task(_feed(sequence, queue)) for sequence in self.sequences]
         try:
             open_sequences = len(tasks)
@@ -248,19 +250,19 @@ class Group:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def gather(self) -> list[Gathered]:
-        """Every sequence, complete."""
-        results = [Gathered(sequence) for sequence in self.sequences]
-        async with aclosing(self.steps()) as steps:
-            async for step in steps:
-                results[step.sequence.index].add(step)
+    async def gather(self) -> list[CompletedSequence]:
+        """Collect the complete sequences."""
+        results = [CompletedSequence(sequence) for sequence in self.sequences]
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                results[delta.sequence.index].add(delta)
         return results
 
 
-async def _feed(sequence: Sequence, queue: asyncio.Queue[Step | BaseException | None]) -> None:
+async def _feed(sequence: Sequence, queue: asyncio.Queue[OutputDelta | BaseException | None]) -> None:
     try:
-        async for step in sequence.steps():
-            queue.put_nowait(step)
+        async for delta in sequence.deltas():
+            queue.put_nowait(delta)
     except asyncio.CancelledError:
         raise
     except BaseException as error:

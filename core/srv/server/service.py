@@ -1,6 +1,6 @@
-"""What every endpoint is given: settings, engine, text, intake, metrics, lifecycle. Nothing is global.
+"""What every endpoint uses: settings, engine, text, preprocessor, metrics, lifecycle. Nothing is global.
 
-Owns how works become a running group. Must not know the shape of any protocol.
+Owns how tokenized prompts become a running group. Must not know the format of any protocol.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from functools import partial
 
 from starlette.requests import Request
 
-from srv.server.body import read_json
 from srv.server.client import EngineClient
-from srv.server.generation import Group, Sequence
-from srv.server.intake import Intake, Work
+from srv.server.generation import RequestGroup, Sequence
+from srv.server.http.body import read_json
 from srv.server.lifecycle import Lifecycle, Ticket
 from srv.server.metrics import Metrics
+from srv.server.preprocessor import RequestPreprocessor, TokenizedPrompt
 from srv.server.settings import ServerSettings
-from srv.server.text import TextProcessor
+from srv.server.text.processor import TextProcessor
 
 
 class Service:
@@ -25,7 +25,7 @@ class Service:
 
     def __init__(self, settings: ServerSettings, client: EngineClient, text: TextProcessor) -> None:
         self.settings, self.client, self.text = settings, client, text
-        self.intake = Intake(settings, text)
+        self.preprocessor = RequestPreprocessor(settings, text)
         self.metrics = Metrics(settings.model_name)
         self.lifecycle = Lifecycle(client)
         self._limits = settings.body_limits
@@ -33,30 +33,32 @@ class Service:
     async def body(self, request: Request) -> object:
         return await read_json(request, self._limits)
 
-    def start(self, works: Sequence_[Work], rids: Sequence_[str], arrival: float) -> tuple[Ticket, Group]:
-        """Admit a client request under one id, or one id a prompt.
+    def start(
+        self, prompts: Sequence_[TokenizedPrompt], rids: Sequence_[str], arrival: float
+    ) -> tuple[Ticket, RequestGroup]:
+        """Admit a client request under one id, or one id per prompt.
 
         The caller closes the ticket when the response has ended. Raises RequestError or EngineDead.
         """
-        counts = [len(work.seeds) for work in works]
+        counts = [len(prompt.seeds) for prompt in prompts]
         if len(rids) == 1:
             counts = [sum(counts)]
         ticket = self.lifecycle.admit(list(zip(rids, counts, strict=True)))
         try:
-            return ticket, Group(self._sequences(works, ticket, arrival))
+            return ticket, RequestGroup(self._sequences(prompts, ticket, arrival))
         except BaseException:
             ticket.close()
             raise
 
-    def _sequences(self, works: Sequence_[Work], ticket: Ticket, arrival: float) -> list[Sequence]:
+    def _sequences(self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float) -> list[Sequence]:
         names = ticket.sequences
-        places = [(prompt, output) for prompt, work in enumerate(works) for output in range(len(work.seeds))]
+        places = [(index, output) for index, prompt in enumerate(prompts) for output in range(len(prompt.seeds))]
         return [
             Sequence(
                 self.client,
                 self.text,
                 self.metrics,
-                works[prompt_index],
+                prompts[prompt_index],
                 name=names[index],
                 index=index,
                 prompt_index=prompt_index,

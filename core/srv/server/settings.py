@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from srv.server.body import BodyLimits
+from srv.server.http.body import BodyLimits
 
 DEFAULT_BODY_LIMITS = BodyLimits()
 VALUES_PER_CONTEXT = 4

@@ -3,7 +3,7 @@
     with LocalEngine.launch(["--device", "NAME", "--model-path", path, "--dtype", "float32"]) as engine:
         outputs = engine.generate([Generate(...), ...])
 
-Everything is what `srv launch` would build from the same arguments; only the sockets are replaced by queues.
+It is the same engine that `srv launch` would build from the same arguments; only the sockets are replaced by queues.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from types import TracebackType
 from typing import Self
 
 from srv.args.cli import add_arguments
-from srv.cli.launch import engine_spec
-from srv.cli.survey import Situation, survey
+from srv.args.sources import gather
 from srv.engine.build import Engine, build
 from srv.engine.loop import EngineLoop
-from srv.engine.spec import EngineSpec
 from srv.errors import EngineDead, IntegrityError
+from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FlushCache, FromEngine, Generate, GetStats, Outputs, Stats, ToEngine
+from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.types import FinishReason, TokenLogprob
 
 TIMEOUT_S = 300.0
-_CALL = 1  # periodic statistics carry another number
+_STATS_CALL = 1  # identifies answers to GetStats; periodic reports have another number
 
 
 @dataclass
-class Generated:
-    """Everything the engine said of one request."""
+class GenerationResult:
+    """All outputs of one request, concatenated."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -41,34 +41,33 @@ class Generated:
     finish: FinishReason | None = None
     stop_token: int | None = None
     error: tuple[str, str] | None = None
-    prompt_tokens: int = 0
     cached_tokens: int = 0
 
 
 class LocalEngine:
-    """One engine in this process, stepped by the caller's thread."""
+    """One engine in this process. The caller's thread runs its loop, step by step."""
 
-    def __init__(self, situation: Situation) -> None:
-        self.situation = situation
+    def __init__(self, context: LaunchContext) -> None:
+        self.context = context
         self._channel = InProcessChannel()
         self._engine: Engine = build(self.spec())
         self.ready = self._engine.ready
         self.loop = EngineLoop(self._engine.scheduler, self._engine.executor, self._channel, self._engine.depth)
-        self.results: dict[str, Generated] = {}
-        self._answer: Stats | None = None
+        self.results: dict[str, GenerationResult] = {}
+        self._stats: Stats | None = None
 
     @classmethod
     def launch(cls, arguments: Sequence[str]) -> Self:
-        """What `srv launch` with these arguments would start. Raises what it would refuse with."""
+        """The engine that `srv launch` would start with these arguments. Raises Refusal if it would refuse them."""
         parser = argparse.ArgumentParser()
         add_arguments(parser)
         namespace, unknown = parser.parse_known_args(list(arguments))
         namespace.unknown = unknown
-        return cls(survey(namespace, {}))
+        return cls(resolve_launch(gather(namespace, {})))
 
     def spec(self) -> EngineSpec:
-        """What the engine is built from. Tests override it to build what no argument can ask for."""
-        return engine_spec(self.situation, "", "")
+        """The spec that the engine is built from. Tests override it to build engines that no argument can configure."""
+        return engine_spec(self.context, "", "")
 
     def __enter__(self) -> Self:
         return self
@@ -80,28 +79,28 @@ class LocalEngine:
 
     def send(self, message: ToEngine) -> None:
         if isinstance(message, Generate):
-            self.results[message.request] = Generated()
+            self.results[message.request] = GenerationResult()
         self._channel.put(message)
 
     def step(self) -> None:
-        """One turn of the loop; what it said is gathered in `results`."""
+        """Run one iteration of the engine loop and collect its outputs in `results`."""
         self.loop.step(0)
         while True:
             try:
-                self._take(self._channel.take(0))
+                self._collect(self._channel.take(0))
             except queue.Empty:
                 return
 
-    def generate(self, messages: Iterable[Generate]) -> list[Generated]:
-        """Send these requests at once and step until each has ended; in the order given."""
-        sent = list(messages)
-        for message in sent:
+    def generate(self, messages: Iterable[Generate]) -> list[GenerationResult]:
+        """Send these requests together, step until all have ended, and return their results in the same order."""
+        requests = list(messages)
+        for message in requests:
             self.send(message)
-        self.run([message.request for message in sent])
-        return [self.results[message.request] for message in sent]
+        self.run([message.request for message in requests])
+        return [self.results[message.request] for message in requests]
 
     def run(self, requests: Sequence[str]) -> None:
-        """Step until these requests have ended. EngineDead after TIMEOUT_S."""
+        """Step until these requests have ended. Raises EngineDead after TIMEOUT_S seconds."""
         deadline = time.monotonic() + TIMEOUT_S
         while any(self.results[request].finish is None for request in requests):
             if time.monotonic() > deadline:
@@ -109,21 +108,21 @@ class LocalEngine:
             self.step()
 
     def stats(self) -> Stats:
-        """Fresh statistics. Takes at least one step: what runs goes on meanwhile."""
-        self._answer = None
-        self.send(GetStats(_CALL))
-        while self._answer is None:
+        """Current statistics. Runs at least one step, in which running requests make progress."""
+        self._stats = None
+        self.send(GetStats(_STATS_CALL))
+        while self._stats is None:
             self.step()
-        return self._answer
+        return self._stats
 
     def check_integrity(self, deep: bool = False) -> None:
-        """free + cached + held == total, or IntegrityError; `deep` looks at each page."""
+        """Raises IntegrityError unless free + cached + held == total; `deep` checks every page."""
         self._engine.scheduler.check_integrity(deep)
 
-    def _take(self, message: FromEngine) -> None:
+    def _collect(self, message: FromEngine) -> None:
         if isinstance(message, Stats):
-            if message.call == _CALL:
-                self._answer = message
+            if message.call == _STATS_CALL:
+                self._stats = message
         elif isinstance(message, Outputs):
             for output in message.outputs:
                 result = self.results[output.request]
@@ -133,12 +132,11 @@ class LocalEngine:
                 result.finish = output.finish or result.finish
                 result.stop_token = output.stop_token if output.stop_token is not None else result.stop_token
                 result.error = output.error or result.error
-                result.prompt_tokens = output.prompt_tokens or result.prompt_tokens
                 result.cached_tokens = output.cached_tokens or result.cached_tokens
 
 
-class WatchedEngine(LocalEngine):
-    """An engine that accounts for every page after every step, and for all of them at the end."""
+class CheckedEngine(LocalEngine):
+    """An engine that checks after every step that every page is accounted for, and at the end that all are free."""
 
     def step(self) -> None:
         super().step()
@@ -149,22 +147,22 @@ class WatchedEngine(LocalEngine):
     ) -> None:
         try:
             if error is None:
-                self.check_rested()
+                self.check_idle()
         finally:
             super().__exit__(kind, error, trace)
 
-    def check_rested(self) -> None:
-        """Nothing runs, waits or holds a page, and without the prefix cache every page is free; or IntegrityError."""
+    def check_idle(self) -> None:
+        """Flush the prefix cache. Raises IntegrityError if a request is left or a page is not free after that."""
         self.flush()
         stats = self.stats()
         if (stats.running, stats.waiting, stats.pages_held) != (0, 0, 0) or stats.pages_free != stats.pages_total:
             raise IntegrityError(
-                f"after the last request {stats.running} run, {stats.waiting} wait, {stats.pages_held} pages are held,"
-                f" and {stats.pages_free} of {stats.pages_total} are free"
+                f"after the last request {stats.running} requests are running, {stats.waiting} are waiting,"
+                f" {stats.pages_held} pages are held, and {stats.pages_free} of {stats.pages_total} pages are free"
             )
 
     def flush(self) -> None:
-        """Forget the prefix cache, once the row that overlap may have planned past an end has landed."""
+        """Flush the prefix cache, after one step that completes rows planned for requests that have ended since."""
         self.step()
         self.send(FlushCache(0))
         self.step()

@@ -1,8 +1,8 @@
-"""A fake engine and a fake tokenizer: everything behind the HTTP protocols, in one event loop, no model.
+"""A fake engine and a fake tokenizer, without a model, for tests of the HTTP server in one event loop.
 
-`FakeEngine` is a `Channel` whose far end is itself. It keeps to the message protocol (an ABORT output for
-each aborted request, nothing after Finish, Flushed refused while requests run) and says what a script says.
-`ByteText` is a tokenizer with one token a byte and a few special ones.
+`FakeEngine` is a `Channel` that answers itself. It implements the message protocol (an ABORT output for each aborted
+request, no output after Finish, Flushed refused while requests are running) and generates the tokens of a script.
+`ByteTokenizer` is a tokenizer with one token per byte and a few special tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
-from srv.server.text import Piece
+from srv.server.text.processor import Piece
 from srv.types import FinishReason, TokenLogprob
 
 BOS, EOS, SPECIAL_TOKENS = 256, 257, 4
@@ -40,7 +40,7 @@ Script = Callable[[Generate], Sequence[int]]
 
 
 def echo_forever(message: Generate) -> Sequence[int]:
-    """The default script: a sentence over and over, as long as is asked for."""
+    """The default script: a sentence, repeated up to `max_tokens`."""
     return (DEFAULT_OUTPUT * (message.params.max_tokens // len(DEFAULT_OUTPUT) + 1))[: message.params.max_tokens]
 
 
@@ -48,23 +48,23 @@ def echo_forever(message: Generate) -> Sequence[int]:
 class _Running:
     message: Generate
     script: Sequence[int]
-    made: int = 0
+    generated: int = 0
 
 
 @dataclass
 class FakeEngine:
-    """Set `script` to choose the tokens of a request, `hold` to keep requests waiting without output.
+    """`script` chooses the tokens of a request; while `hold` is set, requests wait without output.
 
-    `step_seconds`: pause between steps. `tokens_per_step`: tokens of one Output. `refuses`: (code, message)
-    with which every request fails. `received` lists every message that came.
+    `step_seconds`: pause between steps. `tokens_per_step`: tokens per Output. `request_error`: if set, the
+    (code, message) with which every request ends. `received`: all messages received.
     """
 
     script: Script = echo_forever
     step_seconds: float = 0.0
     tokens_per_step: int = 1
     hold: bool = False
-    refuses: tuple[str, str] | None = None
     cached_tokens: int = 0
+    request_error: tuple[str, str] | None = None
     received: list[ToEngine] = field(default_factory=list)
     running: dict[str, _Running] = field(default_factory=dict)
     _outbox: asyncio.Queue[FromEngine | EngineDead] = field(default_factory=asyncio.Queue)
@@ -73,7 +73,7 @@ class FakeEngine:
         default_factory=lambda: dict.fromkeys(("prompt", "generated", "done", "aborted"), 0)
     )
 
-    # ---- the channel ------------------------------------------------------------------------------------
+    # ---- channel
 
     async def send(self, message: ToEngine) -> None:
         self.received.append(message)
@@ -102,49 +102,48 @@ class FakeEngine:
         return message
 
     def die(self, reason: str = "killed by signal 9") -> None:
-        """What a process that was killed looks like from here."""
+        """Behave like an engine process that was killed."""
         self.running.clear()
         self._outbox.put_nowait(EngineDead(reason))
 
-    # ---- the work ---------------------------------------------------------------------------------------
+    # ---- steps
 
     async def _work(self) -> None:
         while self.running:
             await asyncio.sleep(self.step_seconds)
-            if not self.hold and (outputs := [self._step(one) for one in list(self.running.values())]):
+            if not self.hold and (outputs := [self._step(each) for each in list(self.running.values())]):
                 self._outbox.put_nowait(Outputs(outputs))
 
     def _step(self, running: _Running) -> Output:
         request, params = running.message.request, running.message.params
-        if self.refuses is not None:
+        if self.request_error is not None:
             del self.running[request]
-            return Output(request, [], FinishReason.ERROR, error=self.refuses)
-        first = running.made == 0
-        tokens = list(running.script[running.made : running.made + self.tokens_per_step])
-        tokens = tokens[: params.max_tokens - running.made]
+            return Output(request, [], FinishReason.ERROR, error=self.request_error)
+        first = running.generated == 0
+        tokens = list(running.script[running.generated : running.generated + self.tokens_per_step])
+        tokens = tokens[: params.max_tokens - running.generated]
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
-        end = next((place for place, token in enumerate(tokens) if token in ends), None)
+        end = next((index for index, token in enumerate(tokens) if token in ends), None)
         finish, stop_token = None, None
         if end is not None:
             tokens, finish, stop_token = tokens[: end + 1], FinishReason.STOP, tokens[end]
-        running.made += len(tokens)
+        running.generated += len(tokens)
         self._counts["generated"] += len(tokens)
-        if finish is None and (running.made >= params.max_tokens or running.made >= len(running.script)):
+        if finish is None and (running.generated >= params.max_tokens or running.generated >= len(running.script)):
             finish = FinishReason.LENGTH
         if finish is not None:
             del self.running[request]
             self._counts["done"] += 1
         prompt = running.message.tokens
         scored = prompt[max(1, params.prompt_logprobs_start) :]
-        wants_prompt = first and params.prompt_logprobs is not None
+        send_prompt_logprobs = first and params.prompt_logprobs is not None
         return Output(
             request,
             tokens,
             finish,
             stop_token,
             [fake_logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None,
-            [fake_logprob(token, params.prompt_logprobs or 0) for token in scored] if wants_prompt else None,
-            len(prompt),
+            [fake_logprob(token, params.prompt_logprobs or 0) for token in scored] if send_prompt_logprobs else None,
             self.cached_tokens,
         )
 
@@ -155,9 +154,8 @@ class FakeEngine:
             self._outbox.put_nowait(Outputs([Output(request, [], FinishReason.ABORT) for request in ended]))
 
     def _drained(self) -> None:
-        left = list(self.running)
-        self._abort(left)
-        self._outbox.put_nowait(Drained(len(left)))
+        self._abort(list(self.running))
+        self._outbox.put_nowait(Drained())
 
     def stats(self, call: int) -> Stats:
         held = sum(1 + len(one.message.tokens) // PAGE_SIZE for one in self.running.values())
@@ -180,20 +178,26 @@ class FakeEngine:
 
 
 def fake_logprob(token: int, top: int) -> TokenLogprob:
-    """A log-probability that tests can foresee: -token / 1000; the alternatives follow it, each 0.5 lower."""
+    """A predictable log-probability: -token / 1000. Each alternative is 0.5 lower than the one before it."""
     best = -token / 1000
-    others = tuple(((token + place) % 256, best - place / 2) for place in range(top))
+    others = tuple(((token + index) % 256, best - index / 2) for index in range(top))
     return TokenLogprob(token, best if token != EOS else -math.inf, 1, others)
 
 
-class ByteText:
-    """A tokenizer with one token a byte, then BOS, EOS and two more special tokens."""
+class ByteTokenizer:
+    """A tokenizer with one token per byte, followed by BOS, EOS and two more special tokens.
+
+    `adds_bos`: a text begins with BOS if special tokens are asked for.
+    """
 
     vocab_size = 256 + SPECIAL_TOKENS
     has_chat_template = True
 
+    def __init__(self, adds_bos: bool = False) -> None:
+        self._adds_bos = adds_bos
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
+        return [BOS] * (self._adds_bos and add_special_tokens) + list(text.encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [self.token_bytes(token) for token in ids if token < 256 or not skip_special_tokens]
@@ -220,9 +224,9 @@ class ByteText:
 
 
 class ByteDetokenizer:
-    """Keeps the whole output and looks at it anew each time: slow and plainly right."""
+    """Decodes the whole output on every call: slow, but simple enough to be obviously correct."""
 
-    def __init__(self, text: ByteText, stop: Sequence[str], skip_special_tokens: bool, include_stop: bool) -> None:
+    def __init__(self, text: ByteTokenizer, stop: Sequence[str], skip_special_tokens: bool, include_stop: bool) -> None:
         self._text, self._stop, self._skip, self._include = text, stop, skip_special_tokens, include_stop
         self._tokens: list[int] = []
         self._sent = 0
@@ -235,23 +239,23 @@ class ByteDetokenizer:
             place, stop = found
             text = whole[: place + len(stop) if self._include else place]
             used = next(count for count in range(len(self._tokens) + 1) if self._decode(count, True).startswith(text))
-            return Piece(self._news(text), stop, used)
-        held = 0 if final else self._held(whole)
+            return Piece(self._unsent(text), stop, used)
+        held = 0 if final else self._stop_prefix_length(whole)
         text = whole[: len(whole) - held]
         if final:
-            return Piece(self._news(text), None, len(self._tokens))
+            return Piece(self._unsent(text), None, len(self._tokens))
         fitting = (count for count in range(len(self._tokens), -1, -1) if len(self._decode(count, False)) <= len(text))
-        return Piece(self._news(text), None, next(fitting))
+        return Piece(self._unsent(text), None, next(fitting))
 
     def _decode(self, count: int, final: bool) -> str:
         shown = (self._text.token_bytes(token) for token in self._tokens[:count] if token < 256 or not self._skip)
         return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(shown), final)
 
-    def _held(self, text: str) -> int:
+    def _stop_prefix_length(self, text: str) -> int:
         return max(
             (size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0
         )
 
-    def _news(self, text: str) -> str:
-        news, self._sent = text[self._sent :], max(self._sent, len(text))
-        return news
+    def _unsent(self, text: str) -> str:
+        unsent, self._sent = text[self._sent :], max(self._sent, len(text))
+        return unsent

@@ -1,8 +1,8 @@
-"""An executor without a model, for tests of whatever plans steps.
+"""An executor without a model, for tests of the scheduler and the engine loop.
 
-Owns a pretended KV pool, in which the cell of a position holds a checksum of all tokens up to it. The next
-token is read from that cell, so a page that was shared, freed or overwritten wrongly changes what is
-generated; besides, each broken rule of a plan raises AssertionError at once. Steps run when submitted.
+Owns a simulated KV pool, in which the cell of a position contains a checksum of all tokens up to that position. The
+next token is derived from that cell, so a page that was wrongly shared, freed or overwritten changes the generated
+tokens. A plan that violates a rule raises AssertionError immediately. Steps run when they are submitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from srv.types import TokenLogprob
 
 
 def checksum(token: int, before: int) -> int:
-    """What the KV cell of a position holds: its token, mixed with the cell before it (0 at the first)."""
+    """The KV cell of a position: the checksum of its token and the previous cell (0 at the first position)."""
     return zlib.crc32(token.to_bytes(8, "little"), before)
 
 
@@ -25,16 +25,17 @@ def checksum(token: int, before: int) -> int:
 class _Slot:
     start: Start
     tokens: list[int]
-    cells: list[int]  # what the KV of each token must be
+    cells: list[int]  # the expected KV cell of each token
     tables: tuple[list[int], ...]
     computed: int = 0
     damaged: bool = field(default=False)
 
 
 class FakeExecutor:
-    """`pages[group]` of `page_size` tokens; tokens are below `vocab_size`.
+    """`pages[group]` pages of `page_size` tokens; sampled tokens are below `vocab_size`.
 
-    `row_error(step, slot)` and `step_error(step)` say what shall fail; a failed step has only read its `ends`.
+    `row_error(step, slot)` and `step_error(step)` return True to inject a failure. A failed step applies only its
+    `ends`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class FakeExecutor:
 
     def submit(self, plan: Plan) -> Future[Result]:
         future: Future[Result] = Future()
-        assert plan.step == self._next_step, f"step {plan.step} came in place of {self._next_step}"
+        assert plan.step == self._next_step, f"step {plan.step} was submitted instead of step {self._next_step}"
         self._next_step += 1
         for slot in plan.ends:
             self._slots.pop(slot, None)
@@ -80,16 +81,16 @@ class FakeExecutor:
 
     def _run(self, step: int, row: Row) -> RowResult:
         slot = self._slots.get(row.slot)
-        if slot is None or slot.damaged:  # it should have begun, or gone on, in a step that failed
+        if slot is None or slot.damaged:  # its Start, or an earlier row, was in a step that failed
             return RowResult(row.slot, error=("lost", "the slot's state was lost"))
         if self.row_error(step, row.slot):
             slot.damaged = True
             return RowResult(row.slot, error=("row_failed", "the row failed"))
         self._append_pages(slot, row)
         end = row.computed + row.scheduled
-        assert slot.computed in (0, row.computed), f"positions {slot.computed}..{row.computed} were left out"
+        assert slot.computed in (0, row.computed), f"positions {slot.computed}..{row.computed} were skipped"
         assert row.scheduled > 0, "an empty row"
-        assert end <= len(slot.tokens), "a position was planned whose token nobody has"
+        assert end <= len(slot.tokens), "a row contains a position whose token is not known"
         self._write(slot, row.computed, end)
         tokens = self._sample(slot, row) if row.sample else ()
         slot.computed = end + max(0, len(tokens) - 1)
@@ -102,11 +103,11 @@ class FakeExecutor:
             table.extend(new)
             assert all(0 < page < len(pool) for page in new), f"pages {new} are not all in 1..{len(pool) - 1}"
             assert len(set(table)) == len(table), "a page is in the table twice"
-            reach = row.computed + row.scheduled + row.lookahead
-            assert len(table) * self.page_size >= reach, f"{len(table)} pages do not reach position {reach}"
+            end = row.computed + row.scheduled + row.lookahead
+            assert len(table) * self.page_size >= end, f"{len(table)} pages do not cover {end} positions"
 
     def _write(self, slot: _Slot, begin: int, end: int) -> None:
-        """Compute [begin, end): write its cells, and check what attention would read."""
+        """Compute positions [begin, end): write their cells, and check the cells that attention would read."""
         size = self.page_size
         for group, table in enumerate(slot.tables):
             others = [other.tables[group] for other in self._slots.values() if other is not slot and not other.damaged]
@@ -116,21 +117,21 @@ class FakeExecutor:
             for position in range(begin, end):
                 pool[table[position // size]][position % size] = slot.cells[position]
             read = [cell for page in table[: -(-end // size)] for cell in pool[page]][:end]
-            assert read == slot.cells[:end], "attention would read another text's KV"
+            assert read == slot.cells[:end], "attention would read the KV of other tokens"
 
     def _sample(self, slot: _Slot, row: Row) -> tuple[int, ...]:
-        """One token, or up to `lookahead` more, each of which is computed at once as an accepted draft."""
+        """One token, or up to `lookahead` more; these are computed immediately, like accepted drafts."""
         end = row.computed + row.scheduled
         assert end == len(slot.tokens), "sampling before the last known token"
-        brought: list[int] = []
-        wanted = 1 + slot.cells[-1] // 7 % (row.lookahead + 1)
+        sampled: list[int] = []
+        count = 1 + slot.cells[-1] // 7 % (row.lookahead + 1)
         while True:
             token = self._read(slot, end - 1) % self.vocab_size
-            brought.append(token)
+            sampled.append(token)
             slot.tokens.append(token)
             slot.cells.append(checksum(token, slot.cells[-1]))
-            if len(brought) == wanted:
-                return tuple(brought)
+            if len(sampled) == count:
+                return tuple(sampled)
             self._write(slot, end, end + 1)
             end += 1
 
@@ -138,7 +139,7 @@ class FakeExecutor:
         return self._kv[0][slot.tables[0][position // self.page_size]][position % self.page_size]
 
     def _scores(self, slot: _Slot, row: Row) -> tuple[TokenLogprob, ...] | None:
-        """Log-probabilities that name the position they are of, negated."""
+        """Prompt log-probabilities; each one is its position, negated."""
         if not row.score:
             return None
         end = row.computed + row.scheduled
@@ -147,7 +148,7 @@ class FakeExecutor:
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 50) -> list[int]:
-    """What the fake generates after a prompt, whatever else runs and however it is scheduled."""
+    """The tokens that FakeExecutor generates for a prompt, independent of scheduling and of other requests."""
     state = 0
     for token in prompt:
         state = checksum(token, state)

@@ -1,9 +1,9 @@
-"""Command lines of other engines, said with arguments of `srv`: a table an engine, as data, and pure conversions.
+"""Translation of other engines' command lines to arguments of `srv`: one table per engine (data), and pure conversions.
 
-    <engine>.toml ──► table (rows) ──┐
-    foreign words ──► words (said) ──┴─► translate ──► settings, notes, refusals
+    <engine>.toml ────► table (rows) ────────┐
+    command line ─────► words (parsed flags) ─┴─► translate ──► settings, notes, refusals
 
-Values are converted here and judged by the declarations afterwards, like anything else that a user says.
+Values are only converted here. The declarations of the arguments validate them afterwards, like any other user input.
 """
 
 from srv.args.dialects.table import DIALECTS, Dialect, Row, read_dialect

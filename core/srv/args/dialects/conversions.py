@@ -1,6 +1,6 @@
-"""All conversions by name, and `convert`, which applies a row to what a flag says.
+"""All conversions by name, and `convert`, which applies a row to the value of a flag.
 
-They convert units and senses; whether the outcome is a good value is for the argument's own declaration to say.
+They convert units and negations. Whether the result is a valid value is decided by the argument's declaration.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from srv.args.dialects import joint, single
-from srv.args.dialects.given import Conversion, Converted, Given, Outcome, Unfit
+from srv.args.dialects.interface import Conversion, ConversionInput, Converted, Outcome, Untranslatable
 from srv.args.dialects.values import json_text, read_json
 from srv.args.dialects.words import short
 from srv.args.spec import nearest
 
 
-def convert(given: Given) -> Outcome:
-    """What a flag says, by its row: harmless values first, then the refusal, then the conversion."""
+def convert(given: ConversionInput) -> Outcome:
+    """Apply a row: first its harmless values, then its refusal, then its conversion."""
     row = given.row
     if given.text.strip().lower() in (value.lower() for value in row.harmless):
-        return Converted({}, "nothing needs to be said")
+        return Converted({}, "no setting is needed")
     if row.refused:
-        return Unfit("no_equivalent", row.refused, row.remedy)
+        return Untranslatable("no_equivalent", row.refused, row.remedy)
     if row.yields_to and given.other(row.yields_to):
-        return Converted({}, f"{row.yields_to} says it")
+        return Converted({}, f"{row.yields_to} determines it")
     outcome = CONVERSIONS[row.conversion](given)
     if row.also and isinstance(outcome, Converted) and outcome.settings:
         return replace(outcome, settings={**outcome.settings, **row.also})
     return outcome
 
 
-def json_fields(given: Given) -> Outcome:
-    """A JSON object, key by key, by the row's `fields`; what one key refuses, the whole flag is refused for."""
+def json_fields(given: ConversionInput) -> Outcome:
+    """Convert a JSON object key by key, by the row's `fields`; if one key is refused, the whole flag is."""
     read = read_json(given.text)
     if not isinstance(read, dict):
-        return Unfit("bad_value", "it is no JSON object", f"Write {given.flag} '{{...}}'.")
+        return Untranslatable("bad_value", "it is not a JSON object", f"Write {given.flag} '{{...}}'.")
     texts = {key: json_text(value) for key, value in read.items() if value is not None}
     settings: dict[str, str] = {}
     for key, text in texts.items():
         row = given.row.fields.get(key)
         if row is None:
             near = nearest(key, given.row.fields)
-            remedy = f"Did you mean {near}?" if near else f"Keys that are known: {', '.join(given.row.fields)}."
-            return Unfit("unknown_key", f"its key {short(key)} is not known", remedy)
+            remedy = f"Did you mean {near}?" if near else f"Known keys: {', '.join(given.row.fields)}."
+            return Untranslatable("unknown_key", f"its key {short(key)} is not known", remedy)
         outcome = convert(replace(given, flag=f"{given.flag} {key}", text=text, row=row, others=texts))
-        if isinstance(outcome, Unfit):
+        if isinstance(outcome, Untranslatable):
             return replace(outcome, reason=f"key {key}: {outcome.reason}")
         settings.update(outcome.settings)
     return Converted(settings)

@@ -1,4 +1,4 @@
-"""Conversions that look at one flag alone."""
+"""Conversions that depend on their own flag only."""
 
 from __future__ import annotations
 
@@ -6,87 +6,87 @@ import fnmatch
 import json
 from decimal import ROUND_CEILING, Decimal
 
-from srv.args.dialects.given import Converted, Given, Outcome, Unfit, no_number, to
+from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable, to, wrong_type
 from srv.args.dialects.values import inverted, read_json, scaled, tokens, whole
 
 
-def same(given: Given) -> Outcome:
-    """The text as it is."""
+def same(given: ConversionInput) -> Outcome:
+    """The text, unchanged."""
     return to(given, given.text)
 
 
-def opposite(given: Given) -> Outcome:
-    """A switch of the other sense."""
+def opposite(given: ConversionInput) -> Outcome:
+    """The negation of a switch."""
     text = inverted(given.text)
-    return no_number(given, "true or false") if text is None else to(given, text)
+    return wrong_type(given, "true or false") if text is None else to(given, text)
 
 
-def whole_scale(given: Given) -> Outcome:
-    """Another unit for an argument that takes whole numbers: rounded up, so that nothing is lost."""
+def whole_scale(given: ConversionInput) -> Outcome:
+    """Convert to the unit of an integer argument, rounded up."""
     text = scaled(given.text, given.row.factor)
     if text is None:
-        return no_number(given, "a number")
+        return wrong_type(given, "a number")
     return to(given, str(int(Decimal(text).to_integral_value(ROUND_CEILING))))
 
 
-def reserve(given: Given) -> Outcome:
-    """A percentage to hold back as a factor on what is expected: 5 becomes 1.05."""
+def reserve(given: ConversionInput) -> Outcome:
+    """A percentage to reserve, as a factor on the expected amount: 5 becomes 1.05."""
     text = scaled(given.text, "0.01")
-    return no_number(given, "a percentage") if text is None else to(given, f"{(1 + Decimal(text)).normalize():f}")
+    return wrong_type(given, "a percentage") if text is None else to(given, f"{(1 + Decimal(text)).normalize():f}")
 
 
-def choice(given: Given) -> Outcome:
-    """Settings by value, as the row's `values` list them; a value that none of its patterns fits is refused."""
+def choice(given: ConversionInput) -> Outcome:
+    """Settings by value, from the row's `values`; a value that matches no pattern is refused."""
     for pattern, settings in given.row.values.items():
         if fnmatch.fnmatchcase(given.text.lower(), pattern.lower()):
             return Converted({name: text.replace("{}", given.text) for name, text in settings.items()})
     known = ", ".join(pattern or '""' for pattern in given.row.values)
     remedy = given.row.remedy or f"Values that can be translated: {known}."
-    return Unfit("no_equivalent_value", "no value of an argument of srv means the same", remedy)
+    return Untranslatable("no_equivalent_value", "srv has no equivalent value", remedy)
 
 
-def token_count(given: Given) -> Outcome:
-    """A number of tokens that may end in k, K, m, M."""
+def token_count(given: ConversionInput) -> Outcome:
+    """A number of tokens, which may end in k, K, m or M."""
     number = tokens(given.text)
-    return no_number(given, "a number of tokens") if number is None else to(given, str(number))
+    return wrong_type(given, "a number of tokens") if number is None else to(given, str(number))
 
 
-def filled(given: Given) -> Outcome:
-    """A whole number put into the row's template."""
+def filled(given: ConversionInput) -> Outcome:
+    """An integer, inserted into the row's template."""
     number = whole(given.text)
     if number is None:
-        return no_number(given, "a whole number")
+        return wrong_type(given, "an integer")
     return to(given, given.row.template.replace("%d", str(number)))
 
 
-def only_one(given: Given) -> Outcome:
-    """A list of which `srv` takes one member."""
+def only_one(given: ConversionInput) -> Outcome:
+    """A list of one member, because `srv` supports only one."""
     members = [member for member in given.text.split(",") if member]
     if len(members) != 1:
-        reason = f"srv takes one, and {len(members)} are given"
-        return Unfit("one_only", reason, "Give one, and put a proxy before srv for more.")
+        reason = f"srv supports only one, and {len(members)} are given"
+        return Untranslatable("one_only", reason, "Keep one, and use a proxy in front of srv for more.")
     return to(given, members[0])
 
 
-def adapters(given: Given) -> Outcome:
-    """LoRA adapters: name=path as it is; JSON objects of name and path (one, or a map of names to paths) likewise."""
+def adapters(given: ConversionInput) -> Outcome:
+    """LoRA adapters: name=path, or JSON objects with a name and a path, or with names as keys and paths as values."""
     text = given.text.strip()
     if not text.startswith("{"):
         return to(given, text)
     read = read_json(f"[{text}]")
     if not isinstance(read, list) or not all(isinstance(each, dict) for each in read):
-        return no_number(given, "NAME=PATH or a JSON object")
+        return wrong_type(given, "NAME=PATH or a JSON object")
     pairs: list[tuple[object, object]] = []
     for each in read:
         pairs += [(each["name"], each["path"])] if {"name", "path"} <= each.keys() else list(each.items())
     if any(not isinstance(part, str) or not part or "," in part for pair in pairs for part in pair):
-        return no_number(given, "a JSON object of adapters' names and paths")
+        return wrong_type(given, "a JSON object of adapter names and paths")
     return to(given, ",".join(f"{name}={path}" for name, path in pairs))
 
 
-def json_entry(given: Given) -> Outcome:
-    """A JSON value as the only entry of an object; the row's template is its key."""
+def json_entry(given: ConversionInput) -> Outcome:
+    """A JSON object with this value as its only entry; the row's template is the key."""
     read = read_json(given.text)
     if read is None:
-        return Unfit("bad_value", "it is no JSON value", f"Write {given.flag} as JSON.")
+        return Untranslatable("bad_value", "it is not valid JSON", f"Write the value of {given.flag} as JSON.")
     return to(given, json.dumps({given.row.template: read}))

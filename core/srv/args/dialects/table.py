@@ -1,7 +1,7 @@
-"""The tables of dialects, read from the TOML files beside this module and checked for shape.
+"""The dialect tables, read from the TOML files next to this module and checked for structure.
 
-A row says for one flag of another engine which argument of `srv` carries its meaning and how its value is
-converted, or why nothing does and what to do instead. What a conversion computes is not known here.
+A row describes one flag of another engine: the equivalent argument of `srv` and the conversion of its value, or the
+reason why there is none and a remedy. This module must not know what a conversion computes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from srv.errors import InternalError, Refusal, Rejected
 DIALECTS = ("rtp-llm", "vllm", "sglang")
 TAKES = ("value", "switch", "list")
 STATUSES = ("mapped", "converted", "refused")
-PLAIN = "same"  # the conversion that changes nothing
+PLAIN = "same"  # the identity conversion
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One flag of another engine.
 
-    flags: its spellings; the first is its name. takes: "value", "switch" (with or without true or false after
-    it) or "list". to: the argument that takes the converted value. conversion: a name in
-    `srv.args.dialects.conversions`. values: for the conversion "choice", arguments and texts by the flag's value
-    (a pattern as in `fnmatch`; {} is the value itself). also: what is said besides, whenever anything is. factor,
-    template, fields, partners: what other conversions need; `fields` are the rows of a JSON object's keys,
-    `partners` other flags of the same command line. yields_to: if that flag is given, this one says nothing.
-    harmless: values that change nothing here. refused and remedy: why nothing of `srv` carries the meaning, and
-    what to do. page_rows: how often the engine's page of arguments lists the flag; 0 for one that its code knows
-    and the page does not.
+    flags: its spellings; the first is its name. takes: "value", "switch" (optionally followed by true or false) or
+    "list". to: the argument that receives the converted value. conversion: a name in
+    `srv.args.dialects.conversions`. values: for the conversion "choice", settings by the flag's value
+    (a pattern as in `fnmatch`; {} is the value itself). also: further settings, added whenever the row sets anything.
+    factor, template, fields, partners: inputs of other conversions; `fields` are the rows of a JSON object's keys,
+    `partners` are other flags of the same command line. yields_to: if that flag is given, this one is ignored.
+    harmless: values that need no setting. refused and remedy: why `srv` has no equivalent, and what to do.
+    page_rows: how often the engine's page of arguments lists the flag; 0 for a flag that only its code has.
     """
 
     flags: tuple[str, ...]
@@ -59,27 +58,27 @@ class Row:
 
     @property
     def status(self) -> str:
-        """One of `STATUSES`: refused, mapped (a value stays as it is), or converted."""
+        """One of `STATUSES`: refused, mapped (the value is unchanged), or converted."""
         if self.refused:
             return "refused"
         return "mapped" if self.conversion == PLAIN else "converted"
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The arguments that it can set, by name, each once."""
-        said = [self.to] if self.to else []
-        said += [name for settings in self.values.values() for name in settings]
-        said += [*self.also, *(name for row in self.fields.values() for name in row.targets)]
-        return tuple(dict.fromkeys(said))
+        """The names of the arguments that it can set, without duplicates."""
+        targets = [self.to] if self.to else []
+        targets += [name for settings in self.values.values() for name in settings]
+        targets += [*self.also, *(name for row in self.fields.values() for name in row.targets)]
+        return tuple(dict.fromkeys(targets))
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One engine's table.
 
-    engine: its name for a reader. launchers: words with which its command lines begin and that mean nothing here.
-    positional: the flag that a first bare word stands for. ours: whether its flags are those of `srv` unless a
-    row says otherwise.
+    engine: its display name. launchers: the beginnings of its command lines, which are skipped.
+    positional: the flag that a positional argument stands for. ours: whether its flags are those of `srv`, except for
+    the rows.
     """
 
     name: str
@@ -91,11 +90,11 @@ class Dialect:
 
     @property
     def by_flag(self) -> Mapping[str, Row]:
-        """Rows by every spelling of their flags, as `plain` writes it."""
+        """Rows by every spelling of their flags, in the form of `plain`."""
         return MappingProxyType({plain(flag): row for row in self.rows for flag in row.flags})
 
     def counts(self, of_page: bool = True) -> Mapping[str, int]:
-        """How many rows of the engine's page (or else: how many further flags) have each status."""
+        """Number of rows by status: of the engine's page, or (`of_page=False`) of flags that the page does not list."""
         counted = dict.fromkeys(STATUSES, 0)
         for row in self.rows:
             counted[row.status] += row.page_rows if of_page else row.page_rows == 0
@@ -103,7 +102,7 @@ class Dialect:
 
 
 def plain(flag: str) -> str:
-    """A flag with hyphens: engines take `--tp_size` for `--tp-size`."""
+    """A flag with hyphens: engines accept `--tp_size` for `--tp-size`."""
     stem = flag.lstrip("-")
     return flag[: len(flag) - len(stem)] + stem.replace("_", "-")
 
@@ -111,7 +110,7 @@ def plain(flag: str) -> str:
 def read_dialect(name: str) -> Dialect:
     """The table of one of `DIALECTS`; Refusal for any other name."""
     if name not in DIALECTS:
-        reason, remedy = "there is no such dialect", f"There are: {', '.join(DIALECTS)}."
+        reason, remedy = "there is no such dialect", f"Available dialects: {', '.join(DIALECTS)}."
         raise Refusal([Rejected("unknown_dialect", repr(name), None, "command line", reason, remedy)])
     text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
@@ -125,7 +124,7 @@ def read_dialect(name: str) -> Dialect:
         table.get("ours", False),
     )
     if len(dialect.by_flag) != sum(len(row.flags) for row in rows):
-        raise InternalError(f"{name}.toml: {_twice(rows)} stands in two rows")
+        raise InternalError(f"{name}.toml: {_twice(rows)} occurs in two rows")
     return dialect
 
 
@@ -139,16 +138,16 @@ def _twice(rows: Iterable[Row]) -> str:
 
 
 def _read_row(raw: Mapping[str, Any]) -> Row:
-    said = dict(raw)
+    fields = dict(raw)
     for name in ("flags", "partners", "harmless"):
-        if name in said:
-            said[name] = tuple(said[name])
-    if "fields" in said:
-        said["fields"] = {key: _read_row({"flags": [key], **inner}) for key, inner in said["fields"].items()}
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    if "fields" in fields:
+        fields["fields"] = {key: _read_row({"flags": [key], **inner}) for key, inner in fields["fields"].items()}
     try:
-        row = Row(**said)
+        row = Row(**fields)
     except TypeError as error:
-        raise InternalError(f"a row of a dialect is not well formed: {raw}: {error}") from error
+        raise InternalError(f"a row of a dialect is malformed: {raw}: {error}") from error
     if row.takes not in TAKES or (row.refused and not row.remedy):
-        raise InternalError(f"a row of a dialect is not well formed: {raw}")
+        raise InternalError(f"a row of a dialect is malformed: {raw}")
     return row

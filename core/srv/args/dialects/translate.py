@@ -1,7 +1,7 @@
-"""From a foreign command line to what `srv` would be told: settings, notes, refusals.
+"""Translate another engine's command line into settings of `srv`, notes and refusals.
 
-Two flags that say one argument differently are refused together; the same flag twice counts as its engine counts
-it: the last one holds. Whether a value is good is not judged here.
+Two flags that set one argument to different values are refused. If the same flag is repeated, the last one wins, as in
+its engine. Values are not validated here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv.args.dialects.conversions import convert
-from srv.args.dialects.given import Converted, Given, Unfit
+from srv.args.dialects.interface import ConversionInput, Converted, Untranslatable
 from srv.args.dialects.table import PLAIN, Dialect, Row, plain, read_dialect
-from srv.args.dialects.words import Reading, Said, read_words, short
+from srv.args.dialects.words import ParsedCommand, ParsedFlag, read_words, short
 from srv.args.spec import HIDDEN, Argument
 from srv.errors import InternalError, Rejected
 
@@ -24,19 +24,19 @@ MemoryOf = Callable[[str | None], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One argument of `srv`, the text that it is given, and the foreign flag that says so.
+    """One argument of `srv`, its value as text, and the other engine's flag that it comes from.
 
-    `said`: the flag with its value as the user wrote it, shortened; a secret value is hidden.
+    `original`: the flag with its value as the user wrote it, shortened; a secret value is hidden.
     """
 
     argument: str
     text: str
     flag: str
-    said: str
+    original: str
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As a command line says it; nothing for a `disable_` switch that is false, which no flag can say."""
+        """The words of a command line; none for a `disable_` switch that is false, which is written without a flag."""
         declared = ARGUMENTS[self.argument]
         if declared.kind.base is bool and not declared.kind.many and self.text in ("true", "false"):
             if self.text == "true":
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def value(self) -> Any:
-        """As a YAML file says it; the text itself if the argument cannot read it."""
+        """The value in a YAML file; the text itself if the argument cannot parse it."""
         declared = ARGUMENTS[self.argument]
         try:
             return declared.kind.dump(declared.parse(self.text))
@@ -56,45 +56,45 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What a foreign command line comes to. `passed`: words that were already those of `srv`."""
+    """The translation of another engine's command line. `passthrough`: words that are left unchanged for `srv`."""
 
     dialect: str
     settings: tuple[Setting, ...]
-    passed: tuple[str, ...]
+    passthrough: tuple[str, ...]
     notes: tuple[str, ...]
     rejections: tuple[Rejected, ...]
 
     @property
     def words(self) -> list[str]:
         """The command line in the spelling of `srv`, without the command."""
-        return [*(word for setting in self.settings for word in setting.words), *self.passed]
+        return [*(word for setting in self.settings for word in setting.words), *self.passthrough]
 
     @property
     def command(self) -> str:
-        """The command line as a shell takes it."""
+        """The command line, quoted for a shell."""
         return shlex.join(["srv", "launch", *self.words])
 
     @property
     def values(self) -> dict[str, Any]:
-        """Typed values by argument: what a configuration file would hold."""
+        """Typed values by argument, as in a configuration file."""
         return {setting.argument: setting.value for setting in self.settings}
 
 
 def translate(dialect: str, words: Sequence[str], memory_of: MemoryOf = lambda device: None) -> Translation:
     """Translate a command line of another engine; Refusal if there is no such dialect.
 
-    `memory_of` gives the bytes of one device by the text of `--device` (None: not given), if it is known. It is
-    called only where a size in bytes has to become a fraction.
+    `memory_of` returns the memory of one device in bytes, if it is known, by the text of `--device` (None: not given).
+    It is called only if a size in bytes must be converted to a fraction.
     """
     table = read_dialect(dialect)
-    who = f"command line, as {table.engine}"
+    source = f"command line, as {table.engine}"
     bad = [word for word in words if not _is_text(word)]
     if bad:
-        reason, remedy = "it is no valid text", "Write it in UTF-8, without NUL."
+        reason, remedy = "it is not valid text", "Write it in UTF-8, without NUL."
         return Translation(
-            dialect, (), (), (), tuple(Rejected("bad_text", ascii(w), None, who, reason, remedy) for w in bad)
+            dialect, (), (), (), tuple(Rejected("bad_text", ascii(w), None, source, reason, remedy) for w in bad)
         )
-    return _Translator(table, read_words(table, words, who), who, memory_of).run()
+    return _Translator(table, read_words(table, words, source), source, memory_of).run()
 
 
 def _is_text(word: str) -> bool:
@@ -106,125 +106,125 @@ def _is_text(word: str) -> bool:
 
 
 class _Translator:
-    """Collects the outcome of every flag of one reading."""
+    """Collects the outcomes of all flags of one command line."""
 
-    def __init__(self, dialect: Dialect, reading: Reading, who: str, memory_of: MemoryOf) -> None:
-        self._dialect, self._reading, self._who, self._memory_of = dialect, reading, who, memory_of
+    def __init__(self, dialect: Dialect, command: ParsedCommand, source: str, memory_of: MemoryOf) -> None:
+        self._dialect, self._command, self._source, self._memory_of = dialect, command, source, memory_of
         self._settings: dict[str, Setting] = {}
         self._notes: list[str] = []
-        self._rejections: list[Rejected] = list(reading.rejections)
+        self._rejections: list[Rejected] = list(command.rejections)
 
     def run(self) -> Translation:
-        said = self._last_of_each()
-        others = {each.row.name: each.text for each in said if each.row is not None}
-        device = next((each.text for each in said if _target(each) == "device"), None)
-        for each in said:
+        flags = self._last_of_each()
+        others = {each.row.name: each.text for each in flags if each.row is not None}
+        device = next((each.text for each in flags if _target(each) == "device"), None)
+        for each in flags:
             if each.row is not None:
-                given = Given(each.flag, each.text, each.row, others, lambda: self._memory_of(device))
+                given = ConversionInput(each.flag, each.text, each.row, others, lambda: self._memory_of(device))
                 self._add_row(each, each.row, convert(given))
             elif each.argument is not None:
                 self._add_own(each, each.argument)
         return Translation(
             self._dialect.name,
             tuple(self._settings.values()),
-            tuple(self._reading.passed),
+            tuple(self._command.passthrough),
             tuple(self._notes),
             tuple(self._rejections),
         )
 
-    def _last_of_each(self) -> list[Said]:
-        """What was said, a flag given twice only as it was said last."""
-        last: dict[str, Said] = {}
-        for each in self._reading.said:
+    def _last_of_each(self) -> list[ParsedFlag]:
+        """The flags in order; of a repeated flag, only the last occurrence."""
+        last: dict[str, ParsedFlag] = {}
+        for each in self._command.flags:
             name = _key(each)
             if name in last and last[name].text != each.text:
-                self._notes.append(f"{each.flag} is given more than once; the last one holds")
+                self._notes.append(f"{each.flag} is given more than once; the last one wins")
             last[name] = each
         return list(last.values())
 
-    def _add_row(self, said: Said, row: Row, outcome: Converted | Unfit) -> None:
-        shown = _shown(said)
+    def _add_row(self, flag: ParsedFlag, row: Row, outcome: Converted | Untranslatable) -> None:
+        shown = _shown(flag)
         if isinstance(outcome, Converted) and not all(map(_is_text, outcome.settings.values())):
-            outcome = Unfit("bad_text", "it holds what is no valid text", "Write it in UTF-8, without NUL.")
-        if isinstance(outcome, Unfit):
-            refused = Rejected(outcome.code, short(said.flag), shown, self._who, outcome.reason, outcome.remedy)
+            outcome = Untranslatable("bad_text", "its value contains invalid text", "Write it in UTF-8, without NUL.")
+        if isinstance(outcome, Untranslatable):
+            refused = Rejected(outcome.code, short(flag.flag), shown, self._source, outcome.reason, outcome.remedy)
             self._rejections.append(refused)
             return
-        added = [self._add(name, text, said) for name, text in outcome.settings.items()]
-        told = ", ".join(_told(setting) for setting in added if setting is not None)
+        added = [self._add(name, text, flag) for name, text in outcome.settings.items()]
+        settings = ", ".join(_as_setting(setting) for setting in added if setting is not None)
         reasons = "; ".join(reason for reason in (outcome.note, row.note) if reason)
-        unchanged = list(outcome.settings.values()) == [said.text] and row.conversion != "opposite"
+        unchanged = list(outcome.settings.values()) == [flag.text] and row.conversion != "opposite"
         if row.note or outcome.note or not (row.conversion == PLAIN or unchanged):
-            self._notes.append(_sentence(_as_said(said, shown), told, reasons))
+            self._notes.append(_sentence(_as_written(flag, shown), settings, reasons))
 
-    def _add_own(self, said: Said, argument: Argument) -> None:
+    def _add_own(self, flag: ParsedFlag, argument: Argument) -> None:
         if (replacement := argument.replaced_by) is not None:
-            if said.text == "true":
+            if flag.text == "true":
                 text = replacement.value or self._text_of(replacement.same_as)
-                self._add(replacement.argument, text, said)
-            self._notes.append(f"{short(said.flag)}: deprecated; {argument.deprecated}")
+                self._add(replacement.argument, text, flag)
+            self._notes.append(f"{short(flag.flag)}: deprecated; {argument.deprecated}")
             return
-        self._add(argument.name, said.text, said)
+        self._add(argument.name, flag.text, flag)
         plain = "--" + argument.name.replace("_", "-")
         if not self._dialect.ours:
-            self._notes.append(f"{short(said.flag)}: an argument of srv itself, taken as it is")
-        elif said.flag not in (plain, "--no-" + plain.removeprefix("--")):
-            self._notes.append(f"{short(said.flag)}: called {plain} here")
+            self._notes.append(f"{short(flag.flag)}: an argument of srv itself, used unchanged")
+        elif flag.flag not in (plain, "--no-" + plain.removeprefix("--")):
+            self._notes.append(f"{short(flag.flag)}: called {plain} in srv")
 
     def _text_of(self, argument: str) -> str:
-        """What the command line says of an argument of `srv`, or else its default."""
-        found = next((each.text for each in self._reading.said if _target(each) == argument), None)
+        """The text of an argument of `srv` on the command line, or else its default."""
+        found = next((each.text for each in self._command.flags if _target(each) == argument), None)
         return ARGUMENTS[argument].show(ARGUMENTS[argument].default) if found is None else found
 
-    def _add(self, name: str, text: str, said: Said) -> Setting | None:
+    def _add(self, name: str, text: str, flag: ParsedFlag) -> Setting | None:
         argument = find_argument(name)
         if argument is None:
-            raise InternalError(f"the table of {self._dialect.name} names {name}, which is no argument")
-        setting = Setting(argument.name, text, said.flag, _as_said(said, _shown(said)))
+            raise InternalError(f"the table of {self._dialect.name} names {name}, which is not an argument")
+        setting = Setting(argument.name, text, flag.flag, _as_written(flag, _shown(flag)))
         before = self._settings.get(argument.name)
         if before is not None and before.text != text:
-            reason = f"it asks for {_told(setting)}, and {short(before.flag)} for {_told(before)}"
+            reason = f"it sets {_as_setting(setting)}, but {short(before.flag)} sets {_as_setting(before)}"
             remedy = "Leave out one of the two."
-            self._rejections.append(Rejected("contradiction", short(said.flag), None, self._who, reason, remedy))
+            self._rejections.append(Rejected("contradiction", short(flag.flag), None, self._source, reason, remedy))
             return None
         self._settings[argument.name] = setting if before is None else before
         return setting
 
 
-def _key(said: Said) -> str:
-    """What two flags have in common if the later one replaces the earlier."""
-    if said.row is None:
-        return "argument:" + _target(said)
-    return plain(said.flag) if said.row.refused else said.row.name
+def _key(flag: ParsedFlag) -> str:
+    """The key by which a later flag replaces an earlier one."""
+    if flag.row is None:
+        return "argument:" + _target(flag)
+    return plain(flag.flag) if flag.row.refused else flag.row.name
 
 
-def _target(said: Said) -> str:
-    """The argument of `srv` that a flag is about: its own, or that of its row."""
-    return said.argument.name if said.argument is not None else said.row.to if said.row is not None else ""
+def _target(flag: ParsedFlag) -> str:
+    """The argument of `srv` that a flag sets: its own, or that of its row."""
+    return flag.argument.name if flag.argument is not None else flag.row.to if flag.row is not None else ""
 
 
-def _shown(said: Said) -> str:
-    """The text that was said, shortened; hidden if what it is about is secret."""
-    names = said.row.targets if said.row is not None else (_target(said),)
-    return HIDDEN if _secret(names) else short(said.text)
+def _shown(flag: ParsedFlag) -> str:
+    """The value, shortened; hidden if it is secret."""
+    names = flag.row.targets if flag.row is not None else (_target(flag),)
+    return HIDDEN if _secret(names) else short(flag.text)
 
 
-def _as_said(said: Said, shown: str) -> str:
+def _as_written(flag: ParsedFlag, shown: str) -> str:
     """The flag with its value; a negated switch has none."""
-    negated = said.row is not None and said.row.takes == "switch" and plain(said.flag).startswith("--no-")
-    return short(said.flag) if negated else f"{short(said.flag)} {shown}".rstrip()
+    negated = flag.row is not None and flag.row.takes == "switch" and plain(flag.flag).startswith("--no-")
+    return short(flag.flag) if negated else f"{short(flag.flag)} {shown}".rstrip()
 
 
 def _secret(names: Iterable[str]) -> bool:
     return any(argument.arg.secret for name in names if (argument := find_argument(name)) is not None)
 
 
-def _told(setting: Setting) -> str:
+def _as_setting(setting: Setting) -> str:
     shown = HIDDEN if ARGUMENTS[setting.argument].arg.secret else short(setting.text)
     return f"{setting.argument} = {shown}"
 
 
-def _sentence(said: str, told: str, reasons: str) -> str:
-    if told:
-        return f"{said}: {told}{f' ({reasons})' if reasons else ''}"
-    return f"{said}: {reasons or 'srv does so without being told'}"
+def _sentence(original: str, settings: str, reasons: str) -> str:
+    if settings:
+        return f"{original}: {settings}{f' ({reasons})' if reasons else ''}"
+    return f"{original}: {reasons or 'this is the default of srv'}"

@@ -1,4 +1,4 @@
-"""Units, senses and JSON of single texts: pure functions that give None for a text that they cannot read."""
+"""Parse units, negations and JSON of single texts: pure functions that return None for a text that is invalid."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _POWERS = "kmgt"
 
 
 def inverted(text: str) -> str | None:
-    """The other truth: "true" for "false"; None for a text that is neither."""
+    """The negation: "true" for "false"; None for a text that is neither."""
     lowered = text.lower()
     return "false" if lowered in TRUE else "true" if lowered in FALSE else None
 
 
 def whole(text: str) -> int | None:
-    """The whole number of a text of at most 19 digits; None if it is none."""
+    """The integer of a text of at most 19 digits; None if it is not one."""
     return int(text) if _WHOLE.fullmatch(text.strip()) else None
 
 
 def size_in_bytes(text: str) -> int | None:
-    """Bytes of "4096", "4GB" or "4GiB"; engines mean powers of 1024 by both. None if it is no size."""
+    """Bytes of "4096", "4GB" or "4GiB"; engines mean powers of 1024 by both. None if it is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return None
@@ -36,7 +36,7 @@ def size_in_bytes(text: str) -> int | None:
 
 
 def tokens(text: str) -> int | None:
-    """Tokens of "32768", "32k" (32 000) or "32K" (32 768); None if it is no such number."""
+    """Tokens of "32768", "32k" (32 000) or "32K" (32 768); None if it is not such a number."""
     match = _TOKENS.fullmatch(text.strip())
     if match is None:
         return None
@@ -46,7 +46,7 @@ def tokens(text: str) -> int | None:
 
 
 def scaled(text: str, factor: str) -> str | None:
-    """A number times a factor, in decimal and without a needless fraction; None if it is no finite number."""
+    """A number times a factor, in decimal notation without trailing zeros; None if it is not a finite number."""
     try:
         number = Decimal(text.strip()) if len(text) <= 40 else None
     except InvalidOperation:
@@ -57,12 +57,12 @@ def scaled(text: str, factor: str) -> str | None:
 
 
 def fraction_of(part: int, total: int) -> str:
-    """`part` of `total` bytes as a fraction, rounded down to four places: never more memory than was asked for."""
+    """`part` of `total` bytes as a fraction, rounded down to four places, so that it is never more memory."""
     return f"{(Decimal(part) / Decimal(total)).quantize(Decimal('0.0001'), ROUND_DOWN).normalize():f}"
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text; None if it is none."""
+    """The value of a JSON text; None if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -70,7 +70,7 @@ def read_json(text: str) -> Any:
 
 
 def json_text(value: object) -> str:
-    """A JSON value as a command line would give it: true, 1,2,3, or JSON for what has no plainer form."""
+    """A JSON value as on a command line: true, 1,2,3, or JSON if there is no simpler form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

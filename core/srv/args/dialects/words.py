@@ -1,6 +1,6 @@
-"""A foreign command line, read word by word: which flag of the dialect (or of `srv`) says what.
+"""Parse another engine's command line word by word into flags of the dialect (or of `srv`) and their values.
 
-Values stay texts; what they mean is not known here.
+Values remain texts: this module must not know what they mean.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from srv.errors import Rejected
 TRUE = ("true", "1", "yes", "on", "t", "y")
 FALSE = ("false", "0", "no", "off", "f", "n")
 _NUMBER = re.compile(r"-[0-9.]")
-_OWN = ("--config",)  # flags of `srv` that are no arguments, each with a value
+_OWN = ("--config",)  # flags of `srv` that are not arguments, each with a value
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedFlag:
     """One flag as the user wrote it, and its value as text ("true" or "false" for a switch, a,b,c for a list).
 
-    Exactly one of `row` and `argument` is set: the dialect's flag, or an argument of `srv` under a name of it.
+    Exactly one of `row` and `argument` is set: the row of the dialect's flag, or the argument of `srv` that it names.
     """
 
     flag: str
@@ -34,17 +34,17 @@ class Said:
 
 
 @dataclass(slots=True)
-class Reading:
-    """What was read of a command line. `passed`: words for `srv` itself, unchanged."""
+class ParsedCommand:
+    """The flags of a command line. `passthrough`: words that are left unchanged for `srv`."""
 
-    said: list[Said] = field(default_factory=list)
-    passed: list[str] = field(default_factory=list)
+    flags: list[ParsedFlag] = field(default_factory=list)
+    passthrough: list[str] = field(default_factory=list)
     rejections: list[Rejected] = field(default_factory=list)
 
 
-def read_words(dialect: Dialect, words: Sequence[str], who: str) -> Reading:
-    """Read a whole command line; `who` is what refusals call it."""
-    return _Reader(dialect, who).read(_without_launcher(dialect, words))
+def read_words(dialect: Dialect, words: Sequence[str], source: str) -> ParsedCommand:
+    """Parse a whole command line; `source` names it in refusals."""
+    return _Parser(dialect, source).read(_without_launcher(dialect, words))
 
 
 def _without_launcher(dialect: Dialect, words: Sequence[str]) -> list[str]:
@@ -55,57 +55,57 @@ def _without_launcher(dialect: Dialect, words: Sequence[str]) -> list[str]:
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word is a flag: it begins with a hyphen and is no number."""
+    """Whether a word is a flag: it begins with a hyphen and is not a number."""
     return len(word) > 1 and word[0] == "-" and not _NUMBER.match(word)
 
 
-class _Reader:
-    """Goes through the words once, from left to right."""
+class _Parser:
+    """Parses the words in one pass, from left to right."""
 
-    def __init__(self, dialect: Dialect, who: str) -> None:
-        self._dialect, self._who = dialect, who
+    def __init__(self, dialect: Dialect, source: str) -> None:
+        self._dialect, self._source = dialect, source
         self._rows = dialect.by_flag
-        self._reading = Reading()
+        self._command = ParsedCommand()
         self._left: list[str] = []
 
-    def read(self, words: Sequence[str]) -> Reading:
+    def read(self, words: Sequence[str]) -> ParsedCommand:
         self._left = list(reversed(words))
-        bare = self._dialect.positional
+        positional = self._dialect.positional
         while self._left:
             word = self._left.pop()
             if is_flag(word):
                 self._read_flag(word)
-            elif bare and all(each.flag != bare for each in self._reading.said):
-                row = self._rows[plain(bare)]
-                self._reading.said.append(Said(bare, word, row))
+            elif positional and all(each.flag != positional for each in self._command.flags):
+                row = self._rows[plain(positional)]
+                self._command.flags.append(ParsedFlag(positional, word, row))
             else:
-                self._refuse("unexpected_word", word, "no flag takes it", "Put a flag before it.")
-        return self._reading
+                self._refuse("unexpected_word", word, "it is not the value of any flag", "Put a flag before it.")
+        return self._command
 
     def _read_flag(self, word: str) -> None:
         flag, equals, attached = word.partition("=")
         inline = attached if equals else None
         if flag in _OWN and plain(flag) not in self._rows:
             text = self._one_value(flag, inline)
-            self._reading.passed += [] if text is None else [flag, text]
+            self._command.passthrough += [] if text is None else [flag, text]
         elif (found := self._find_row(flag)) is not None:
             row, negated, rest = found
             text = self._value(flag, row.takes, negated, rest or inline)
             if text is not None:
-                self._reading.said.append(Said(flag if rest is None else flag[:2], text, row))
+                self._command.flags.append(ParsedFlag(flag if rest is None else flag[:2], text, row))
         elif (own := self._find_own(flag)) is not None:
             argument, negated = own
             takes = "list" if argument.kind.many else "switch" if argument.kind.base is bool else "value"
-            text = self._value(flag, takes, negated, inline, argument.arg.bare)
+            text = self._value(flag, takes, negated, inline, argument.arg.const)
             if text is not None:
-                self._reading.said.append(Said(flag, text, argument=argument))
+                self._command.flags.append(ParsedFlag(flag, text, argument=argument))
         else:
             self._refuse_unknown(flag)
-            if inline is None:  # its values are nobody's words
+            if inline is None:  # skip its values
                 self._all_values()
 
     def _find_row(self, flag: str) -> tuple[Row, bool, str | None] | None:
-        """The row of a flag, whether the flag is its negation, and a value written without a space (-O3)."""
+        """The row of a flag, whether the flag is its negation, and a value that follows without a space (-O3)."""
         if (row := self._rows.get(plain(flag))) is not None:
             return row, False, None
         if plain(flag).startswith("--no-"):
@@ -124,11 +124,11 @@ class _Reader:
         argument = find_any("--" + flag.removeprefix("--no-")) if flag.startswith("--no-") else None
         return (argument, True) if argument is not None and argument.kind.base is bool else None
 
-    def _value(self, flag: str, takes: str, negated: bool, inline: str | None, bare: str | None = None) -> str | None:
+    def _value(self, flag: str, takes: str, negated: bool, inline: str | None, const: str | None = None) -> str | None:
         if takes == "list":
             return self._list(flag, inline)
-        if takes == "value" and inline is None and bare is not None and not self._next_is_value():
-            return bare
+        if takes == "value" and inline is None and const is not None and not self._next_is_value():
+            return const
         if takes == "value":
             return self._one_value(flag, inline)
         text = inline
@@ -164,10 +164,10 @@ class _Reader:
         return values
 
     def _refuse_unknown(self, flag: str) -> None:
-        remedy = f"`srv args translate --from {self._dialect.name} --table` lists what is known."
+        remedy = f"`srv args translate --from {self._dialect.name} --table` lists the known flags."
         if near := self._nearest(flag):
             remedy = f"Did you mean {near}?"
-        self._refuse("unknown_flag", flag, f"neither {self._dialect.engine} nor srv is known to have it", remedy)
+        self._refuse("unknown_flag", flag, f"it is not a known flag of {self._dialect.engine} or srv", remedy)
 
     def _nearest(self, flag: str) -> str | None:
         known: Iterable[str] = [name for name in self._rows if name.startswith("--")]
@@ -179,10 +179,10 @@ class _Reader:
 
     def _refuse(self, code: str, what: str, reason: str, remedy: str, value: str | None = None) -> None:
         shown = None if value is None else short(value)
-        self._reading.rejections.append(Rejected(code, short(what), shown, self._who, reason, remedy))
+        self._command.rejections.append(Rejected(code, short(what), shown, self._source, reason, remedy))
 
 
 def short(text: str) -> str:
-    """A text as one printable line of at most 60 characters, for a refusal or a note."""
+    """A text as one printable line of at most 60 characters, for refusals and notes."""
     printable = "".join(character if character.isprintable() else "?" for character in text)
     return printable if len(printable) <= 60 else printable[:57] + "..."

@@ -1,43 +1,49 @@
-"""Arguments of the tiers below the KV pool: host memory and storage."""
+"""Arguments of the cache tiers below the KV pool: host memory and storage."""
 
 from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, json_object, not_empty
 from srv.args.spec import Arg
 
-_TIERS = "tiers below the KV pool (host memory, storage) are not implemented yet"
+_TIERS = "cache tiers below the KV pool (host memory, storage) are not implemented yet"
 
 
 class CacheArgs(NamedTuple):
-    """How much of the prefix cache lives outside the device, and how it gets there."""
+    """How much of the prefix cache is kept outside the device, and how it is copied there."""
 
-    enable_hierarchical_cache: Annotated[bool, Arg("Keep cached prefixes in host memory too.", planned=_TIERS)] = False
+    enable_hierarchical_cache: Annotated[bool, Arg("Also keep cached prefixes in host memory.", planned=_TIERS)] = False
     hicache_ratio: Annotated[
-        float, Arg("Size of the host's tier as a multiple of the device's.", above(0), planned=_TIERS, metavar="RATIO")
+        float,
+        Arg("Size of the host KV pool as a multiple of the device KV pool.", above(0), planned=_TIERS, metavar="RATIO"),
     ] = 2.0
     hicache_size: Annotated[
-        int, Arg("Size of the host's tier; 0 leaves it to --hicache-ratio.", at_least(0), planned=_TIERS, unit="GB")
+        int,
+        Arg("Size of the host KV pool; if 0, --hicache-ratio determines it.", at_least(0), planned=_TIERS, unit="GB"),
     ] = 0
     hicache_write_policy: Annotated[
         Literal["write_back", "write_through", "write_through_selective"],
-        Arg("When pages are copied to the host: on eviction, at once, or at once if often used.", planned=_TIERS),
+        Arg(
+            "When pages are copied to the host: on eviction, immediately, or immediately if used often.", planned=_TIERS
+        ),
     ] = "write_through"
     hicache_io_backend: Annotated[
-        str, Arg("How pages are copied between tiers.", not_empty(), planned=_TIERS, metavar="NAME")
+        str, Arg("Method that copies pages between tiers.", not_empty(), planned=_TIERS, metavar="NAME")
     ] = "kernel"
     hicache_mem_layout: Annotated[
         Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split"],
-        Arg("Order of the axes in the host's tier.", planned=_TIERS),
+        Arg("Memory layout of the host KV pool.", planned=_TIERS),
     ] = "layer_first"
     hicache_storage_backend: Annotated[
-        Literal["file", "mooncake", "hf3fs", "nixl"] | None, Arg("Storage below the host's tier.", planned=_TIERS)
+        Literal["file", "mooncake", "hf3fs", "nixl"] | None, Arg("Storage backend below host memory.", planned=_TIERS)
     ] = None
     hicache_storage_prefetch_policy: Annotated[
         Literal["best_effort", "wait_complete", "timeout"],
-        Arg("How long a request waits for what storage holds of its prefix.", planned=_TIERS),
+        Arg("How long a request waits for pages of its prefix that are fetched from storage.", planned=_TIERS),
     ] = "best_effort"
     hicache_storage_backend_extra_config: Annotated[
         str | None,
-        Arg("JSON object of settings for the storage.", json_object(), planned=_TIERS, metavar="JSON"),
+        Arg("JSON object of settings for the storage backend.", json_object(), planned=_TIERS, metavar="JSON"),
     ] = None
-    enable_lmcache: Annotated[bool, Arg("Let LMCache keep the tiers.", planned="LMCache is not connected yet")] = False
+    enable_lmcache: Annotated[
+        bool, Arg("Let LMCache manage the cache tiers.", planned="LMCache is not supported yet")
+    ] = False

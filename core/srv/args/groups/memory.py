@@ -1,67 +1,68 @@
-"""Arguments that divide a device's memory."""
+"""Arguments that divide the memory of a device."""
 
 from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import above, at_least, between, fraction
 from srv.args.spec import Arg
 
-_WINDOWS = "pools of their own for layers with a sliding window are not implemented yet"
+_WINDOWS = "separate KV pools for sliding-window layers are not implemented yet"
 _STATES = "models with recurrent state (Mamba) are not implemented yet"
 
 
 class MemoryArgs(NamedTuple):
-    """How much memory weights and KV pool take, and how the pool is cut."""
+    """How much memory weights and KV pool take, and how the pool is divided."""
 
     mem_fraction_static: Annotated[
-        float, Arg("Part of the device's memory for weights and KV pool together.", fraction(), metavar="FRACTION")
+        float, Arg("Fraction of the device memory for weights and KV pool together.", fraction(), metavar="FRACTION")
     ] = 0.88
     max_total_tokens: Annotated[
         int | None,
-        Arg("Most tokens in the KV pool; if not set, memory alone is the limit.", at_least(2), unit="tokens"),
+        Arg("Maximum number of tokens in the KV pool; if not set, only memory limits it.", at_least(2), unit="tokens"),
     ] = None
-    page_size: Annotated[
-        int, Arg("Tokens in one page of the KV pool.", at_least(1), needs="paged_kv", unit="tokens")
-    ] = 1
-    disable_radix_cache: Annotated[bool, Arg("Do not keep the KV of finished requests for equal prefixes.")] = False
+    page_size: Annotated[int, Arg("Tokens per page of the KV pool.", at_least(1), needs="paged_kv", unit="tokens")] = 1
+    disable_radix_cache: Annotated[
+        bool, Arg("Disable the prefix cache, which keeps the KV of finished requests for reuse.")
+    ] = False
     radix_eviction_policy: Annotated[
         Literal["lru", "lfu"],
         Arg(
-            "Which cached prefix makes room first: the one not used for longest, or the one used least.",
-            planned="prefixes make room in the order of their last use; no other order is implemented yet",
+            "Which cached prefix is evicted first: the least recently or the least frequently used one.",
+            planned="prefixes are evicted in the order of their last use; no other order is implemented yet",
         ),
     ] = "lru"
     hybrid_kvcache_ratio: Annotated[
         float | None,
         Arg(
-            "Between one pool for all layers (0) and a pool for windowed layers that is as small as it can be (1).",
+            "Between one pool for all layers (0) and a separate sliding-window pool of minimal size (1).",
             between(0, 1),
             planned=_WINDOWS,
             metavar="RATIO",
-            bare="0.5",
+            const="0.5",
         ),
     ] = None
     swa_full_tokens_ratio: Annotated[
         float,
         Arg(
-            "Tokens that the pool of windowed layers holds for each token of the full layers' pool.",
+            "Tokens in the pool of sliding-window layers per token in the pool of full-attention layers.",
             between(0, 1),
             planned=_WINDOWS,
             metavar="RATIO",
         ),
     ] = 0.8
     disable_hybrid_swa_memory: Annotated[
-        bool, Arg("Keep windowed layers in the same pool as all others.", planned=_WINDOWS)
+        bool, Arg("Keep sliding-window layers in the same pool as all other layers.", planned=_WINDOWS)
     ] = False
     max_mamba_cache_size: Annotated[
-        int | None, Arg("Most requests whose recurrent state is kept.", at_least(1), planned=_STATES, unit="requests")
+        int | None,
+        Arg("Maximum number of requests whose recurrent state is kept.", at_least(1), planned=_STATES, unit="requests"),
     ] = None
-    mamba_ssm_dtype: Annotated[Literal["float32", "bfloat16"], Arg("Type of the recurrent state.", planned=_STATES)] = (
-        "float32"
-    )
+    mamba_ssm_dtype: Annotated[
+        Literal["float32", "bfloat16"], Arg("Dtype of the recurrent state.", planned=_STATES)
+    ] = "float32"
     mamba_full_memory_ratio: Annotated[
         float,
         Arg(
-            "Memory for recurrent state as a part of that for full attention.",
+            "Memory for recurrent state as a fraction of that for full attention.",
             above(0),
             planned=_STATES,
             metavar="RATIO",
@@ -69,8 +70,8 @@ class MemoryArgs(NamedTuple):
     ] = 0.2
     mamba_scheduler_strategy: Annotated[
         Literal["auto", "no_buffer", "extra_buffer"],
-        Arg("Whether a second copy of the recurrent state lets steps overlap.", planned=_STATES),
+        Arg("Whether a second copy of the recurrent state allows steps to overlap.", planned=_STATES),
     ] = "auto"
     mamba_track_interval: Annotated[
-        int, Arg("Output tokens between two kept recurrent states.", at_least(1), planned=_STATES, unit="tokens")
+        int, Arg("Output tokens between two saved recurrent states.", at_least(1), planned=_STATES, unit="tokens")
     ] = 256

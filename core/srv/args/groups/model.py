@@ -1,4 +1,4 @@
-"""Arguments that say which model is served, and how its tokens and messages are made."""
+"""Arguments that select the model, its tokenizer and the processing of its input."""
 
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -6,18 +6,18 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import at_least, between, json_object, not_empty
 from srv.args.spec import Arg
 
-_OTHER_FORMATS = "weights are read from safetensors and GGUF files only, so far"
-_MULTIMODAL = "models that read images, sound or video are not implemented yet"
+_OTHER_FORMATS = "only weights in safetensors and GGUF files are supported so far"
+_MULTIMODAL = "multimodal models (images, audio, video) are not implemented yet"
 _BATCH_TOKENIZING = "tokenizing several texts in one call is not implemented yet"
 
 
 class ModelArgs(NamedTuple):
-    """Which model, in which type, with which tokenizer."""
+    """Which model, in which dtype, with which tokenizer."""
 
     model_path: Annotated[
         str | None,
         Arg(
-            "GGUF file, local Hugging Face folder, or hub id of the model; without it the demo model, if installed.",
+            "GGUF file, local Hugging Face folder, or hub id of the model; if not set, the demo model (if installed).",
             check=not_empty(),
             metavar="PATH",
             aliases=("model",),
@@ -30,24 +30,26 @@ class ModelArgs(NamedTuple):
     served_model_name: Annotated[
         str | None, Arg("Name of the model in the API; the model's own name if not set.", check=not_empty())
     ] = None
-    revision: Annotated[
-        str | None, Arg("Branch, tag or commit of a model that comes from a hub.", check=not_empty())
-    ] = None
+    revision: Annotated[str | None, Arg("Branch, tag or commit of a model from a hub.", check=not_empty())] = None
     context_length: Annotated[
         int | None,
-        Arg("Most tokens of one request, prompt and output; the model's own if not set.", at_least(2), unit="tokens"),
+        Arg(
+            "Maximum length of a request, prompt and output; the model's context length if not set.",
+            at_least(2),
+            unit="tokens",
+        ),
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Arg(
-            "Type of weights and activations; auto takes the checkpoint's, where the platform can.",
+            "Dtype of weights and activations; auto uses that of the checkpoint if the platform supports it.",
             synonyms=(("half", "float16"), ("float", "float32")),
         ),
     ] = "auto"
     load_format: Annotated[
         Literal["auto", "safetensors", "gguf", "dummy"],
         Arg(
-            "Format of the weights; dummy makes random ones, for profiling.",
+            "Format of the weights; dummy generates random weights, for profiling.",
             planned_values=tuple(
                 (name, _OTHER_FORMATS)
                 for name in ("pt", "npcache", "sharded_state", "bitsandbytes", "layered", "remote")
@@ -57,7 +59,7 @@ class ModelArgs(NamedTuple):
     model_impl: Annotated[
         Literal["auto", "srv", "transformers"],
         Arg(
-            "Whose implementation of the model to run; auto takes srv's own where there is one.",
+            "Implementation of the model; auto uses srv's own if there is one, else that of transformers.",
             synonyms=(("sglang", "srv"),),
         ),
     ] = "auto"
@@ -67,27 +69,30 @@ class ModelArgs(NamedTuple):
     random_seed: Annotated[
         int | None,
         Arg(
-            "Seed of dummy weights (0 if not set), and of the seeds drawn for requests that bring none (drawn anew if "
-            "not set).",
+            "Seed of dummy weights (0 if not set), and of the seeds for requests that have none (random if not set).",
             between(0, 2**63 - 1),
         ),
     ] = None
     trust_remote_code: Annotated[
-        bool, Arg("Run Python code that comes with a model.", planned="code that comes with a model is never run yet")
+        bool,
+        Arg(
+            "Run Python code from the model's repository.",
+            planned="running code from a model's repository is not implemented yet",
+        ),
     ] = False
     is_embedding: Annotated[
         bool,
         Arg(
-            "Serve the model's embeddings instead of its text.",
+            "Serve embeddings instead of generated text.",
             planned="embedding models and their endpoint are not implemented yet",
         ),
     ] = False
     json_model_override_args: Annotated[
         str,
         Arg(
-            "JSON object whose members replace those of the model's own configuration.",
+            "JSON object whose members override those of the model's configuration.",
             json_object(),
-            planned="a model's configuration is used as it is; replacing parts of it is not implemented yet",
+            planned="overriding a model's configuration is not implemented yet",
             metavar="JSON",
         ),
     ] = "{}"
@@ -103,7 +108,7 @@ class ModelArgs(NamedTuple):
     sampling_defaults: Annotated[
         Literal["openai", "model"],
         Arg(
-            "Where sampling parameters come from that a request leaves out: the API's document, or the model's files.",
+            "Source of sampling parameters that a request omits: the API's defaults, or the model's files.",
             planned="choosing the source of sampling defaults is not implemented yet",
         ),
     ] = "model"
@@ -119,23 +124,23 @@ class ModelArgs(NamedTuple):
     tokenizer_mode: Annotated[
         Literal["auto", "slow"],
         Arg(
-            "Whether to take the tokenizer's compiled implementation where there is one, or always the Python one.",
-            planned="tokenizers always run in their compiled implementation; the Python one is not offered yet",
+            "Whether to use the fast (compiled) tokenizer if there is one, or always the slow (Python) one.",
+            planned="the fast tokenizer is always used; the slow one is not supported yet",
         ),
     ] = "auto"
     tokenizer_worker_num: Annotated[
         int,
         Arg(
-            "Processes that tokenize and detokenize.",
+            "Number of processes that tokenize and detokenize.",
             at_least(1),
-            planned="the API process is the only one that tokenizes; more of them are not implemented yet",
+            planned="only the API process tokenizes; further processes are not implemented yet",
             metavar="PROCESSES",
         ),
     ] = 1
     skip_tokenizer_init: Annotated[
         bool,
         Arg(
-            "Load no tokenizer: requests bring token ids and get token ids.",
+            "Load no tokenizer: requests and responses contain token ids.",
             planned="serving without a tokenizer is not implemented yet",
         ),
     ] = False
@@ -143,10 +148,16 @@ class ModelArgs(NamedTuple):
         bool, Arg("Tokenize the texts of one request together.", planned=_BATCH_TOKENIZING)
     ] = False
     enable_dynamic_batch_tokenizer: Annotated[
-        bool, Arg("Tokenize together what several requests bring at about the same time.", planned=_BATCH_TOKENIZING)
+        bool, Arg("Tokenize the texts of several concurrent requests together.", planned=_BATCH_TOKENIZING)
     ] = False
     dynamic_batch_tokenizer_batch_size: Annotated[
-        int, Arg("Most texts that are tokenized together.", at_least(1), planned=_BATCH_TOKENIZING, metavar="TEXTS")
+        int,
+        Arg(
+            "Maximum number of texts that are tokenized together.",
+            at_least(1),
+            planned=_BATCH_TOKENIZING,
+            metavar="TEXTS",
+        ),
     ] = 32
     dynamic_batch_tokenizer_batch_timeout: Annotated[
         float,
@@ -154,12 +165,12 @@ class ModelArgs(NamedTuple):
     ] = 0.002
     enable_multimodal: Annotated[
         bool | None,
-        Arg("Take images, sound and video where the model can; the model decides if not set.", planned=_MULTIMODAL),
+        Arg("Accept images, audio and video; if not set, this depends on the model.", planned=_MULTIMODAL),
     ] = None
     mm_process_config: Annotated[
         str,
         Arg(
-            "JSON object of preprocessing settings by kind of input.",
+            "JSON object of preprocessing settings per modality.",
             json_object(),
             planned=_MULTIMODAL,
             metavar="JSON",
@@ -170,8 +181,8 @@ class ModelArgs(NamedTuple):
         Arg("Attention backend of the vision encoder.", not_empty(), planned=_MULTIMODAL, metavar="NAME"),
     ] = None
     disable_fast_image_processor: Annotated[
-        bool, Arg("Prepare images with the slower, plain image processor.", planned=_MULTIMODAL)
+        bool, Arg("Use the slow image processor instead of the fast one.", planned=_MULTIMODAL)
     ] = False
     keep_mm_feature_on_device: Annotated[
-        bool, Arg("Leave prepared images in device memory after the encoder has read them.", planned=_MULTIMODAL)
+        bool, Arg("Keep preprocessed images in device memory after they are encoded.", planned=_MULTIMODAL)
     ] = False

@@ -1,4 +1,4 @@
-"""Arguments of the HTTP server and of the life of its processes."""
+"""Arguments of the HTTP server and of the lifecycle of its processes."""
 
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -6,33 +6,36 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import above, at_least, between, not_empty
 from srv.args.spec import Arg
 
-_WARMUP = "the server makes no request of its own before it is ready"
-_WATCHDOG = "a step that hangs is not noticed yet"
+_WARMUP = "the server sends no warm-up request before it is ready"
+_WATCHDOG = "a hung step is not detected yet"
 
 
 class ServerArgs(NamedTuple):
-    """Where the server listens, whom it serves, and what it takes."""
+    """Where the server listens, whom it serves, and what it accepts."""
 
     host: Annotated[str, Arg("Address to listen on.", not_empty(), metavar="ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Arg("TCP port to listen on.", between(1, 65535))] = 30000
     api_key: Annotated[
         str | None,
-        Arg("Key that clients must send as bearer token; if not set, none is asked for.", not_empty(), secret=True),
+        Arg("Key that clients must send as a bearer token; if not set, none is required.", not_empty(), secret=True),
     ] = None
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Arg("Least severity that is logged.")] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Arg("Minimum severity that is logged.")] = "info"
     max_request_bytes: Annotated[
-        int, Arg("Longest body of a request; a longer one gets status 413.", at_least(1024), unit="bytes")
+        int,
+        Arg("Maximum size of a request body; a larger one is refused with status 413.", at_least(1024), unit="bytes"),
     ] = 16 * 2**20
-    max_stop_strings: Annotated[int, Arg("Most stop strings of one request.", at_least(1), metavar="COUNT")] = 16
+    max_stop_strings: Annotated[
+        int, Arg("Maximum number of stop strings per request.", at_least(1), metavar="COUNT")
+    ] = 16
     graceful_shutdown_seconds: Annotated[
         float,
-        Arg("Time that running requests have to finish when the server is told to stop.", at_least(0), unit="seconds"),
+        Arg("Time that running requests have to finish when the server shuts down.", at_least(0), unit="seconds"),
     ] = 30.0
     engine_start_timeout_seconds: Annotated[
-        float, Arg("Time that the engine has to load the model and get ready.", above(0), unit="seconds")
+        float, Arg("Time that the engine has to load the model and become ready.", above(0), unit="seconds")
     ] = 900.0
     skip_server_warmup: Annotated[
-        bool, Arg("Be ready without a request of the server's own first.", planned=f"{_WARMUP}; there is nothing to do")
+        bool, Arg("Skip the warm-up request at start-up.", planned=f"{_WARMUP}; there is nothing to skip")
     ] = True
     warmups: Annotated[
         tuple[str, ...], Arg("Names of warm-up routines to run before the server is ready.", planned=_WARMUP)
@@ -40,20 +43,23 @@ class ServerArgs(NamedTuple):
     watchdog_timeout: Annotated[
         float,
         Arg(
-            "Time after which a step counts as hung, and the server ends.", above(0), planned=_WATCHDOG, unit="seconds"
+            "Time after which a step counts as hung, and the server is stopped.",
+            above(0),
+            planned=_WATCHDOG,
+            unit="seconds",
         ),
     ] = 300.0
     soft_watchdog_timeout: Annotated[
         float,
         Arg(
-            "Time after which a step counts as hung, and is only reported.", above(0), planned=_WATCHDOG, unit="seconds"
+            "Time after which a step counts as hung, which is only logged.", above(0), planned=_WATCHDOG, unit="seconds"
         ),
     ] = 300.0
     enable_cache_report: Annotated[
         bool,
         Arg(
-            "Tell clients how many prompt tokens were found in the prefix cache.",
-            planned="answers always tell it; leaving it out is not implemented yet",
+            "Report in responses how many prompt tokens were found in the prefix cache.",
+            planned="responses always contain it; omitting it is not implemented yet",
         ),
     ] = True
     file_storage_path: Annotated[
@@ -62,25 +68,25 @@ class ServerArgs(NamedTuple):
     reasoning_parser: Annotated[
         str | None,
         Arg(
-            "Format in which the model writes its reasoning, to be told apart from its answer.",
+            "Format of the model's reasoning, so that it can be separated from the answer.",
             not_empty(),
-            planned="telling reasoning from answers is not implemented yet",
+            planned="separating reasoning from the answer is not implemented yet",
             metavar="NAME",
         ),
     ] = None
     tool_call_parser: Annotated[
         str | None,
         Arg(
-            "Format in which the model writes calls of tools.",
+            "Format of the model's tool calls.",
             not_empty(),
-            planned="reading calls of tools is not implemented yet",
+            planned="parsing tool calls is not implemented yet",
             metavar="NAME",
         ),
     ] = None
     tool_server: Annotated[
         str | None,
         Arg(
-            "Servers of built-in tools: demo, or addresses separated by commas.",
+            "Servers of built-in tools: demo, or comma-separated addresses.",
             not_empty(),
             planned="calling tools is not implemented yet",
             metavar="ADDRESSES",
@@ -89,14 +95,14 @@ class ServerArgs(NamedTuple):
     enable_custom_logit_processor: Annotated[
         bool,
         Arg(
-            "Run code that clients send to change logits; only for clients you trust.",
-            planned="code from clients is never run yet",
+            "Run logit processors that clients send as code; only for clients that you trust.",
+            planned="running code from clients is not implemented yet",
         ),
     ] = False
     enable_return_hidden_states: Annotated[
         bool,
         Arg(
-            "Let clients ask for the model's hidden states.",
-            planned="hidden states stay in the engine; sending them is not implemented yet",
+            "Let clients request the model's hidden states.",
+            planned="hidden states stay in the engine; returning them is not implemented yet",
         ),
     ] = False

@@ -1,5 +1,5 @@
-"""What core says of arguments of features that bring rules of their own: defaults, constraints, contributions.
+"""Core's rules for the arguments of single features: defaults, constraints and contributions.
 
-A module a concern, each with up to four tables that `srv.args.defaults` gathers. They name no platform: what only one
-platform says belongs into its own facts.
+One module per feature, each with up to four tables that `srv.args.defaults` collects. These modules must not name a
+platform: a rule of one platform belongs into the facts of that platform.
 """

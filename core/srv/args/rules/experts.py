@@ -1,79 +1,81 @@
-"""Rules of mixture-of-experts models: how experts are divided, and what balancing them needs."""
+"""Rules for mixture-of-experts models: expert parallelism and load balancing."""
 
 from __future__ import annotations
 
-from srv.platform.facts import Constraint, Default, Seen
+from srv.platform.facts import Constraint, Default, ResolutionContext
 
 _DEEPEP = "deepep"
 _TRIVIAL = "trivial"
 
 
-def _every_rank(seen: Seen) -> str | None:
-    if seen["moe_a2a_backend"] != _DEEPEP or seen["ep_size"] == seen["tp_size"]:
+def _deepep_needs_all_ranks(context: ResolutionContext) -> str | None:
+    if context["moe_a2a_backend"] != _DEEPEP or context["ep_size"] == context["tp_size"]:
         return None
-    return f"DeepEP divides experts among all {seen['tp_size']} ranks (tp_size)"
+    return f"DeepEP distributes the experts over all {context['tp_size']} ranks (tp_size)"
 
 
-def _something_to_balance(seen: Seen) -> str | None:
-    if not seen["enable_eplb"] or seen["ep_size"] > 1:
+def _eplb_needs_ranks(context: ResolutionContext) -> str | None:
+    if not context["enable_eplb"] or context["ep_size"] > 1:
         return None
     return "all experts are on one rank (ep_size is 1)"
 
 
-def _whole_experts(seen: Seen) -> str | None:
-    gpt_oss = seen.model is not None and seen.model.architecture == "GptOssForCausalLM"
-    if seen["moe_runner_backend"] != "triton_kernel" or seen["ep_size"] == 1 or not gpt_oss:
+def _triton_kernel_needs_one_rank(context: ResolutionContext) -> str | None:
+    gpt_oss = context.model is not None and context.model.architecture == "GptOssForCausalLM"
+    if context["moe_runner_backend"] != "triton_kernel" or context["ep_size"] == 1 or not gpt_oss:
         return None
-    return f"triton_kernel runs this model's experts on one rank only (ep_size is {seen['ep_size']})"
+    return f"triton_kernel runs this model's experts on one rank only (ep_size is {context['ep_size']})"
 
 
-def _long_batches(seen: Seen) -> bool:
-    return bool(seen["moe_a2a_backend"] == _DEEPEP and seen["deepep_mode"] == "normal")
+def _deepep_normal_mode(context: ResolutionContext) -> bool:
+    return bool(context["moe_a2a_backend"] == _DEEPEP and context["deepep_mode"] == "normal")
 
 
-def _no_graphs(seen: Seen) -> str | None:
-    if not _long_batches(seen) or seen["disable_graphs"]:
+def _no_graphs_with_deepep_normal(context: ResolutionContext) -> str | None:
+    if not _deepep_normal_mode(context) or context["disable_graphs"]:
         return None
-    return "how many tokens DeepEP sends is known only at run time (deepep_mode is normal)"
+    return "the number of tokens that DeepEP sends is known only at run time (deepep_mode is normal)"
 
 
-def _records(seen: Seen) -> str | None:
-    return "stat" if seen["enable_eplb"] or seen["enable_expert_distribution_metrics"] else None
+def _recorder_mode(context: ResolutionContext) -> str | None:
+    return "stat" if context["enable_eplb"] or context["enable_expert_distribution_metrics"] else None
 
 
-def _dispatch(seen: Seen) -> str | None:
-    return "static" if seen["enable_eplb"] or seen["init_expert_location"] != _TRIVIAL else None
+def _dispatch_algorithm(context: ResolutionContext) -> str | None:
+    return "static" if context["enable_eplb"] or context["init_expert_location"] != _TRIVIAL else None
 
 
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_graphs",
-        lambda seen: True if _long_batches(seen) else None,
-        "how many tokens DeepEP sends in its normal mode is known only at run time",
+        lambda context: True if _deepep_normal_mode(context) else None,
+        "the number of tokens that DeepEP sends in its normal mode is known only at run time",
         reads=("moe_a2a_backend", "deepep_mode"),
     ),
     Default(
         "ep_size",
-        lambda seen: seen["tp_size"] if seen["moe_a2a_backend"] == _DEEPEP else None,
-        "DeepEP divides experts among all ranks",
+        lambda context: context["tp_size"] if context["moe_a2a_backend"] == _DEEPEP else None,
+        "DeepEP distributes the experts over all ranks",
         reads=("moe_a2a_backend", "tp_size"),
     ),
     Default(
         "expert_distribution_recorder_mode",
-        _records,
-        "balancing and its metrics need to know which experts are used",
+        _recorder_mode,
+        "load balancing and its metrics need records of which experts are used",
         reads=("enable_eplb", "enable_expert_distribution_metrics"),
     ),
     Default(
         "expert_distribution_recorder_buffer_size",
-        lambda seen: seen["eplb_rebalance_num_iterations"] if seen["expert_distribution_recorder_mode"] else None,
-        "that many steps pass between two moves",
+        lambda context: (
+            context["eplb_rebalance_num_iterations"] if context["expert_distribution_recorder_mode"] else None
+        ),
+        "it is the number of steps between two rebalancings",
         reads=("eplb_rebalance_num_iterations", "expert_distribution_recorder_mode"),
     ),
     Default(
         "ep_dispatch_algorithm",
-        _dispatch,
-        "experts may be held more than once, and one of the copies must be chosen",
+        _dispatch_algorithm,
+        "an expert may have several copies, and one of them must be chosen for each token",
         reads=("enable_eplb", "init_expert_location"),
     ),
 )
@@ -82,28 +84,28 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "disable_graphs",
         "excluded",
-        _no_graphs,
-        "Leave it out, or choose deepep_mode low_latency.",
+        _no_graphs_with_deepep_normal,
+        "Leave it out, or set deepep_mode to low_latency.",
         reads=("moe_a2a_backend", "deepep_mode"),
     ),
     Constraint(
         "ep_size",
         "not_divisible",
-        _every_rank,
-        "Leave it out, or give it the value of tp_size.",
+        _deepep_needs_all_ranks,
+        "Leave it out, or set it to the value of tp_size.",
         reads=("moe_a2a_backend", "tp_size"),
     ),
     Constraint(
         "enable_eplb",
         "other_missing",
-        _something_to_balance,
-        "Divide the experts with ep_size, or leave it out.",
+        _eplb_needs_ranks,
+        "Distribute the experts with ep_size, or leave it out.",
         reads=("ep_size",),
     ),
     Constraint(
         "moe_runner_backend",
         "excluded",
-        _whole_experts,
+        _triton_kernel_needs_one_rank,
         "Choose another backend, or set ep_size to 1.",
         reads=("ep_size",),
     ),

@@ -1,117 +1,120 @@
-"""Rules of captured graphs: whether, and of how many rows. What they take of the memory is for `reserve` to say.
+"""Rules for captured graphs: whether graphs are captured, and for which batch sizes (row counts). Torch-free.
 
-`captured_rows` is core's own rule, which `srv plan` shows and the engine follows. Torch-free.
+`reserve` computes the memory that they take. `captured_rows` is used by both `srv plan` and the engine.
 """
 
 from __future__ import annotations
 
-from srv.platform.facts import Constraint, Default, Seen
+from srv.platform.facts import Constraint, Default, ResolutionContext
 
 _GIB = 2**30
-# Device memory below which the pair is the largest batch of a graph: with fewer than four ranks, with four or more.
+# (GiB of device memory, largest batch of a graph with fewer than four ranks, with four or more), for devices below that
+# memory. Larger devices have _MAX_BATCH.
 _BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
-_LARGEST_BATCH = 512
-_SINGLE_ROWS = 32  # without padding, each count up to here has a graph of its own
-_LADDER = ((8, 8), (256, 16), (512, 32))  # from so many rows on, one graph for each so many
+_MAX_BATCH = 512
+_UNPADDED_ROWS = 32  # without padding, every row count up to this one has its own graph
+_STEPS = ((8, 8), (256, 16), (512, 32))  # (from this row count on, distance between captured row counts)
 
 
-def captured_rows(sizes: tuple[int, ...] | None, most: int | None, running: int, *, padding: bool) -> tuple[int, ...]:
+def captured_rows(
+    sizes: tuple[int, ...] | None, max_size: int | None, max_running: int, *, padding: bool
+) -> tuple[int, ...]:
     """Row counts of the graphs to capture, ascending.
 
-    `sizes` are those asked for, or None: then 1, 2, 4, and steps that grow, up to `most` (None: no bound) and
-    to `running`, the rows that a step can have; the last count is that bound itself. Without `padding` a graph serves
-    only batches of exactly its size, so that small counts are captured one by one.
+    `sizes`: the requested row counts. If it is None, the counts are 1, 2, 4, then multiples with growing distances, up
+    to the smaller of `max_size` (None: no limit) and `max_running` (the rows that a step can have), which is the last
+    count. Without `padding` a graph serves only batches of exactly its size, so that every small count is captured.
     """
     if sizes:
         return tuple(sorted(set(sizes)))
-    bound = running if most is None else min(most, running)
-    counts = set(range(1, _SINGLE_ROWS + 1)) if not padding else {1, 2, 4}
-    ends = [begin for begin, _ in _LADDER[1:]] + [max(bound, _LADDER[-1][0]) + 1]
-    for (begin, step), end in zip(_LADDER, ends, strict=True):
+    bound = max_running if max_size is None else min(max_size, max_running)
+    counts = set(range(1, _UNPADDED_ROWS + 1)) if not padding else {1, 2, 4}
+    ends = [begin for begin, _ in _STEPS[1:]] + [max(bound, _STEPS[-1][0]) + 1]
+    for (begin, step), end in zip(_STEPS, ends, strict=True):
         counts.update(range(begin, end, step))
     return tuple(sorted({count for count in counts if count < bound} | {bound}))
 
 
-def _off(seen: Seen) -> bool:
-    return bool(seen["disable_graphs"]) or "graphs" not in seen.capabilities
+def _graphs_disabled(context: ResolutionContext) -> bool:
+    return bool(context["disable_graphs"]) or "graphs" not in context.capabilities
 
 
-def _largest_asked_for(seen: Seen) -> int | None:
-    sizes = seen["graph_batch_sizes"]
-    return None if _off(seen) or not sizes else int(max(sizes))
+def _largest_requested(context: ResolutionContext) -> int | None:
+    sizes = context["graph_batch_sizes"]
+    return None if _graphs_disabled(context) or not sizes else int(max(sizes))
 
 
-def _largest_that_fits(seen: Seen) -> int | None:
-    return None if _off(seen) or seen["graph_batch_sizes"] else bearable_rows(seen)
+def _largest_that_fits(context: ResolutionContext) -> int | None:
+    return None if _graphs_disabled(context) or context["graph_batch_sizes"] else default_max_graph_rows(context)
 
 
-def bearable_rows(seen: Seen) -> int:
-    """Rows of the largest graph that a device's memory bears beside weights and pool. Reads tp_size."""
+def default_max_graph_rows(context: ResolutionContext) -> int:
+    """Rows of the largest graph that fits into the device memory next to weights and KV pool. Reads tp_size."""
     for below, few, many in _BATCHES:
-        if seen.device.memory_bytes < below * _GIB:
-            return few if seen["tp_size"] < 4 else many
-    return _LARGEST_BATCH
+        if context.device.memory_bytes < below * _GIB:
+            return few if context["tp_size"] < 4 else many
+    return _MAX_BATCH
 
 
-def _sizes_agree(seen: Seen) -> str | None:
-    sizes, most = seen["graph_batch_sizes"], seen["graph_max_batch_size"]
-    if not sizes or most is None or max(sizes) <= most:
+def _sizes_within_max(context: ResolutionContext) -> str | None:
+    sizes, max_size = context["graph_batch_sizes"], context["graph_max_batch_size"]
+    if not sizes or max_size is None or max(sizes) <= max_size:
         return None
-    return f"graph_max_batch_size is {most}"
+    return f"graph_max_batch_size is {max_size}"
 
 
-def _sizes_are_met(seen: Seen) -> str | None:
-    sizes, running = seen["graph_batch_sizes"], seen["max_running_requests"]
-    if not sizes or max(sizes) <= running:
+def _sizes_reachable(context: ResolutionContext) -> str | None:
+    sizes, max_running = context["graph_batch_sizes"], context["max_running_requests"]
+    if not sizes or max(sizes) <= max_running:
         return None
-    return f"no step has so many rows (max_running_requests is {running})"
+    return f"no step has that many rows (max_running_requests is {max_running})"
 
 
-def _unused(name: str) -> Constraint:
-    """What says how steps are captured would be ignored where none is."""
+def _needs_graphs(name: str) -> Constraint:
+    """Without graphs, arguments about their capture would have no effect; they are rejected instead."""
 
-    def check(seen: Seen) -> str | None:
-        return "no step is captured (disable_graphs is true)" if seen[name] and seen["disable_graphs"] else None
+    def check(context: ResolutionContext) -> str | None:
+        return "no step is captured (disable_graphs is true)" if context[name] and context["disable_graphs"] else None
 
     return Constraint(
-        name, "excluded", check, "Leave it out, or change what turns captured steps off.", reads=("disable_graphs",)
+        name, "excluded", check, "Leave it out, or change the setting that disables graphs.", reads=("disable_graphs",)
     )
 
 
 DEVICE_DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_graphs",
-        lambda seen: None if "graphs" in seen.capabilities else True,
+        lambda context: None if "graphs" in context.capabilities else True,
         "the platform cannot replay a captured step",
     ),
     Default(
         "graph_max_batch_size",
-        _largest_asked_for,
-        "that is the largest of graph_batch_sizes",
+        _largest_requested,
+        "it is the largest of graph_batch_sizes",
         reads=("disable_graphs", "graph_batch_sizes"),
     ),
     Default(
         "graph_max_batch_size",
         _largest_that_fits,
-        "graphs of that size fit beside weights and KV pool in the device's memory",
+        "graphs of that size fit into the device memory next to weights and KV pool",
         reads=("disable_graphs", "graph_batch_sizes", "tp_size"),
     ),
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
-    *(_unused(name) for name in ("graph_max_batch_size", "graph_batch_sizes", "disable_graph_padding")),
+    *(_needs_graphs(name) for name in ("graph_max_batch_size", "graph_batch_sizes", "disable_graph_padding")),
     Constraint(
         "graph_batch_sizes",
         "out_of_order",
-        _sizes_agree,
-        "Give no larger size, or raise graph_max_batch_size.",
+        _sizes_within_max,
+        "Remove the larger sizes, or raise graph_max_batch_size.",
         reads=("graph_max_batch_size",),
     ),
     Constraint(
         "graph_batch_sizes",
         "out_of_order",
-        _sizes_are_met,
-        "Give no larger size, or raise max_running_requests.",
+        _sizes_reachable,
+        "Remove the larger sizes, or raise max_running_requests.",
         reads=("max_running_requests",),
     ),
 )

@@ -1,11 +1,11 @@
-"""Rules of pools and tiers: what a device's memory allows, and what a family of models needs."""
+"""Rules for KV pools and cache tiers: the requirements of model families and of storage backends."""
 
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
-from srv.platform.facts import Constraint, Contribution, Default, Seen
+from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
-_ONE_POOL = frozenset(
+_SINGLE_POOL_MODELS = frozenset(
     {
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
@@ -15,57 +15,57 @@ _ONE_POOL = frozenset(
         "GptOssForCausalLM",
     }
 )
-_VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder that the figures below are for
+_VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder to which the factors below apply
 
 
-def _vision_share(seen: Seen) -> float:
-    """A twentieth of what is left for an encoder like ViT-L/14, more for a larger one, up to 24 %."""
-    vision = seen.model.config.get("vision_config") if seen.model else None
-    if not seen["enable_multimodal"] or not isinstance(vision, dict):
+def _vision_share(context: ResolutionContext) -> float:
+    """The share of the remaining memory: 5 % for an encoder of the size of ViT-L/14, up to 24 % for a larger one."""
+    vision = context.model.config.get("vision_config") if context.model else None
+    if not context["enable_multimodal"] or not isinstance(vision, dict):
         return 0.0
     layers, width = vision.get("num_hidden_layers", _VISION_LAYERS), vision.get("hidden_size", _VISION_WIDTH)
     if not isinstance(layers, int) or not isinstance(width, int):
         return 0.0
-    times = layers * width**2 / (_VISION_LAYERS * _VISION_WIDTH**2)
-    return 1.0 - 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (times - 1.0)))
+    relative_size = layers * width**2 / (_VISION_LAYERS * _VISION_WIDTH**2)
+    return 1.0 - 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (relative_size - 1.0)))
 
 
-def _one_reuse(seen: Seen) -> str | None:
-    if not seen["enable_hierarchical_cache"] or not seen["disable_radix_cache"]:
+def _prefix_cache_enabled(context: ResolutionContext) -> str | None:
+    if not context["enable_hierarchical_cache"] or not context["disable_radix_cache"]:
         return None
-    return "there are no cached prefixes to keep (disable_radix_cache is true)"
+    return "there is no prefix cache (disable_radix_cache is true)"
 
 
-def _one_keeper(seen: Seen) -> str | None:
-    if not seen["enable_lmcache"] or not seen["enable_hierarchical_cache"]:
+def _single_tier_manager(context: ResolutionContext) -> str | None:
+    if not context["enable_lmcache"] or not context["enable_hierarchical_cache"]:
         return None
-    return "enable_hierarchical_cache keeps the tiers already"
+    return "enable_hierarchical_cache already manages the cache tiers"
 
 
-def _mooncake_order(seen: Seen) -> str | None:
-    if seen["hicache_storage_backend"] != "mooncake" or seen["hicache_mem_layout"] != "layer_first":
+def _mooncake_needs_page_layout(context: ResolutionContext) -> str | None:
+    if context["hicache_storage_backend"] != "mooncake" or context["hicache_mem_layout"] != "layer_first":
         return None
-    return "mooncake stores whole pages, and layer_first scatters a page over the layers"
+    return "mooncake stores whole pages, and in layer_first a page is not contiguous"
 
 
-def _mooncake_copies(seen: Seen) -> str | None:
-    if seen["hicache_storage_backend"] != "mooncake" or seen["hicache_io_backend"] != "direct":
+def _mooncake_needs_kernel_copies(context: ResolutionContext) -> str | None:
+    if context["hicache_storage_backend"] != "mooncake" or context["hicache_io_backend"] != "direct":
         return None
-    return "mooncake stores whole pages, which only a kernel gathers"
+    return "mooncake stores whole pages, which only the copy method kernel can gather"
 
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_hybrid_swa_memory",
-        lambda seen: True if seen.model and seen.model.architecture in _ONE_POOL else None,
-        "windowed layers of this family cannot have a pool of their own",
+        lambda context: True if context.model and context.model.architecture in _SINGLE_POOL_MODELS else None,
+        "sliding-window layers of this model family cannot have a separate pool",
     ),
 )
 
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "hicache_mem_layout",
-        lambda seen: "page_first" if seen["hicache_storage_backend"] == "mooncake" else None,
+        lambda context: "page_first" if context["hicache_storage_backend"] == "mooncake" else None,
         "mooncake stores whole pages",
         reads=("hicache_storage_backend",),
     ),
@@ -76,9 +76,9 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
         RESERVED_MEMORY,
         "vision",
         _vision_share,
-        "the vision encoder and the images in it need that share of the rest",
+        "the vision encoder and its images need that share of the remaining memory",
         reads=("enable_multimodal",),
-        of_rest=True,
+        of_remaining=True,
     ),
 )
 
@@ -86,24 +86,28 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "enable_hierarchical_cache",
         "excluded",
-        _one_reuse,
+        _prefix_cache_enabled,
         "Leave one of the two out.",
         reads=("disable_radix_cache",),
     ),
     Constraint(
-        "enable_lmcache", "excluded", _one_keeper, "Leave one of the two out.", reads=("enable_hierarchical_cache",)
+        "enable_lmcache",
+        "excluded",
+        _single_tier_manager,
+        "Leave one of the two out.",
+        reads=("enable_hierarchical_cache",),
     ),
     Constraint(
         "hicache_mem_layout",
         "excluded",
-        _mooncake_order,
-        "Leave it out to take page_first.",
+        _mooncake_needs_page_layout,
+        "Leave it out; the default is then page_first.",
         reads=("hicache_storage_backend",),
     ),
     Constraint(
         "hicache_io_backend",
         "excluded",
-        _mooncake_copies,
+        _mooncake_needs_kernel_copies,
         "Leave it out, or set it to kernel.",
         reads=("hicache_storage_backend",),
     ),

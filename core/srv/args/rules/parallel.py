@@ -1,67 +1,67 @@
-"""Rules of parallelism: sizes that must divide one another, and what does not work together."""
+"""Rules for parallelism: divisibility of sizes, and combinations that are not supported."""
 
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
-from srv.platform.facts import Constraint, Contribution, Default, Seen
+from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
 _GIB = 2**30
 
 
-def _machines_divide(seen: Seen) -> str | None:
-    ranks, machines = seen["tp_size"] * seen["pp_size"], seen["nnodes"]
+def _machines_divide(context: ResolutionContext) -> str | None:
+    ranks, machines = context["tp_size"] * context["pp_size"], context["nnodes"]
     if ranks % machines == 0:
         return None
-    return f"{ranks} ranks (tp_size x pp_size) cannot be divided among {machines} machines"
+    return f"{ranks} ranks (tp_size x pp_size) cannot be distributed evenly over {machines} machines"
 
 
-def _rank_exists(seen: Seen) -> str | None:
-    rank, machines = seen["node_rank"], seen["nnodes"]
-    return None if rank < machines else f"{machines} machines have the ranks 0 to {machines - 1}"
+def _rank_exists(context: ResolutionContext) -> str | None:
+    rank, machines = context["node_rank"], context["nnodes"]
+    return None if rank < machines else f"with {machines} machines (nnodes) it must be between 0 and {machines - 1}"
 
 
-def _pipeline_alone(seen: Seen) -> str | None:
-    if seen["pp_size"] == 1:
+def _pipeline_exclusions(context: ResolutionContext) -> str | None:
+    if context["pp_size"] == 1:
         return None
-    if not seen["disable_overlap_schedule"]:
-        return "a pipeline's stages cannot overlap with planning (disable_overlap_schedule is false)"
-    if seen["speculative_algorithm"] is not None:
-        return f"a pipeline cannot check guesses (speculative_algorithm is {seen['speculative_algorithm']})"
+    if not context["disable_overlap_schedule"]:
+        return "pipeline stages cannot overlap with scheduling (disable_overlap_schedule is false)"
+    if context["speculative_algorithm"] is not None:
+        return f"a pipeline cannot verify drafts (speculative_algorithm is {context['speculative_algorithm']})"
     return None
 
 
-def _replicas_on_one_machine(seen: Seen) -> str | None:
-    if seen["dp_size"] == 1 or seen["nnodes"] == 1 or seen["enable_dp_attention"]:
+def _replicas_on_one_machine(context: ResolutionContext) -> str | None:
+    if context["dp_size"] == 1 or context["nnodes"] == 1 or context["enable_dp_attention"]:
         return None
-    return f"replicas on {seen['nnodes']} machines need enable_dp_attention"
+    return f"replicas on {context['nnodes']} machines need enable_dp_attention"
 
 
-def _attention_divides(seen: Seen) -> str | None:
-    if not seen["enable_dp_attention"]:
+def _dp_attention_divides(context: ResolutionContext) -> str | None:
+    if not context["enable_dp_attention"]:
         return None
-    ranks, replicas = seen["tp_size"], seen["dp_size"]
+    ranks, replicas = context["tp_size"], context["dp_size"]
     if replicas == 1:
-        return "with one replica there is nothing to divide (dp_size is 1)"
-    return None if ranks % replicas == 0 else f"{ranks} ranks (tp_size) cannot be divided by {replicas} (dp_size)"
+        return "there is only one replica (dp_size is 1)"
+    return None if ranks % replicas == 0 else f"tp_size {ranks} is not divisible by dp_size {replicas}"
 
 
-def _head_needs_attention(seen: Seen) -> str | None:
-    if not seen["enable_dp_lm_head"] or seen["enable_dp_attention"]:
+def _dp_lm_head_needs_dp_attention(context: ResolutionContext) -> str | None:
+    if not context["enable_dp_lm_head"] or context["enable_dp_attention"]:
         return None
-    return "it divides the groups that enable_dp_attention makes, and that is false"
+    return "it requires data-parallel attention (enable_dp_attention is false)"
 
 
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_overlap_schedule",
-        lambda seen: True if seen["pp_size"] > 1 else None,
-        "a pipeline's stages cannot overlap with planning",
+        lambda context: True if context["pp_size"] > 1 else None,
+        "pipeline stages cannot overlap with scheduling",
         reads=("pp_size",),
     ),
     Default(
         "schedule_conservativeness",
-        lambda seen: 0.3 if seen["enable_dp_attention"] else None,
-        "each replica of data-parallel attention has a pool of its own, and few requests to fill it",
+        lambda context: 0.3 if context["enable_dp_attention"] else None,
+        "with data-parallel attention each replica has its own pool and few requests to fill it",
         reads=("enable_dp_attention",),
     ),
 )
@@ -70,7 +70,7 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
         RESERVED_MEMORY,
         "dp_attention",
-        lambda seen: 4.0 * _GIB if seen["enable_dp_attention"] else 0.0,
+        lambda context: 4.0 * _GIB if context["enable_dp_attention"] else 0.0,
         "data-parallel attention gathers the tokens of all replicas",
         reads=("enable_dp_attention",),
     ),
@@ -81,35 +81,35 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "nnodes",
         "not_divisible",
         _machines_divide,
-        "Give a number of ranks that is a multiple of the machines.",
+        "Choose a number of ranks that is a multiple of nnodes.",
         reads=("tp_size", "pp_size"),
     ),
-    Constraint("node_rank", "rank_missing", _rank_exists, "Number the machines from 0.", reads=("nnodes",)),
+    Constraint("node_rank", "rank_missing", _rank_exists, "Number the machines from 0 on.", reads=("nnodes",)),
     Constraint(
         "pp_size",
         "excluded",
-        _pipeline_alone,
-        "Leave the other out, or set pp_size to 1.",
+        _pipeline_exclusions,
+        "Leave the other argument out, or set pp_size to 1.",
         reads=("disable_overlap_schedule", "speculative_algorithm"),
     ),
     Constraint(
         "dp_size",
         "excluded",
         _replicas_on_one_machine,
-        "Start one server a machine, or set enable_dp_attention.",
+        "Start one server per machine, or set enable_dp_attention.",
         reads=("nnodes", "enable_dp_attention"),
     ),
     Constraint(
         "enable_dp_attention",
         "not_divisible",
-        _attention_divides,
-        "Give a tp_size that is a multiple of a dp_size above 1.",
+        _dp_attention_divides,
+        "Set dp_size above 1, and tp_size to a multiple of it.",
         reads=("tp_size", "dp_size"),
     ),
     Constraint(
         "enable_dp_lm_head",
         "other_missing",
-        _head_needs_attention,
+        _dp_lm_head_needs_dp_attention,
         "Set enable_dp_attention too, or leave it out.",
         reads=("enable_dp_attention",),
     ),

@@ -1,112 +1,113 @@
-"""Rules of speculative decoding: how much is guessed, by family of models, and what does not work together."""
+"""Rules for speculative decoding: default draft sizes per model family, and combinations that are not supported."""
 
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
-from srv.platform.facts import Constraint, Contribution, Default, Seen
+from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
 _GIB = 2**30
-_WITH_MODEL = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # those that guess with weights of their own
-_CHAIN = (3, 1, 4)  # steps, branches, checked tokens: one guess at each depth
+_WITH_WEIGHTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms whose drafter has its own weights
+_CHAIN = (3, 1, 4)  # steps, top-k, verified tokens: one draft token at each depth
 _TREE = (5, 4, 8)
 _CHAIN_MODELS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"})
-_OWN_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
+_MODELS_WITH_DRAFT_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 
 
-def _guesses(seen: Seen) -> tuple[int, int, int] | None:
-    """Steps, branches and checked tokens that suit guesser, model and pages; None without a guesser.
+def _draft_shape(context: ResolutionContext) -> tuple[int, int, int] | None:
+    """Steps, top-k and verified tokens that suit drafter, model and page size; None without a drafter.
 
-    A tree is for pages of one token (`trees_by_token`).
+    Trees need pages of one token (`draft_tree_constraint`).
     """
-    algorithm = seen["speculative_algorithm"]
-    if algorithm not in _WITH_MODEL:
+    algorithm = context["speculative_algorithm"]
+    if algorithm not in _WITH_WEIGHTS:
         return None
-    by_model = seen.model is not None and seen.model.architecture in _CHAIN_MODELS
-    return _CHAIN if algorithm == "STANDALONE" or by_model or seen["page_size"] > 1 else _TREE
+    by_model = context.model is not None and context.model.architecture in _CHAIN_MODELS
+    return _CHAIN if algorithm == "STANDALONE" or by_model or context["page_size"] > 1 else _TREE
 
 
-def _steps(seen: Seen) -> int | None:
-    guesses = _guesses(seen)
-    return guesses[0] if guesses else None
+def _steps(context: ResolutionContext) -> int | None:
+    shape = _draft_shape(context)
+    return shape[0] if shape else None
 
 
-def _branches(seen: Seen) -> int | None:
-    guesses = _guesses(seen)
-    return guesses[1] if guesses else None
+def _topk(context: ResolutionContext) -> int | None:
+    shape = _draft_shape(context)
+    return shape[1] if shape else None
 
 
-def _checked(seen: Seen) -> int | None:
-    guesses = _guesses(seen)
-    if guesses is None:
+def _verified_tokens(context: ResolutionContext) -> int | None:
+    shape = _draft_shape(context)
+    if shape is None:
         return None
-    return seen["speculative_num_steps"] + 1 if seen["speculative_eagle_topk"] == 1 else guesses[2]
+    return context["speculative_num_steps"] + 1 if context["speculative_eagle_topk"] == 1 else shape[2]
 
 
-def _own_head(seen: Seen) -> str | None:
-    if seen["speculative_algorithm"] is None or seen.model is None or seen.model.architecture not in _OWN_HEAD:
+def _draft_head_path(context: ResolutionContext) -> str | None:
+    architecture = context.model.architecture if context.model else None
+    if context["speculative_algorithm"] is None or architecture not in _MODELS_WITH_DRAFT_HEAD:
         return None
-    path: str | None = seen["model_path"]
+    path: str | None = context["model_path"]
     return path
 
 
-def _chain_is_whole(seen: Seen) -> str | None:
-    steps, branches = seen["speculative_num_steps"], seen["speculative_eagle_topk"]
-    checked = seen["speculative_num_draft_tokens"]
-    if branches != 1 or steps is None or checked is None or checked == steps + 1:
+def _chain_is_verified(context: ResolutionContext) -> str | None:
+    steps, topk = context["speculative_num_steps"], context["speculative_eagle_topk"]
+    verified = context["speculative_num_draft_tokens"]
+    if topk != 1 or steps is None or verified is None or verified == steps + 1:
         return None
-    return f"{steps} steps of one guess each, and the token before them, are {steps + 1} tokens to check"
+    return f"{steps} steps of one draft token each, and the token before them, are {steps + 1} tokens to verify"
 
 
-def _parts_without_guesser(argument: str) -> Constraint:
-    def check(seen: Seen) -> str | None:
-        if seen[argument] is None or seen["speculative_algorithm"] is not None:
+def _needs_drafter(argument: str) -> Constraint:
+    def check(context: ResolutionContext) -> str | None:
+        if context[argument] is None or context["speculative_algorithm"] is not None:
             return None
-        return "nothing is guessed (speculative_algorithm is unset)"
+        return "no drafts are generated (speculative_algorithm is unset)"
 
     return Constraint(
         argument, "other_missing", check, "Set speculative_algorithm too.", reads=("speculative_algorithm",)
     )
 
 
-def _no_overlap(seen: Seen) -> str | None:
-    if seen["speculative_algorithm"] not in _WITH_MODEL or seen["disable_overlap_schedule"]:
+def _no_overlap(context: ResolutionContext) -> str | None:
+    if context["speculative_algorithm"] not in _WITH_WEIGHTS or context["disable_overlap_schedule"]:
         return None
-    return "how far a guess goes is known only after the step (disable_overlap_schedule is false)"
+    return "the number of accepted tokens is known only after the step (disable_overlap_schedule is false)"
 
 
-def _no_divided_attention(seen: Seen) -> str | None:
-    if seen["speculative_algorithm"] != "STANDALONE" or not seen["enable_dp_attention"]:
+def _no_dp_attention(context: ResolutionContext) -> str | None:
+    if context["speculative_algorithm"] != "STANDALONE" or not context["enable_dp_attention"]:
         return None
-    return "a guessing model of its own cannot be combined with enable_dp_attention"
+    return "a separate draft model cannot be combined with enable_dp_attention"
 
 
-def _in_order(least: str, most: str) -> Constraint:
-    def check(seen: Seen) -> str | None:
-        return None if seen[least] <= seen[most] else f"{least} is {seen[least]}"
+def _in_order(minimum: str, maximum: str) -> Constraint:
+    def check(context: ResolutionContext) -> str | None:
+        return None if context[minimum] <= context[maximum] else f"{minimum} is {context[minimum]}"
 
-    return Constraint(most, "out_of_order", check, f"Give no less than {least}.", reads=(least,))
+    return Constraint(maximum, "out_of_order", check, f"Set it to at least {minimum}.", reads=(minimum,))
 
 
-def trees_by_token(*but: str) -> Constraint:
-    """A law for platforms: a tree of guesses is checked over pages of one token, but by the attention backends named.
+def draft_tree_constraint(*exempt: str) -> Constraint:
+    """A constraint for platforms: draft trees are verified over pages of one token, except by the `exempt` backends.
 
-    In longer pages the branches of a tree would share a page that only one of them may keep.
+    In larger pages the branches of a tree would share a page of which only one branch may be kept.
     """
 
-    def check(seen: Seen) -> str | None:
-        branches, page = seen["speculative_eagle_topk"], seen["page_size"]
-        backend = seen["decode_attention_backend"] if but else "attention here"
-        if branches in (None, 1) or page == 1 or backend in but:
+    def check(context: ResolutionContext) -> str | None:
+        topk, page = context["speculative_eagle_topk"], context["page_size"]
+        backend = context["decode_attention_backend"] if exempt else "the platform's attention"
+        if topk in (None, 1) or page == 1 or backend in exempt:
             return None
-        return f"{backend} checks a tree of guesses over pages of one token only (page_size is {page})"
+        return f"{backend} verifies draft trees over pages of one token only (page_size is {page})"
 
-    remedy = f"Follow one guess, or name {' or '.join(but)}." if but else "Follow one guess at each depth."
-    reads = ("page_size", "decode_attention_backend") if but else ("page_size",)
+    remedy = f"Set it to 1, or choose the backend {' or '.join(exempt)}." if exempt else "Set it to 1."
+    reads = ("page_size", "decode_attention_backend") if exempt else ("page_size",)
     return Constraint("speculative_eagle_topk", "excluded", check, remedy, reads)
 
 
-def _draft_bytes(seen: Seen) -> float:
-    algorithm = seen["speculative_algorithm"]
+def _draft_bytes(context: ResolutionContext) -> float:
+    algorithm = context["speculative_algorithm"]
     if algorithm is None or algorithm == "NGRAM":
         return 0.0
     return (6.0 if algorithm == "STANDALONE" else 2.0) * _GIB
@@ -116,25 +117,25 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
         "speculative_num_steps",
         _steps,
-        "that many suit the guesser, the family of the model and the pages",
+        "that number suits the drafter, the model family and the page size",
         reads=("speculative_algorithm", "page_size"),
     ),
     Default(
         "speculative_eagle_topk",
-        _branches,
-        "that many suit the guesser, the family of the model and the pages",
+        _topk,
+        "that number suits the drafter, the model family and the page size",
         reads=("speculative_algorithm", "page_size"),
     ),
     Default(
         "speculative_num_draft_tokens",
-        _checked,
-        "that many come of the steps and branches",
+        _verified_tokens,
+        "it follows from speculative_num_steps and speculative_eagle_topk",
         reads=("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "page_size"),
     ),
     Default(
         "speculative_draft_model_path",
-        _own_head,
-        "the model's own files hold the head that guesses",
+        _draft_head_path,
+        "the model's own files contain a draft head",
         reads=("speculative_algorithm", "model_path"),
     ),
 )
@@ -142,14 +143,14 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "max_running_requests",
-        lambda seen: 48 if seen["speculative_algorithm"] in _WITH_MODEL else None,
-        "checking guesses makes each request a batch of its own",
+        lambda context: 48 if context["speculative_algorithm"] in _WITH_WEIGHTS else None,
+        "each request has several tokens to verify per step",
         reads=("speculative_algorithm",),
     ),
     Default(
         "disable_overlap_schedule",
-        lambda seen: True if seen["speculative_algorithm"] in _WITH_MODEL else None,
-        "how far a guess goes is known only after the step",
+        lambda context: True if context["speculative_algorithm"] in _WITH_WEIGHTS else None,
+        "the number of accepted tokens is known only after the step",
         reads=("speculative_algorithm",),
     ),
 )
@@ -157,9 +158,9 @@ DEFAULTS: tuple[Default, ...] = (
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     Contribution(
         RESERVED_MEMORY,
-        "guesser",
+        "drafter",
         _draft_bytes,
-        "the guesser has weights, a pool and larger batches of its own",
+        "the drafter has its own weights and KV pool, and batches are larger",
         reads=("speculative_algorithm",),
     ),
 )
@@ -168,14 +169,14 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "speculative_num_draft_tokens",
         "guesses_disagree",
-        _chain_is_whole,
-        "Leave it out, or follow more than one guess.",
+        _chain_is_verified,
+        "Leave it out, or set speculative_eagle_topk above 1.",
         reads=("speculative_num_steps", "speculative_eagle_topk"),
     ),
-    _parts_without_guesser("speculative_num_steps"),
-    _parts_without_guesser("speculative_eagle_topk"),
-    _parts_without_guesser("speculative_num_draft_tokens"),
-    _parts_without_guesser("speculative_draft_model_path"),
+    _needs_drafter("speculative_num_steps"),
+    _needs_drafter("speculative_eagle_topk"),
+    _needs_drafter("speculative_num_draft_tokens"),
+    _needs_drafter("speculative_draft_model_path"),
     Constraint(
         "speculative_algorithm",
         "excluded",
@@ -186,7 +187,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "speculative_algorithm",
         "excluded",
-        _no_divided_attention,
+        _no_dp_attention,
         "Leave one of the two out.",
         reads=("enable_dp_attention",),
     ),

@@ -1,113 +1,122 @@
-"""Rules of quantized weights: what a checkpoint is, what it can be made, and who multiplies that."""
+"""Rules for quantized weights: methods of checkpoints, online quantization, and the capabilities that both need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from srv.models import int8, modelslim
-from srv.models.facts import ModelFacts
-from srv.platform.facts import Constraint, Default, Seen
+from srv.platform.facts import Constraint, Default, ResolutionContext
+from srv.quantization import modelslim
+from srv.quantization import w8a8_int8 as int8
+from srv.specs import ModelFacts
 
-_STORED = (modelslim.NAME, int8.NAME)
-# Value of `torchao_config` -> capability.
-_NEEDED: Mapping[str, str] = MappingProxyType({"int8dq": "w8a8", "int8wo": "int8_weights"})
+_INT8_METHODS = (modelslim.NAME, int8.NAME)
+# Value of `torchao_config` -> required capability.
+_ONLINE_CAPABILITIES: Mapping[str, str] = MappingProxyType({"int8dq": "w8a8", "int8wo": "int8_weights"})
 
 
 def _method(model: ModelFacts) -> str | None:
-    """The value of `quantization` that a checkpoint stands for; None: plain numbers, or no method that is known."""
+    """The value of `quantization` for a checkpoint; None if it is not quantized, or by an unsupported method."""
     if model.format == "gguf":
         return "gguf"
-    return model.quantization if model.quantization in _STORED else None
+    return model.quantization if model.quantization in _INT8_METHODS else None
 
 
-def _method_fits(seen: Seen) -> str | None:
-    model, wanted = seen.model, seen["quantization"]
-    if model is None or wanted is None or wanted == _method(model) or _undescribed(seen):
+def _method_fits(context: ResolutionContext) -> str | None:
+    model, method = context.model, context["quantization"]
+    if model is None or method is None or method == _method(model) or _method_from_user(context):
         return None
-    own = "are not quantized" if model.quantization is None else f"are quantized with {model.quantization}"
-    return f"the weights of {model.path} {own}"
+    actual = "are not quantized" if model.quantization is None else f"are quantized with {model.quantization}"
+    return f"the weights of {model.path} {actual}"
 
 
-def _undescribed(seen: Seen) -> bool:
-    """Whether the user says that a checkpoint is of `int8.NAME`, and its configuration says nothing at all."""
-    model = seen.model
+def _method_from_user(context: ResolutionContext) -> bool:
+    """Whether the user sets `int8.NAME` for a checkpoint whose configuration does not name a method."""
+    model = context.model
     plain = model is not None and model.format != "gguf" and model.quantization is None
-    return plain and seen["quantization"] == int8.NAME
+    return plain and context["quantization"] == int8.NAME
 
 
-def _integers_there(seen: Seen) -> str | None:
-    if seen.model is None or not _undescribed(seen) or seen.model.in_integers:
+def _has_int8_weights(context: ResolutionContext) -> str | None:
+    if context.model is None or not _method_from_user(context) or context.model.int8_params:
         return None
-    return f"none of the weights of {seen.model.path} are 8-bit integers"
+    return f"none of the weights of {context.model.path} are 8-bit integers"
 
 
-def _plain_to_round(seen: Seen) -> str | None:
-    model, wanted = seen.model, seen["torchao_config"]
-    if model is None or wanted is None:
+def _not_quantized_yet(context: ResolutionContext) -> str | None:
+    model, online_method = context.model, context["torchao_config"]
+    if model is None or online_method is None:
         return None
-    stored = _method(model) or model.quantization or ("8-bit integers" if model.in_integers else None)
-    if stored is None:
+    method = _method(model) or model.quantization or ("8-bit integers" if model.int8_params else None)
+    if method is None:
         return None
-    return f"the weights of {model.path} are quantized already ({stored}), and {wanted} rounds plain ones"
+    return (
+        f"the weights of {model.path} are already quantized ({method}), and {online_method} needs unquantized weights"
+    )
 
 
-def _layers_of_srv(seen: Seen) -> str | None:
-    if seen["torchao_config"] is None or seen["model_impl"] != "transformers":
+def _native_layers(context: ResolutionContext) -> str | None:
+    if context["torchao_config"] is None or context["model_impl"] != "transformers":
         return None
-    return "the layers of transformers multiply plain weights alone"
+    return "the layers of transformers support unquantized weights only"
 
 
-def _integers_multiplied(seen: Seen) -> str | None:
-    if seen["quantization"] not in _STORED or "w8a8" in seen.capabilities:
+def _int8_supported(context: ResolutionContext) -> str | None:
+    if context["quantization"] not in _INT8_METHODS or "w8a8" in context.capabilities:
         return None
-    return "the platform multiplies no 8-bit integers (capability w8a8)"
+    return "the platform does not support int8 matrix multiplication (capability w8a8)"
 
 
-def _rounded_multiplied(seen: Seen) -> str | None:
-    wanted = seen["torchao_config"]
-    word = _NEEDED.get(wanted)
-    if word is None or word in seen.capabilities:
+def _online_quantization_supported(context: ResolutionContext) -> str | None:
+    method = context["torchao_config"]
+    capability = _ONLINE_CAPABILITIES.get(method)
+    if capability is None or capability in context.capabilities:
         return None
-    return f"the platform cannot multiply what {wanted} makes (capability {word})"
+    return f"the platform does not support weights quantized with {method} (capability {capability})"
 
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
-        "quantization", lambda seen: _method(seen.model) if seen.model else None, "the weights are stored in that way"
+        "quantization",
+        lambda context: _method(context.model) if context.model else None,
+        "the weights of the checkpoint are quantized with that method",
     ),
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
-    Constraint("quantization", "other_method", _method_fits, "Leave it out: the checkpoint says how it is stored."),
+    Constraint(
+        "quantization", "other_method", _method_fits, "Leave it out; the method is then taken from the checkpoint."
+    ),
     Constraint(
         "quantization",
         "no_integers",
-        _integers_there,
-        "Leave it out; --torchao-config int8dq makes such weights of plain ones as they are loaded.",
+        _has_int8_weights,
+        "Leave it out; --torchao-config int8dq quantizes weights to 8 bits while they are loaded.",
     ),
     Constraint(
         "torchao_config",
         "quantized_already",
-        _plain_to_round,
-        "Leave it out, or name the same model in full precision.",
+        _not_quantized_yet,
+        "Leave it out, or use the unquantized checkpoint of the model.",
     ),
     Constraint(
         "torchao_config",
         "native_layers_only",
-        _layers_of_srv,
-        "Leave --model-impl at auto, or leave it out.",
+        _native_layers,
+        "Leave it out, or leave --model-impl at auto.",
         reads=("model_impl",),
     ),
 )
 
-# Said only where a platform is known.
+# Constraints that apply only if a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "quantization",
         "capability_missing",
-        _integers_multiplied,
-        "Use the checkpoint in full precision, or another platform.",
+        _int8_supported,
+        "Use an unquantized checkpoint of the model, or another platform.",
     ),
-    Constraint("torchao_config", "capability_missing", _rounded_multiplied, "Leave it out, or use another platform."),
+    Constraint(
+        "torchao_config", "capability_missing", _online_quantization_supported, "Leave it out, or use another platform."
+    ),
 )

@@ -17,11 +17,11 @@ from srv.args.command_line import read_text
 from srv.args.config import ARGUMENTS
 from srv.args.spec import Argument
 from srv.args.statement import Origin, UserStatement
-from srv.args.support import REFUSED, by_argument, on_variant, said_of_value
+from srv.args.support import REFUSED, by_argument, on_variant, support_of_value
 from srv.errors import Refusal
-from srv.models.facts import ModelFacts
 from srv.models.read import read_facts
 from srv.platform.facts import Support
+from srv.specs import ModelFacts
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import folder_for, model_for, prompt
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
@@ -154,7 +154,7 @@ def _candidates(argument: Argument, kit: Kit) -> list[UserStatement]:
         words = tuple(word for word in words if word != "transformers")
     read = (read_text(argument, word, Origin.COMMAND_LINE, SOURCE) for word in words)
     said = (each for each in read if isinstance(each, UserStatement))
-    return [each for each in said if argument.against(each.value) is None and each.value != argument.default]
+    return [each for each in said if argument.validation_error(each.value) is None and each.value != argument.default]
 
 
 def _accepts(kit: Kit, facts: ModelFacts, said: Sequence[UserStatement]) -> bool:
@@ -262,7 +262,7 @@ def _declared(kit: Kit, statuses: Sequence[str]) -> list[UserStatement]:
         if argument.status != "implemented" or name in FIXED:
             continue
         for said in _candidates(argument, kit):
-            verdict = said_of_value(argument, said.value, support)
+            verdict = support_of_value(argument, said.value, support)
             if verdict is not None and verdict.status in statuses:
                 found.append(said)
     return found

@@ -205,7 +205,7 @@ L2 = (
     _against_reference(
         "attention.single_page",
         "attention is right for rows that fit one page",
-        "Compare one row with srv.models.hf_check.dense_attention, first a prompt, then its next token.",
+        "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token.",
         (*_POOL, "pool.page_zero", "pool.separate", "attention.placement"),
     ),
     _against_reference(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from srv.io.messages import Abort
-from srv.models import modelslim
+from srv.quantization import modelslim
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import OUTPUT, POOL_TOKENS, Stand, model_for, prompt, request, stand, stretch
 from srv.testing.conformance.model import Fault, NotApplicable

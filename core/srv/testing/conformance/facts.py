@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.facts import CacheGroup, ModelFacts
+from srv.specs import CacheGroup, ModelFacts
 
 LAYERS = 2
 VOCABULARY = 272  # three special tokens, a token a byte, and some that no text has
@@ -69,5 +69,4 @@ def small_model(
         weight_bytes=parameters * (4 if dtype == "float32" else 2),
         cache_groups=(group,),
         end_tokens=(END_TOKEN,),
-        bos_token=1,
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srv.errors import PlatformUnavailable, SrvError
-from srv.platform.choose import Chosen, DeviceRequest, choose, parse_device
+from srv.platform.choose import ChosenPlatform, DeviceRequest, choose, parse_device
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import EngineContext, Manifest, ProbeResult
 from srv.platform.probe import probe_all
-from srv.platform.registry import Found, Platforms, find_platforms
+from srv.platform.registry import InstalledPlatform, Platforms, find_platforms
 from srv.testing.conformance.model import Fault
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Kit:
         return find_platforms()
 
     @functools.cached_property
-    def found(self) -> Found:
+    def found(self) -> InstalledPlatform:
         """The plugin as discovery found it, refused or not. Fault if no distribution brings the name."""
         if self.name not in self.platforms:
             installed = ", ".join(sorted(self.platforms)) or "none"
@@ -67,7 +67,7 @@ class Kit:
         return probe_all({self.name: self.found}, PROBE_SECONDS)[self.name]
 
     @functools.cached_property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> ChosenPlatform:
         """The device that a server would be started on. PlatformUnavailable or Refusal if there is none."""
         return choose(self.device_text, self.platforms, lambda found, timeout_s: {self.name: self.probed})
 
@@ -91,7 +91,7 @@ class Kit:
         """Made once: a second try in the same process would fail for reasons of its own, such as an undone patch."""
         from srv.platform.contract import create_platform
 
-        context = EngineContext(self.device_facts, rank=0, local_rank=0, options=self._options())
+        context = EngineContext(self.device_facts, local_rank=0, options=self._options())
         try:
             live = create_platform(self.found, context)
         except SrvError as error:

@@ -13,7 +13,7 @@ import torch
 
 from srv.errors import Refusal
 from srv.io.messages import Generate
-from srv.models.facts import ModelFacts
+from srv.specs import ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
@@ -21,7 +21,7 @@ from srv.testing.conformance.reference import Reference
 from srv.testing.conformance.setups import HEAD_DIMS, declared_dtypes, resolved
 from srv.testing.conformance.small import write_model
 from srv.testing.conformance.values import says
-from srv.testing.engine import Generated, WatchedEngine
+from srv.testing.engine import CheckedEngine, GenerationResult
 from srv.types import SamplingParams
 
 CONTEXT = 1024
@@ -36,7 +36,7 @@ FIRST_TOKEN, LAST_TOKEN = 3, 258  # the bytes
 class Stand:
     """An engine at work, the reference of its model, and prompts about the engine's pages."""
 
-    engine: WatchedEngine
+    engine: CheckedEngine
     reference: Reference
     dtype: str
     end_tokens: tuple[int, ...]
@@ -56,7 +56,7 @@ class Stand:
         lengths = (1, 2, 7, size - 1, size, size + 1, 2 * size + 3)
         return [prompt(length, number) for number, length in enumerate(lengths)]
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int = OUTPUT, **params: Any) -> list[Generated]:
+    def generate(self, prompts: Sequence[Sequence[int]], count: int = OUTPUT, **params: Any) -> list[GenerationResult]:
         """Greedy output that only its length ends, unless `params` say otherwise. Fault if a request fails."""
         results = self.engine.generate(
             [request(f"{number}", each, count, **params) for number, each in enumerate(prompts)]
@@ -66,7 +66,7 @@ class Stand:
                 raise Fault(f"a request failed: {result.error[1]} [{result.error[0]}]")
         return results
 
-    def check(self, prompts: Sequence[Sequence[int]], results: Sequence[Generated], what: str) -> None:
+    def check(self, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult], what: str) -> None:
         """Every output token is the reference's, or as good as."""
         for each, result in zip(prompts, results, strict=True):
             self.reference.check_greedy(each, result.tokens, self.dtype, what)
@@ -127,7 +127,7 @@ def stand(kit: Kit, dtype: str = "", stored: str | None = None, **flags: object)
         **flags,
     }
     reference = Reference(folder)
-    with WatchedEngine.launch(arguments(words)) as engine:
+    with CheckedEngine.launch(arguments(words)) as engine:
         yield Stand(engine, reference, chosen, facts.end_tokens)
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from srv.models.build import build
-from srv.models.hf_check import DenseCache
 from srv.models.read import read_facts
+from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops
 from srv.testing.conformance.model import Fault

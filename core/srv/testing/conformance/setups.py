@@ -17,13 +17,12 @@ import torch
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserStatement
 from srv.errors import Refusal
-from srv.memory.budget import kv_dtype
-from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
-from srv.models.facts import ModelFacts
+from srv.planning.budget import kv_dtype
 from srv.platform.facts import BackendSpec
 from srv.platform.interface import BackendContext, KVBuffers
 from srv.platform.registry import find_all_backends, find_backends
+from srv.specs import KVLayout, ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
@@ -160,9 +159,9 @@ def pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
     return buffers
 
 
-def build(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64, max_tokens: int = 4096) -> Any:
+def build(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64) -> Any:
     """A backend, imported and built from its context as a worker would."""
-    context = BackendContext(kit.platform, kit.device, kv, max_rows, max_tokens)
+    context = BackendContext(kit.platform, kit.device, kv, max_rows)
     return pkgutil.resolve_name(spec.target)(context)
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from srv.models import modelslim
-from srv.models.facts import ModelFacts
+from srv.quantization import modelslim
+from srv.specs import ModelFacts
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 INPUT_STEP = 2.0**-5  # of a static layer's input, which reaches about 4

@@ -12,7 +12,7 @@ from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.resolve import resolve
 from srv.args.spec import Argument
 from srv.args.statement import Resolved, UserStatement
-from srv.args.support import by_argument, on_variant, said_of_value
+from srv.args.support import by_argument, on_variant, support_of_value
 from srv.errors import PluginError, Refusal
 from srv.platform.facts import BackendSpec, DeviceFacts
 from srv.platform.registry import find_all_backends
@@ -155,7 +155,7 @@ def _declared_supported(kit: Kit, device: DeviceFacts) -> Iterator[tuple[Argumen
     for argument in implemented():
         here = said.get(argument.name, ())
         for value in dict.fromkeys(value for each in here for value in (*each.values, *each.only)):
-            verdict = said_of_value(argument, value, here)
+            verdict = support_of_value(argument, value, here)
             if verdict is not None and verdict.status == "supported":
                 yield argument, value
 

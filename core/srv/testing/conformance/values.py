@@ -27,7 +27,7 @@ def statements(argument: Argument, manifest: Manifest) -> tuple[UserStatement, .
     """What a user could say of an argument: values of the right type that its declaration takes."""
     read = (read_text(argument, text, Origin.COMMAND_LINE, SOURCE) for text in texts(argument, manifest))
     said = (each for each in read if isinstance(each, UserStatement))
-    return tuple(each for each in said if argument.against(each.value) is None)
+    return tuple(each for each in said if argument.validation_error(each.value) is None)
 
 
 def texts(argument: Argument, manifest: Manifest) -> tuple[str, ...]:

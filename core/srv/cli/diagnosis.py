@@ -1,0 +1,61 @@
+"""The findings of `srv doctor`: data that it prints as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from srv.errors import Rejected
+from srv.planning.resolution import ResolvedPlan
+from srv.platform.finding import Finding
+from srv.platform.manifest import ProbeResult
+from srv.platform.registry import InstalledPlatform
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One platform. `resolved` is None if it is not available, or if `refusals` is not empty."""
+
+    found: InstalledPlatform
+    probed: ProbeResult
+    findings: tuple[Finding, ...] = ()
+    resolved: ResolvedPlan | None = None
+    refusals: tuple[Rejected, ...] = ()
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its devices are simulated: always, or those that its probe has found."""
+        always = self.found.manifest is not None and self.found.manifest.simulated
+        return always or (self.probed.device is not None and self.probed.device.simulated)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a server could start on it."""
+        failed = any(finding.status == "error" for finding in self.findings)
+        return self.probed.available and not failed and not self.refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The platform that a launch would use (None: it would be refused), the reason, and a remedy."""
+
+    asked: str | None
+    platform: str | None
+    because: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings."""
+
+    versions: Mapping[str, str]
+    environment: tuple[Finding, ...]
+    platforms: Mapping[str, Examined]
+    choice: Choice
+
+    @property
+    def can_start(self) -> bool:
+        """Whether `srv launch`, with the same --device, could serve on this machine."""
+        chosen = self.platforms.get(self.choice.platform or "")
+        return chosen is not None and chosen.usable and all(each.status != "error" for each in self.environment)

@@ -1,0 +1,1 @@
+"""Executors run plans: their protocol, the in-process executor, and the EngineSpec. Imports no torch."""

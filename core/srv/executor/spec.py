@@ -1,0 +1,65 @@
+"""EngineSpec: the complete description of an engine, made from a resolved launch. Imports no torch, opens no device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from srv.args.defaults import RESERVED_MEMORY
+from srv.planning.resolution import LaunchContext
+from srv.platform.facts import DeviceFacts
+from srv.specs import ModelFacts
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an engine process needs to start; sent as JSON over its standard input.
+
+    `config` is the resolved configuration as JSON (`Config.to_json`). `backends` maps a backend argument
+    ("sampling_backend") to the name and the import target of the chosen backend. `kv_order` is the axis order of
+    the KV pool that the attention backends require. `reserved_bytes` of device memory stay free for activations.
+    `options` are the values of the arguments that the platform's manifest declares. `to_engine` and `from_engine` are
+    socket addresses. `parent` is the process id of the API process; the engine exits when that process has exited.
+    """
+
+    platform: str
+    device: DeviceFacts
+    model: ModelFacts
+    config: str
+    backends: Mapping[str, tuple[str, str]]
+    kv_order: str
+    reserved_bytes: float
+    options: Mapping[str, str | int | float | bool | None]
+    to_engine: str
+    from_engine: str
+    log_level: str
+    parent: int
+
+
+def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> EngineSpec:
+    """The EngineSpec of a resolved launch; `to_engine` and `from_engine` are the addresses of the two sockets."""
+    resolved = context.resolved
+    reserved = resolved.quantities.get(RESERVED_MEMORY)
+    return EngineSpec(
+        platform=context.platform,
+        device=context.device,
+        model=context.model,
+        config=resolved.config.to_json(),
+        backends={slot: (choice.spec.name, choice.spec.target) for slot, choice in resolved.backends.items()},
+        kv_order=resolved.backends["prefill_attention_backend"].spec.kv_order,
+        reserved_bytes=0.0 if reserved is None else reserved.total,
+        options={name: resolved.config.get(name) for name in context.manifest.options},
+        to_engine=to_engine,
+        from_engine=from_engine,
+        log_level=resolved.config.server.log_level,
+        parent=os.getpid(),
+    )
+
+
+def encode(spec: EngineSpec) -> bytes:
+    return msgspec.json.encode(spec)
+
+
+def decode(data: bytes) -> EngineSpec:
+    return msgspec.json.decode(data, type=EngineSpec)

@@ -1,0 +1,1 @@
+"""Model architectures with native layers: their configurations and their computation."""

@@ -1,0 +1,136 @@
+"""The native decoder: one implementation, with switches, of Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+
+Owns the order of computation and the names that checkpoints give to the weights. Must not know files, devices or the
+KV pool.
+
+    tokens ─ embedding ─┬─ norm ─ qkv ─ [qk norm] ─ rotary ─ attend ─ o_proj ─(+)─┬─ norm ─ MLP ─(+)─ … ─ norm
+                        └───────────────────── residual ──────────────────────────┘ └──── residual ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from srv.models.architectures.decoder_config import DecoderConfig
+from srv.models.base import Attend, CausalLM
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
+from srv.models.layers.mlp import GatedMLP
+from srv.models.layers.norm import RMSNorm
+from srv.models.layers.rope import cos_sin_table
+from srv.platform.interface import AttentionLayer, OpArgs
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary embeddings; queries, keys and values come from one fused matrix."""
+
+    def __init__(self, config: DecoderConfig, factory: LayerFactory, prefix: str, index: int) -> None:
+        super().__init__()
+        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+        self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, config.windows[index])
+        self.head_counts, self.total_heads = [heads, kv_heads, kv_heads], heads + 2 * kv_heads
+        names = (f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
+        context = factory.context
+        shards = {name: count * dim for name, count in zip(names, self.head_counts, strict=True)}
+        self.qkv_proj = factory.linear(shards, config.hidden_size, config.qkv_bias)
+        self.o_proj = factory.linear({f"{prefix}.o_proj": config.hidden_size}, heads * dim, config.output_bias)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
+            self.k_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
+        sizes = {"head_dim": dim, "rotary_dim": config.rope.rotary_dim}
+        self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
+
+    def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, attend: Attend) -> Tensor:
+        """x [T, hidden], positions int64 [T], cos_sin float32 [P, rotary_dim] -> [T, hidden]."""
+        layer = self.layer
+        qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
+        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm.forward(q.reshape(-1, layer.head_dim)).view(-1, layer.heads, layer.head_dim)
+            k = self.k_norm.forward(k.reshape(-1, layer.head_dim)).view(-1, layer.kv_heads, layer.head_dim)
+        q, k = self._rotary(q, k, cos_sin, positions)
+        attended = attend(layer, q, k, v)
+        return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each preceded by a norm. Each output is added to the residual by the norm that follows."""
+
+    def __init__(self, config: DecoderConfig, factory: LayerFactory, index: int) -> None:
+        super().__init__()
+        self.prefix = f"model.layers.{index}"
+        self.attention_norm = RMSNorm(factory.context, config.hidden_size, config.norm_eps)
+        self.attention = Attention(config, factory, f"{self.prefix}.self_attn", index)
+        self.mlp_norm = RMSNorm(factory.context, config.hidden_size, config.norm_eps)
+        self.mlp = GatedMLP(
+            factory, f"{self.prefix}.mlp", config.hidden_size, config.intermediate_size, config.mlp_bias
+        )
+
+    def weight_views(self) -> dict[str, Tensor]:
+        """Views of this layer's weights, by their names in the checkpoint."""
+        attention, mlp = self.attention, self.mlp
+        norms = {
+            "input_layernorm": self.attention_norm,
+            "post_attention_layernorm": self.mlp_norm,
+            "self_attn.q_norm": attention.q_norm,
+            "self_attn.k_norm": attention.k_norm,
+        }
+        views: dict[str, Tensor] = {
+            f"{self.prefix}.{name}.weight": norm.weight for name, norm in norms.items() if norm is not None
+        }
+        for projection in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
+            views |= projection.weight_views()
+        return views
+
+
+class Decoder(CausalLM):
+    """A whole model. Its weights are uninitialised until a loader has filled `weight_views`."""
+
+    def __init__(self, config: DecoderConfig, factory: LayerFactory, context_length: int) -> None:
+        super().__init__()
+        context = factory.context
+        self.embedding = factory.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.stack = tuple(DecoderLayer(config, factory, index) for index in range(config.layers))
+        self.layers = nn.ModuleList(self.stack)
+        self.norm = RMSNorm(context, config.hidden_size, config.norm_eps)
+        if config.tied_embeddings:
+            self.lm_head = factory.tied_lm_head("lm_head", self.embedding)
+        else:
+            self.lm_head = factory.linear({"lm_head": config.vocab_size}, config.hidden_size, False)
+        self.cos_sin: Tensor
+        cos_sin = cos_sin_table(config.rope, context_length).to(context.device)
+        self.register_buffer("cos_sin", cos_sin, persistent=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        residual: Tensor = self.embedding(tokens)
+        x: Tensor | None = None
+        for layer in self.stack:
+            if x is None:
+                normed = layer.attention_norm(residual)
+            else:
+                normed, residual = layer.attention_norm.add_and_norm(x, residual)
+            attended = layer.attention.forward(normed, positions, self.cos_sin, attend)
+            normed, residual = layer.mlp_norm.add_and_norm(attended, residual)
+            x = layer.mlp.forward(normed)
+        if x is None:
+            return self.norm.forward(residual)
+        return self.norm.add_and_norm(x, residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def weight_views(self) -> dict[str, Tensor]:
+        """Views of all weights by their names in Hugging Face checkpoints; those of fused layers are slices."""
+        views = self.embedding.weight_views() | {"model.norm.weight": self.norm.weight} | self.lm_head.weight_views()
+        for layer in self.stack:
+            views |= layer.weight_views()
+        return views
+
+    def validate_loaded(self) -> str | None:
+        """Check the loaded weights: the reason why a layer cannot compute with them, or None."""
+        projections = (module for module in self.modules() if isinstance(module, Projection))
+        return next((reason for each in projections if (reason := each.validate_loaded()) is not None), None)

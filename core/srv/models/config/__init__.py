@@ -1,0 +1,1 @@
+"""Model facts from `config.json` and from GGUF metadata. Torch-free."""

@@ -1,0 +1,220 @@
+"""From GGUF metadata to the fields of a Hugging Face configuration, and to model facts. Torch-free.
+
+Owns the mapping of names for the architectures that have native layers, and refuses metadata that they do not
+implement. Must not read weights, except the small tensor of RoPE divisors.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from srv.errors import ModelError
+from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
+from srv.models.formats.gguf_header import ROPE_DIVISORS, GGUFHeader, read_header
+from srv.models.formats.gguf_types import OP_TYPES
+from srv.models.layers.rope_config import usable_context
+from srv.specs import CacheGroup, ModelFacts
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TOKENS = "tokenizer.ggml.tokens"
+# A chat model whose file declares only the end of text still ends its turns with one of these (llama.cpp
+# finds them by text as well).
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+# Metadata that changes the computation in a way the native layers do not implement, unless it is zero or absent.
+UNSUPPORTED_KEYS = (
+    "expert_count",
+    "attention.scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "attention.temperature_scale",
+)
+REMEDY = "Use a GGUF file of a Llama, Qwen2 or Qwen3 model, or the Hugging Face folder of this one"
+
+
+def read_gguf(path: Path) -> ModelFacts:
+    """Facts of a GGUF file. Raises ModelError as `read_header` does, and unknown_architecture, unsupported_config."""
+    header = read_header(path, search={TOKENS: TURN_ENDS})
+    meta = _Metadata(header)
+    try:
+        return _facts(meta, _config(meta))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise meta.refuse(f"its metadata holds a value that makes no sense ({error})") from error
+
+
+def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
+    header, path = meta.header, meta.header.path
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    quantization, dtype = _types(header)
+    return ModelFacts(
+        name=path.stem,
+        path=str(path.absolute()),
+        format="gguf",
+        architecture=config["architectures"][0],
+        config=config,
+        dtype=dtype,
+        quantization=quantization,
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=usable_context(config, config["max_position_embeddings"]),
+        parameters=sum(math.prod(t.shape) for t in header.tensors.values() if t.name != ROPE_DIVISORS),
+        weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
+        cache_groups=(CacheGroup("full", tuple(range(layers)), kv_heads, head_dim, head_dim),),
+        end_tokens=_end_tokens(meta),
+        gguf_quantized_params=sum(math.prod(t.shape) for t in header.tensors.values() if t.type.name in OP_TYPES),
+    )
+
+
+class _Metadata:
+    """Reads metadata with checks; keys of the architecture are given without its prefix."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self.header, self.path = header, str(header.path)
+        self.prefix = header.metadata.get("general.architecture")
+        if self.prefix not in ARCHITECTURES:
+            reason = f"its architecture is {self.prefix!r}; srv serves GGUF files of {', '.join(ARCHITECTURES)}"
+            raise ModelError("unknown_architecture", self.path, reason, REMEDY)
+
+    def get(self, key: str) -> Any:
+        return self.header.metadata.get(f"{self.prefix}.{key}")
+
+    def count(self, key: str, otherwise: int | None = None, limit: int = MAX_SIZE) -> int:
+        """A positive integer of the architecture, no larger than any real model's."""
+        if f"{self.prefix}.{key}" in self.header.skipped:
+            raise self.refuse(f"metadata {self.prefix}.{key} differs between layers")
+        value = self.get(key)
+        value = otherwise if value is None else value
+        if not isinstance(value, int) or not 0 < value <= limit:
+            reason = f"metadata {self.prefix}.{key} is {value!r}, not an integer from 1 to {limit}"
+            raise ModelError("damaged", self.path, reason, REMEDY)
+        return value
+
+    def token(self, kind: str) -> int | None:
+        value = self.header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        return value if isinstance(value, int) else None
+
+    def refuse(self, reason: str) -> ModelError:
+        return ModelError("unsupported_config", self.path, reason, REMEDY)
+
+
+def _config(meta: _Metadata) -> dict[str, Any]:
+    """The configuration that transformers' class of this architecture would have."""
+    _refuse_unsupported(meta)
+    heads, hidden = meta.count("attention.head_count"), meta.count("embedding_length")
+    head_dim = meta.count("attention.key_length", hidden // heads)
+    if meta.count("attention.value_length", head_dim) != head_dim:
+        raise meta.refuse("its keys and values have heads of different sizes")
+    epsilon = meta.get("attention.layer_norm_rms_epsilon")
+    tensors = meta.header.tensors
+    embedding = tensors.get("token_embd.weight")
+    if epsilon is None or embedding is None or embedding.shape[-1] != hidden:
+        reason = f"it lacks the norm's epsilon, or an embedding (token_embd.weight) of width {hidden}"
+        raise ModelError("damaged", meta.path, reason, REMEDY)
+    architecture = ARCHITECTURES[str(meta.prefix)]
+    return {
+        "architectures": [architecture],
+        "model_type": meta.prefix,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": meta.count("feed_forward_length"),
+        "num_hidden_layers": meta.count("block_count", limit=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": meta.count("context_length"),
+        "rms_norm_eps": float(epsilon),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": architecture != "Qwen2ForCausalLM" and "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "use_sliding_window": False,
+        "rope_parameters": _rope(meta, head_dim),
+        "bos_token_id": meta.token("bos"),
+        "eos_token_id": meta.token("eos"),
+        "pad_token_id": meta.token("padding"),
+    }
+
+
+def _refuse_unsupported(meta: _Metadata) -> None:
+    metadata = meta.header.metadata
+    if metadata.get("split.count", 1) > 1:
+        parts = metadata["split.count"]
+        remedy = "Join the parts with llama.cpp's `llama-gguf-split --merge`"
+        raise ModelError("unsupported_format", meta.path, f"it is one of {parts} parts", remedy)
+    if metadata.get("general.type", "model") != "model":
+        raise meta.refuse(f"it holds a {metadata['general.type']}, not a whole model")
+    window, context = meta.get("attention.sliding_window"), meta.get("context_length")
+    if window and context and window < context:
+        raise meta.refuse(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
+    for key in UNSUPPORTED_KEYS:
+        if meta.get(key):
+            raise meta.refuse(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
+
+
+def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
+    """`rope_parameters` as transformers names them. Attention factor of YaRN as llama.cpp computes it."""
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
+    dim = meta.count("rope.dimension_count", head_dim)
+    if dim != head_dim and meta.prefix == "llama":
+        # The file's row order pairs dimensions across whole heads, so which of them are rotated is not determined.
+        raise meta.refuse(f"only {dim} of {head_dim} dimensions of its heads are rotated")
+    if dim != head_dim:
+        parameters["partial_rotary_factor"] = dim / head_dim
+    kind, factor = meta.get("rope.scaling.type"), meta.get("rope.scaling.factor") or meta.get("rope.scale_linear")
+    kind = kind or ("linear" if factor else "none")
+    if ROPE_DIVISORS in meta.header.tensors:
+        parameters |= {"rope_type": "divisors", "divisors": _floats(meta.header, ROPE_DIVISORS)}
+    elif kind in ("linear", "yarn") and factor:
+        parameters |= {"rope_type": kind, "factor": float(factor)}
+        if kind == "yarn":
+            parameters["original_max_position_embeddings"] = meta.count("rope.scaling.original_context_length")
+            scale = float(meta.get("rope.scaling.attn_factor") or 1.0)
+            parameters["attention_factor"] = scale * (0.1 * math.log(float(factor)) + 1.0)
+    elif kind != "none":
+        raise meta.refuse(f"RoPE scaling {kind!r} with factor {factor!r} is not implemented for GGUF files")
+    return parameters
+
+
+def _floats(header: GGUFHeader, name: str) -> list[float]:
+    """A small F32 tensor, read from the file."""
+    tensor = header.tensors[name]
+    if tensor.type.name != "F32" or tensor.size > 65536:
+        reason = f"tensor {name} has {tensor.size} bytes of type {tensor.type.name}"
+        raise ModelError("unsupported_config", str(header.path), reason, REMEDY)
+    with header.path.open("rb") as file:
+        file.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
+
+
+def _types(header: GGUFHeader) -> tuple[str | None, str]:
+    """(quantization, dtype): the type in which most of the model's parameters are stored."""
+    parameters: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        parameters[tensor.type.name] += math.prod(tensor.shape)
+    quantized = {tensor.type.name for tensor in header.tensors.values() if tensor.type.quantized}
+    if quantized:
+        return f"gguf:{max(quantized, key=lambda name: parameters[name])}", "float16"
+    most = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
+    return None, PLAIN_DTYPES.get(most, "float32")
+
+
+def _end_tokens(meta: _Metadata) -> tuple[int, ...]:
+    """Declared ends of text, turn and message; if no end of turn is declared, one that is known by its text."""
+    declared = [meta.token("eos"), meta.token("eot"), meta.token("eom")]
+    if meta.token("eot") is None:
+        declared += sorted(meta.header.found.get(TOKENS, {}).values())
+    return tuple(dict.fromkeys(token for token in declared if token is not None))

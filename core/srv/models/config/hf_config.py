@@ -1,0 +1,199 @@
+"""From a Hugging Face folder (`config.json`, safetensors headers) to model facts. Torch-free.
+
+Owns the alternative names of configuration fields. Must not import transformers: facts are read before it is needed,
+and for architectures that only transformers implements as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from srv.errors import ModelError
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_config, with_defaults
+from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
+from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
+from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.quantization import modelslim
+from srv.quantization import w8a8_int8 as int8
+from srv.quantization.modelslim import read_description
+from srv.specs import CacheGroup, ModelFacts
+
+# Field names of the same quantity in different configurations, the most common first.
+NAMES: dict[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "hidden_dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"),
+}
+# Fields of models whose state is not only a cache of keys and values.
+OTHER_STATE = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
+NATIVE_BY_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in DEFAULTS}
+REMEDY = "Use the folder of a causal language model that transformers supports"
+
+
+def read_folder(path: Path) -> ModelFacts:
+    """Facts of a folder. Raises ModelError: not_found, damaged, truncated, unknown_architecture, unsupported_*."""
+    config = _json(path / "config.json")
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        _refuse_pickles(path)
+    try:
+        return _facts(path, config, checkpoint)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        reason = f"config.json holds a value that makes no sense ({type(error).__name__}: {error})"
+        raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
+
+
+def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None) -> ModelFacts:
+    architecture = _architecture(path, config)
+    sizes = _sizes(path, architecture, config)
+    generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
+    return ModelFacts(
+        name=_name(path),
+        path=str(path.absolute()),
+        format="config" if checkpoint is None else "safetensors",
+        architecture=architecture,
+        config=with_defaults(architecture, config),
+        dtype=_dtype(config, checkpoint),
+        quantization=_quantization(path, config),
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        layers=sizes["layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=usable_context(_text(config), sizes["context"]),
+        parameters=_parameters(architecture, config, sizes, checkpoint),
+        weight_bytes=sum(tensor.size for tensor in checkpoint.tensors.values()) if checkpoint else 0,
+        cache_groups=(CacheGroup("full", tuple(range(sizes["layers"])), kv_heads, head_dim, head_dim),),
+        end_tokens=_end_tokens(config, generation),
+        int8_params=_stored_params(checkpoint, "int8") if checkpoint else 0,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        remedy = "Give a Hugging Face folder that this user may read"
+        raise ModelError("not_found", str(path), f"it cannot be read ({error.strerror})", remedy) from error
+    except ValueError as error:
+        raise ModelError("damaged", str(path), f"it is not JSON ({error})", "Fetch the file again") from error
+    if not isinstance(value, dict):
+        raise ModelError("damaged", str(path), f"it is a JSON {type(value).__name__}", "Fetch the file again")
+    return value
+
+
+def _refuse_pickles(path: Path) -> None:
+    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    if pickles:
+        reason = f"its weights are in pickle files ({pickles[0]}), which can run code when they are loaded"
+        remedy = "Convert them to safetensors: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        raise ModelError("unsupported_format", str(path), reason, remedy)
+
+
+def _architecture(path: Path, config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0]
+    if config.get("model_type") in NATIVE_BY_TYPE:
+        return NATIVE_BY_TYPE[config["model_type"]]
+    reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"
+    raise ModelError("unknown_architecture", str(path), reason, "Add `architectures` to config.json")
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the language model, which multimodal models nest."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, Mapping) else config
+
+
+def _sizes(path: Path, architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
+    text = with_defaults(architecture, _text(config))
+    kinds = text.get("layer_types") or text.get("layers_block_type") or ()
+    foreign = [name for name in OTHER_STATE if text.get(name)] + sorted(set(kinds) - ATTENTION_LAYERS)
+    if foreign:
+        reason = f"{architecture} keeps another state than keys and values ({', '.join(foreign)})"
+        raise ModelError("unsupported_config", str(path), reason, REMEDY)
+    sizes: dict[str, int] = {}
+    for quantity, names in NAMES.items():
+        value = next((text[name] for name in names if text.get(name) is not None), None)
+        limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+            reason = f"config.json gives {value!r} for its {quantity} ({' or '.join(names)})"
+            raise ModelError("unsupported_config", str(path), reason, REMEDY)
+        sizes[quantity] = value
+    sizes["head_dim"] = int(text.get("head_dim") or sizes["hidden_size"] // sizes["heads"])
+    sizes["kv_heads"] = _kv_heads(text, sizes["heads"])
+    return sizes
+
+
+def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):
+        return 1
+    if text.get("model_type") == "falcon" and not text.get("new_decoder_architecture"):
+        return heads
+    given = text.get("num_key_value_heads") or text.get("num_kv_heads")
+    return int(given or heads)
+
+
+def _dtype(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
+    """The dtype of most of the stored parameters; without weights, that of the configuration."""
+    if checkpoint is not None:
+        counts = {dtype: _stored_params(checkpoint, dtype) for dtype in ("float64", "float32", "float16", "bfloat16")}
+        if any(counts.values()):
+            return max(counts, key=lambda name: counts[name])
+    text = _text(config)
+    return str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def _stored_params(checkpoint: Checkpoint, dtype: str) -> int:
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values() if tensor.dtype == dtype)
+
+
+def _quantization(path: Path, config: Mapping[str, Any]) -> str | None:
+    if read_description(path, config) is not None:
+        return modelslim.NAME
+    scheme = _text(config).get("quantization_config")
+    return int8.method(scheme) if isinstance(scheme, Mapping) else None
+
+
+def _parameters(
+    architecture: str, config: Mapping[str, Any], sizes: Mapping[str, int], checkpoint: Checkpoint | None
+) -> int:
+    """Counted in the checkpoint; else from the native layers; else 12 h² per layer, as in a plain decoder."""
+    if checkpoint is not None:
+        return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    try:
+        return decoder_config(architecture, config).parameters
+    except UnsupportedConfig:
+        hidden = sizes["hidden_size"]
+        return sizes["vocab_size"] * hidden + sizes["layers"] * 12 * hidden * hidden
+
+
+def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """`generation_config.json` takes precedence: its authors generate with it."""
+    given = generation.get("eos_token_id")
+    if given is None:
+        given = _text(config).get("eos_token_id")
+    many = given if isinstance(given, list) else [given]
+    return tuple(dict.fromkeys(token for token in map(_token, many) if token is not None))
+
+
+def _token(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _name(path: Path) -> str:
+    """The folder's name; in the hub's cache (models--org--name/snapshots/hash) the hub id."""
+    for parent in path.absolute().parents:
+        if parent.name.startswith("models--") and path.absolute().parent.name == "snapshots":
+            return parent.name.removeprefix("models--").replace("--", "/")
+    return path.absolute().name

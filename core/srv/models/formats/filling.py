@@ -1,0 +1,65 @@
+"""What all loaders share: the check of names and shapes against the model, and the byte count of the progress bar.
+
+Owns the errors about missing and unexpected tensors and wrong shapes. Must not know any file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+from srv.errors import ModelError
+
+# progress(total bytes, bytes done, name of the tensor or file just done)
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+MAX_LISTED = 5
+OTHER_CHECKPOINT = "The weights and config.json belong to different models: download both again from one place"
+
+
+def check_names(
+    path: str,
+    weight_views: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    ignored: Collection[str] = (),
+) -> None:
+    """Raise ModelError unless `shapes` (of the stored tensors) has exactly the model's names and shapes.
+
+    `ignored`: stored names that the model may have no tensor for. Error codes: missing_tensors, unexpected_tensors,
+    shape_mismatch.
+    """
+    missing = sorted(weight_views.keys() - shapes.keys())
+    if missing:
+        raise ModelError("missing_tensors", path, f"it lacks {listed(missing)}", OTHER_CHECKPOINT)
+    unexpected = sorted(shapes.keys() - weight_views.keys() - set(ignored))
+    if unexpected:
+        reason = f"it contains tensors that the model does not have: {listed(unexpected)}"
+        raise ModelError("unexpected_tensors", path, reason, OTHER_CHECKPOINT)
+    mismatched = [
+        f"{name} (stored {list(shapes[name])}, expected {list(view.shape)})"
+        for name, view in weight_views.items()
+        if tuple(view.shape) != shapes[name]
+    ]
+    if mismatched:
+        raise ModelError("shape_mismatch", path, f"shapes differ: {listed(mismatched)}", OTHER_CHECKPOINT)
+
+
+def listed(names: Collection[str]) -> str:
+    """The first few names, and how many there are in all."""
+    shown = ", ".join(list(names)[:MAX_LISTED])
+    return shown if len(names) <= MAX_LISTED else f"{shown} and {len(names) - MAX_LISTED} more ({len(names)} in all)"
+
+
+class Meter:
+    """Counts loaded bytes and reports them to `progress`, if there is one."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total, self._done, self._progress = total, 0, progress
+        self.add(0, "")
+
+    def add(self, count: int, name: str) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._total, self._done, name)

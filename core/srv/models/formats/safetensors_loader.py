@@ -1,0 +1,66 @@
+"""Loads weights from safetensors files, one or many, which are memory-mapped and copied tensor by tensor.
+
+Owns the loop over a checkpoint's files. Must not know architectures, except for two kinds of stored tensors that no
+model reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from srv.errors import ModelError
+from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, check_names
+from srv.models.formats.safetensors_header import DOWNLOAD_AGAIN, Checkpoint, read_checkpoint
+from srv.models.formats.storage import StorageFormat
+
+
+def load_safetensors(
+    folder: Path,
+    weight_views: Mapping[str, Tensor],
+    progress: Progress | None = None,
+    storage: StorageFormat | None = None,
+) -> None:
+    """Fill every tensor from the folder's files, converting floats to the tensor's dtype.
+
+    `storage` converts the tensors of quantized checkpoints. Raises ModelError: no_weights, missing_tensors,
+    unexpected_tensors, shape_mismatch, dtype_mismatch, truncated, damaged.
+    """
+    checkpoint = read_checkpoint(folder)
+    if checkpoint is None:
+        remedy = "Download the weights, or use --load-format dummy for random ones"
+        raise ModelError("no_weights", str(folder), "the folder has no safetensors file", remedy)
+    storage = storage or StorageFormat()
+    shapes = storage.shapes({name: tensor.shape for name, tensor in checkpoint.tensors.items()})
+    unused = _unused_names(checkpoint, weight_views) | storage.unused(shapes.keys() - weight_views.keys())
+    check_names(str(folder), weight_views, shapes, unused)
+    meter = Meter(sum(tensor.size for name, tensor in checkpoint.tensors.items() if name in weight_views), progress)
+    for path, names in checkpoint.files.items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in (name for name in names if name in weight_views):
+                    for target, tensor in storage.convert(name, file.get_tensor(name)).items():
+                        _fill(path, target, weight_views[target], tensor)
+                    meter.add(checkpoint.tensors[name].size, name)
+        except SafetensorError as error:
+            raise ModelError("damaged", str(path), f"its weights cannot be read ({error})", DOWNLOAD_AGAIN) from error
+
+
+def _fill(path: Path, name: str, view: Tensor, stored: Tensor) -> None:
+    if stored.dtype != view.dtype and not (stored.is_floating_point() and view.is_floating_point()):
+        reason = f"tensor {name} is stored as {_dtype_name(stored)}, but its layer computes with {_dtype_name(view)}"
+        raise ModelError("dtype_mismatch", str(path), reason, OTHER_CHECKPOINT)
+    view.copy_(stored)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _unused_names(checkpoint: Checkpoint, weight_views: Mapping[str, Tensor]) -> set[str]:
+    """Stored tensors that are skipped: RoPE frequencies of old checkpoints, and the copy of a tied output layer."""
+    tied = {"lm_head.weight"} - weight_views.keys()
+    return {name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")} | tied

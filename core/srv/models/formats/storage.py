@@ -1,0 +1,27 @@
+"""How a checkpoint stores tensors, and how they are converted to those of the model's layers.
+
+Owns the names, shapes and dtypes, one tensor at a time, so that loading never makes a second copy of the whole model.
+Must not know files or layers. `srv.quantization.storage` specialises it for the quantization methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+
+
+class StorageFormat:
+    """The format of unquantized checkpoints: tensors are stored as the layers hold them, except for the dtype."""
+
+    def unused(self, names: Collection[str]) -> set[str]:
+        """Those of the stored names that no layer needs."""
+        return set()
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of all converted tensors, from those of all stored ones."""
+        return dict(stored)
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        """The model's tensors that one stored tensor becomes, by name."""
+        return {name: stored}

@@ -1,0 +1,1 @@
+"""The layers that model architectures are built from."""

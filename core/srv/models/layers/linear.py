@@ -1,0 +1,80 @@
+"""Linear layers.
+
+Owns weights on the model's device, and the names that checkpoints give to them, so that loaders can fill them
+(`weight_views`). Must not know files. Quantized linear layers are in `srv.quantization`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from srv.models.layers.context import BuildContext
+
+
+class Projection(nn.Module, ABC):
+    """A linear layer [T, in] -> [T, out], computed by a kernel that the platform may replace.
+
+    `shards`: the linear layers of the checkpoint that this one fuses (for example q_proj, k_proj and v_proj), by
+    name, with the number of outputs of each. Their weights are consecutive rows of this layer's weight.
+    `kernel` is what `forward` calls. Other layers call it directly, because the overhead of `nn.Module.__call__` would
+    show in a step with so many products. A platform's `post_load` may set it to a kernel that works on a repacked
+    weight, and may then replace the loaded weight by an empty tensor.
+    """
+
+    kernel: Callable[[Tensor], Tensor]
+
+    def __init__(self, shards: Mapping[str, int]) -> None:
+        super().__init__()
+        self.shards = dict(shards)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernel(x)
+
+    @abstractmethod
+    def weight_views(self) -> dict[str, Tensor]:
+        """The tensors that a loader fills, by their names in the checkpoint. They are views of the fused weights."""
+
+    def validate_loaded(self) -> str | None:
+        """Check the loaded values; called once, after loading. The reason why they are not supported, or None."""
+        return None
+
+    def shard_views(self, suffix: str, fused: Tensor) -> dict[str, Tensor]:
+        """Views of the rows of each shard, by the name of the shard and the suffix."""
+        views = torch.split(fused, list(self.shards.values()))
+        return {f"{name}.{suffix}": view for name, view in zip(self.shards, views, strict=True)}
+
+
+class Linear(Projection):
+    """y = x Wᵀ + b in the model's dtype.
+
+    weight [out, in], bias [out] or None. With `tied`, `weight` is also that of the embedding: it is loaded there, and
+    must not be repacked.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        shards: Mapping[str, int],
+        inputs: int,
+        bias: bool,
+        weight: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__(shards)
+        self.tied = weight is not None
+        outputs = sum(shards.values())
+        self.weight = context.empty(outputs, inputs) if weight is None else weight
+        self.bias = context.empty(outputs) if bias else None
+        self.kernel = self.multiply
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """The default kernel: torch's own matrix product."""
+        return F.linear(x, self.weight, self.bias)
+
+    def weight_views(self) -> dict[str, Tensor]:
+        views = {} if self.tied else self.shard_views("weight", self.weight)
+        return views if self.bias is None else views | self.shard_views("bias", self.bias)

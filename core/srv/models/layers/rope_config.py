@@ -1,0 +1,100 @@
+"""The parameters of rotary position embeddings, read from `rope_parameters` or `rope_scaling` of a configuration.
+
+Torch-free. Owns the names and defaults of the variants; `srv.models.layers.rope` computes with them. Both forms are
+those of transformers: `rope_parameters` since version 5; before that, `rope_scaling` next to `rope_theta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "divisors")
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor",),
+    "divisors": ("divisors",),
+}
+LEGACY_NAMES = {"su": "longrope"}
+DEFAULT_THETA = 10000.0
+
+
+class UnsupportedConfig(ValueError):
+    """A configuration needs something that the native layers do not implement; the text is a clause."""
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The rotary embedding of all layers.
+
+    `rotary_dim`: how many dimensions of a head are rotated. `rope_type`: one of ROPE_TYPES ("divisors" is how GGUF
+    files store llama3 scaling: one divisor per frequency). `context_length`: the model's declared one, in tokens;
+    `original_context_length`: that of pre-training. `parameters`: the variant's own parameters.
+    """
+
+    theta: float
+    rotary_dim: int
+    rope_type: str
+    context_length: int
+    original_context_length: int
+    parameters: Mapping[str, Any]
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The variant's parameters from either form, with `rope_type` and `rope_theta` filled in."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(parameters, Mapping) or any(isinstance(value, Mapping) for value in parameters.values()):
+        raise UnsupportedConfig("its RoPE parameters differ between kinds of layers")
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    theta = parameters.get("rope_theta") or config.get("rope_theta") or DEFAULT_THETA
+    return {**parameters, "rope_type": LEGACY_NAMES.get(rope_type, rope_type), "rope_theta": float(theta)}
+
+
+def original_context_length(config: Mapping[str, Any], parameters: Mapping[str, Any], context_length: int) -> int:
+    """The context length of pre-training, in tokens.
+
+    A field of the configuration itself, as in Phi-3, takes precedence over one of the RoPE parameters.
+    """
+    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    return int(original or context_length)
+
+
+def usable_context(config: Mapping[str, Any], context_length: int) -> int:
+    """The context length that can be served with one fixed table of frequencies, from the declared one.
+
+    YaRN reaches `factor` times its original context length even if the declared one was left at the original.
+    LongRoPE switches to other frequencies for *all* keys of a sequence that grows beyond the original context length.
+    Keys that are already in the cache would then be wrong, and one long sequence would change the results of others
+    in its batch, so it is served up to the original length only.
+    """
+    try:
+        parameters = rope_parameters(config)
+    except UnsupportedConfig:
+        return context_length
+    original = original_context_length(config, parameters, context_length)
+    if parameters["rope_type"] == "longrope":
+        return min(context_length, original)
+    if parameters["rope_type"] == "yarn" and parameters.get("factor"):
+        return max(context_length, int(parameters["factor"] * original))
+    return context_length
+
+
+def rope_config(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    """The rotary embedding of a native architecture. Raises UnsupportedConfig for an unknown variant."""
+    parameters = rope_parameters(config)
+    rope_type = parameters["rope_type"]
+    if rope_type not in ROPE_TYPES:
+        raise UnsupportedConfig(f"RoPE type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
+    missing = [name for name in REQUIRED.get(rope_type, ()) if parameters.get(name) is None]
+    if missing:
+        raise UnsupportedConfig(f"RoPE type {rope_type!r} lacks {', '.join(missing)}")
+    fraction = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    rotary_dim = int(head_dim * fraction)
+    if rotary_dim <= 0 or rotary_dim % 2:
+        raise UnsupportedConfig(f"{rotary_dim} rotated dimensions of {head_dim} are not an even number")
+    context_length = int(config["max_position_embeddings"])
+    original = original_context_length(config, parameters, context_length)
+    return RopeConfig(parameters["rope_theta"], rotary_dim, rope_type, context_length, original, parameters)

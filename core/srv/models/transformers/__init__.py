@@ -1,0 +1,1 @@
+"""The generic path: causal models of transformers on paged attention."""

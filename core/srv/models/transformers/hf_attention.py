@@ -1,0 +1,115 @@
+"""Transformers' attention interface, answered by our paged attention.
+
+Owns the function registered with transformers and what it accepts. One forward pass carries one `HFForwardPass`
+through transformers' keyword arguments, so nothing is global but the registration of a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from srv.errors import ModelError
+from srv.models.base import Attend
+from srv.platform.interface import AttentionLayer
+
+IMPLEMENTATION = "srv_paged"
+STEP = "srv_step"
+# Keyword arguments that reach attention and do not change what it computes, or that are read below.
+KNOWN = {
+    STEP,
+    "scaling",
+    "sliding_window",
+    "softcap",
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "position_embeddings",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "attention_type",
+    "layer_type",
+}
+
+
+class HFForwardPass:
+    """One forward pass: finds a module's layer and hands it to `attend`.
+
+    `layers` is filled when the model is looked at for the first time (`learn`), and read afterwards.
+    """
+
+    def __init__(self, what: str, attend: Attend, layers: dict[int, AttentionLayer], learn: bool = False) -> None:
+        self.what, self.attend, self.layers, self.learn = what, attend, layers, learn
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
+    ) -> Tensor:
+        """query [1, heads, T, D], key and value [1, kv_heads, T, D] -> [1, T, heads, D]."""
+        index = getattr(module, "layer_idx", None)
+        if self.learn:
+            self._learn(index, module, query, key, value, options)
+        layer = self.layers[int(str(index))]
+        q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+        return self.attend(layer, q, k, v).unsqueeze(0)
+
+    def _learn(
+        self, index: object, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
+    ) -> None:
+        """Note what a module asks of attention, and refuse what a paged backend cannot do."""
+        foreign = sorted(name for name, given in options.items() if name not in KNOWN and given is not None)
+        if foreign:
+            raise refused(self.what, f"its attention takes {', '.join(foreign)}, which attention backends do not")
+        if not isinstance(index, int):
+            raise refused(self.what, f"{type(module).__name__} has no layer_idx")
+        causal = options.get("is_causal")
+        if not (getattr(module, "is_causal", True) if causal is None else causal):
+            raise refused(self.what, "its attention is not causal")
+        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+            raise refused(self.what, "its queries, keys and values have heads of different sizes")
+        scale, dim = options.get("scaling"), query.shape[-1]
+        self.layers[index] = AttentionLayer(
+            index=index,
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=dim,
+            scale=dim**-0.5 if scale is None else float(scale),
+            window=options.get("sliding_window"),
+            soft_cap=options.get("softcap"),
+        )
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer. Masks never come: causality and windows are the backend's own."""
+    step = options.get(STEP)
+    name = type(module).__name__
+    if not isinstance(step, HFForwardPass):
+        raise refused(name, "it does not pass keyword arguments on to its attention")
+    if attention_mask is not None:
+        raise refused(step.what, f"{name} builds an attention mask of its own")
+    return step(module, query, key, value, options), None
+
+
+def register() -> None:
+    """Make the implementation known to transformers. Registering twice changes nothing."""
+    AttentionInterface.register(IMPLEMENTATION, attention)
+
+
+def refused(what: str, reason: str) -> ModelError:
+    """The model runs in transformers, but not on paged attention."""
+    remedy = "Serve another model: this one does not fit transformers' attention interface as srv uses it"
+    return ModelError("unsupported_architecture", what, reason, remedy)
+
+
+def not_made(what: str, reason: str) -> ModelError:
+    """transformers itself cannot make the model from this configuration and these weights."""
+    remedy = "Compare config.json with the original: a field of it, or a weight, is not what transformers expects"
+    return ModelError("unsupported_config", what, f"transformers cannot make it: {reason}", remedy)

@@ -1,0 +1,183 @@
+"""Any other causal model: transformers' own class, running on our paged attention.
+
+Owns the wrapping and the loading of its weights. Must not be imported unless such a model is served:
+transformers takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as hf_logging
+
+from srv.errors import ModelError, SrvError
+from srv.models.base import Attend, CausalLM
+from srv.models.formats.dummy import load_dummy
+from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
+from srv.models.formats.gguf_loader import load_gguf
+from srv.models.transformers.hf_attention import IMPLEMENTATION, STEP, HFForwardPass, not_made, refused, register
+from srv.models.transformers.hf_check import DenseCache, largest_difference
+from srv.platform.interface import AttentionLayer
+from srv.specs import ModelFacts
+
+MOST_CHARACTERS = 300  # of what transformers says
+NO_BACKENDS = "its class in transformers does not support attention backends"
+
+
+class HFModel(CausalLM):
+    """Wraps a `...ForCausalLM` of transformers.
+
+    `body` gives hidden states (the class without its head), `model` is the whole; what a class does to its
+    logits after the head is repeated here by the three fields that configurations have for it.
+    """
+
+    def __init__(self, model: Any, facts: ModelFacts, device: torch.device) -> None:
+        super().__init__()
+        self.model = model.to(device).eval()
+        self.what = f"{facts.architecture} ({facts.name})"
+        self._layers: dict[int, AttentionLayer] = {}
+        config = model.config.get_text_config()
+        self._soft_cap = getattr(config, "final_logit_softcapping", None)
+        self._scale = float(getattr(config, "logit_scale", None) or 1.0)
+        self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        return self._pass(tokens, positions, HFForwardPass(self.what, attend, self._layers))
+
+    def _pass(self, tokens: Tensor, positions: Tensor, step: HFForwardPass) -> Tensor:
+        output = self.model.base_model(
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **{STEP: step}
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.model.get_output_embeddings()(hidden)
+        if self._scale != 1.0:
+            scores = scores * self._scale
+        if self._soft_cap is not None:
+            scores = self._soft_cap * torch.tanh(scores / self._soft_cap)
+        return scores
+
+    @torch.no_grad()
+    def learn(self, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> None:
+        """Find the attention layers by running a few tokens, and refuse a model that computes differently."""
+
+        def own(tokens: Tensor) -> Tensor:
+            self.model.set_attn_implementation("eager")
+            scores: Tensor = self.model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
+            self.model.set_attn_implementation(IMPLEMENTATION)
+            return scores
+
+        def ours(tokens: Tensor, positions: Tensor, cache: DenseCache) -> Tensor:
+            step = HFForwardPass(self.what, cache.attend, self._layers, learn=True)
+            return self.logits(self._pass(tokens, positions, step))
+
+        try:
+            difference = largest_difference(facts.vocab_size, device, own, ours)
+        except SrvError:
+            raise
+        except Exception as error:  # transformers' classes fail in their own ways: each means "does not fit"
+            raise refused(self.what, f"a trial pass failed ({type(error).__name__}: {error})") from error
+        limit = 1e-3 if dtype == torch.float32 else 0.1
+        if not difference <= limit:
+            reason = f"on paged attention its logits are off by {difference:.2g} of their size (limit {limit:g})"
+            raise refused(self.what, reason)
+        self._check_layers(facts)
+        self.attention_layers = tuple(self._layers[index] for index in range(facts.layers))
+
+    def _check_layers(self, facts: ModelFacts) -> None:
+        """The KV pool was laid out from the facts: every layer must be as they say."""
+        if sorted(self._layers) != list(range(facts.layers)):
+            raise refused(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
+        for layer in self._layers.values():
+            if (layer.kv_heads, layer.head_dim) != (facts.kv_heads, facts.head_dim):
+                found = f"{layer.kv_heads} key heads of {layer.head_dim}"
+                reason = f"layer {layer.index} has {found}, not {facts.kv_heads} of {facts.head_dim}"
+                raise refused(self.what, reason)
+
+
+def build_hf(
+    facts: ModelFacts, load_format: str, device: torch.device, dtype: torch.dtype, seed: int, progress: Progress | None
+) -> HFModel:
+    """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes."""
+    register()
+    _check_known(facts)
+    try:
+        config = _config(facts)
+        if load_format == "safetensors":
+            model = _from_folder(facts, config, dtype, progress)
+        else:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=dtype)
+    except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError) as error:
+        # Classes with a table of attentions of their own look the name up in it, and fail.
+        unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
+        if unknown:
+            raise refused(facts.architecture, NO_BACKENDS) from error
+        raise not_made(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
+    if not type(model).is_backend_compatible():
+        raise refused(facts.architecture, NO_BACKENDS)
+    wrapped = HFModel(model, facts, device)
+    targets = {name: parameter.data for name, parameter in wrapped.model.named_parameters()}
+    if load_format == "dummy":
+        load_dummy(targets, seed, progress)
+    elif load_format == "gguf":
+        load_gguf(facts, targets, progress)
+    wrapped.learn(facts, device, dtype)
+    return wrapped
+
+
+def _check_known(facts: ModelFacts) -> None:
+    """What neither we nor transformers have is said in our words: transformers' own would fill a screen."""
+    kind = facts.config.get("model_type")
+    if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    knows = "knows no causal model of that type" if kind in CONFIG_MAPPING else "does not know that type"
+    reason = f"srv has no such architecture, and transformers {transformers.__version__} {knows} (model_type {kind!r})"
+    remedy = "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
+    raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, cut where a terminal would be filled."""
+    line = str(error).strip().partition("\n")[0]
+    return line if len(line) <= MOST_CHARACTERS else line[:MOST_CHARACTERS] + "..."
+
+
+def _config(facts: ModelFacts) -> Any:
+    if facts.format != "gguf":
+        return AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=False)
+    fields = {name: value for name, value in facts.config.items() if name != "model_type"}
+    if fields["rope_parameters"]["rope_type"] == "divisors":
+        raise refused(facts.architecture, "transformers has no RoPE by a table of divisors, as this GGUF file brings")
+    return AutoConfig.for_model(facts.config["model_type"], **fields)
+
+
+def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: Progress | None) -> Any:
+    """Load through transformers itself, which renames and fuses weights of some architectures on the way."""
+    meter = Meter(facts.weight_bytes, progress)
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # `progress` is the one that is shown
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            facts.path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    finally:
+        if bars:
+            hf_logging.enable_progress_bar()
+    missing, wrong = sorted(report["missing_keys"]), sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
+        raise ModelError("missing_tensors", facts.path, f"it lacks {listed(missing)}", OTHER_CHECKPOINT)
+    if wrong:
+        raise ModelError("shape_mismatch", facts.path, f"shapes differ: {listed(wrong)}", OTHER_CHECKPOINT)
+    meter.add(facts.weight_bytes, facts.name)
+    return model

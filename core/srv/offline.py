@@ -1,0 +1,254 @@
+"""`LLM`: use a model from Python, without HTTP.
+
+    from srv import LLM
+
+    with LLM("model.gguf", max_running_requests=8) as llm:
+        for output in llm.generate(["The capital of France is"], max_tokens=8, temperature=0):
+            print(output.text)
+
+The engine runs in the process that `srv launch` starts as well; prompts are validated like request bodies, and outputs
+equal those of `/v1/completions` and `/v1/chat/completions`. An event loop in a thread of its own talks to the engine,
+so that the methods also work where a loop is running already (notebooks).
+
+Must not import anything heavy at module level beyond what the API process needs: `srv` imports it lazily.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from srv.args.config import find_any
+from srv.args.sources import gather_keywords
+from srv.engine.supervisor import EngineProcess
+from srv.errors import Refusal, Rejected, RequestError
+from srv.planning.resolution import LaunchContext, resolve_launch
+from srv.server.client import EngineClient
+from srv.server.generation import CompletedSequence
+from srv.server.protocols.chat import Chat
+from srv.server.protocols.completions import Completions
+from srv.server.protocols.openai import OpenAIEndpoint
+from srv.server.service import Service
+from srv.server.start import server_settings, start_engine
+from srv.types import FinishReason, TokenLogprob
+
+T = TypeVar("T")
+Messages = Sequence[Mapping[str, object]]
+
+# Arguments that only the HTTP server reads: without one they would be accepted and ignored.
+_HTTP_ARGUMENTS = frozenset(
+    {"host", "port", "api_key", "max_request_bytes", "graceful_shutdown_seconds", "served_model_name", "log_level"}
+)
+# Fields of a request body that only shape an HTTP response.
+_HTTP_FIELDS = ("stream", "stream_options", "echo", "model", "rid")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One output sequence.
+
+    `matched_stop`: the stop string or stop token id that ended it, or None. `logprobs`: one entry per token; empty if
+    they were not requested.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The `n` outputs of one prompt.
+
+    `cached_tokens`: how many prompt tokens the prefix cache already had. `prompt_logprobs`: None if they were not
+    requested.
+    """
+
+    prompt_tokens: list[int]
+    cached_tokens: int
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob] | None
+
+    @property
+    def text(self) -> str:
+        """The text of the first output."""
+        return self.outputs[0].text
+
+
+class LLM:
+    """One engine process and its tokenizer.
+
+    `model`: a GGUF file, a Hugging Face folder or a hub id; None takes the demo model. `arguments` are server arguments
+    by name, as in a YAML file (`srv args list`); SRV_ environment variables apply as well. Arguments of the HTTP server
+    are refused.
+
+    Raises Refusal for arguments that cannot be satisfied, ModelError for a tokenizer that cannot be read, and
+    EngineStartError if the engine fails to start.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **arguments: object) -> None:
+        if refused := _http_arguments(arguments):
+            raise Refusal(refused)
+        named = {"model_path": model, **arguments} if model is not None else arguments
+        self._context = resolve_launch(gather_keywords(named, os.environ, "LLM"))
+        self._engine = EngineProcess()
+        self._receiving: asyncio.Task[None] | None = None
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="srv-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._service = self._run(self._start(self._context))
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self, prompts: str | Sequence[str | Sequence[int]], *, progress: bool | None = None, **fields: object
+    ) -> list[RequestOutput]:
+        """Continue each prompt: a text, or a list of token ids. Outputs are in the order of the prompts.
+
+        `fields` are the sampling fields of `/v1/completions` (max_tokens, temperature, top_p, n, stop, seed, logprobs
+        ...). `progress`: a bar on standard error; None shows one where that is a terminal. Raises RequestError for the
+        first prompt or field that is refused, and EngineDead.
+        """
+        batch: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        bodies = [{**fields, "prompt": prompt if isinstance(prompt, str) else list(prompt)} for prompt in batch]
+        return self._run(self._run_batch(Completions(self._service), bodies, progress))
+
+    def chat(
+        self, conversations: Messages | Sequence[Messages], *, progress: bool | None = None, **fields: object
+    ) -> list[RequestOutput]:
+        """Answer each conversation, a list of messages {"role": ..., "content": ...}; a single one is a batch of one.
+
+        `fields` are those of `/v1/chat/completions`; otherwise as `generate`.
+        """
+        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        batch: Sequence[Any] = [conversations] if single else conversations
+        bodies = [{**fields, "messages": [dict(message) for message in messages]} for messages in batch]
+        return self._run(self._run_batch(Chat(self._service), bodies, progress))
+
+    def close(self) -> None:
+        """Abort running requests and end the engine process. Idempotent; also on exit from a `with` block."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._receiving is not None:
+            asyncio.run_coroutine_threadsafe(self._stop(self._receiving), self._loop).result()
+        self._engine.close(drained=self._receiving is not None)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop's thread and wait for the result. An interrupt of the caller cancels the work."""
+        if self._closed:
+            work.close()
+            raise RuntimeError("this LLM is closed; create another one")
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _start(self, context: LaunchContext) -> Service:
+        text = start_engine(self._engine, context)
+        ready = await self._engine.ready(context.resolved.config.server.engine_start_timeout_seconds)
+        client = EngineClient(self._engine)
+        self._receiving = asyncio.create_task(client.run())
+        return Service(server_settings(context, ready, text.vocab_size), client, text)
+
+    async def _stop(self, receiving: asyncio.Task[None]) -> None:
+        await self._service.lifecycle.drain(0.0)
+        self._service.preprocessor.close()
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+
+    async def _run_batch(
+        self, endpoint: OpenAIEndpoint, bodies: Sequence[dict[str, object]], progress: bool | None
+    ) -> list[RequestOutput]:
+        """One request per body. The first failure cancels the others and is raised."""
+        limit = asyncio.Semaphore(self._max_in_flight())
+        with _progress_bar(progress) as bar:
+            shown = bar.add_task("requests", total=len(bodies))
+            tasks = [asyncio.create_task(self._run_one(endpoint, body, limit)) for body in bodies]
+            for task in tasks:
+                task.add_done_callback(lambda _: bar.advance(shown))
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _max_in_flight(self) -> int:
+        """Requests at the engine at once: enough to keep it busy, fewer than it would refuse."""
+        schedule = self._context.resolved.config.schedule
+        running: int = schedule.max_running_requests
+        return running + min(running, schedule.max_queued_requests)
+
+    async def _run_one(
+        self, endpoint: OpenAIEndpoint, body: dict[str, object], limit: asyncio.Semaphore
+    ) -> RequestOutput:
+        if field := next((name for name in _HTTP_FIELDS if name in body), None):
+            message = f"{field} is refused: it shapes an HTTP response, and there is none; leave it out"
+            raise RequestError(message, code="invalid_value", param=field)
+        async with limit:
+            parsed = await endpoint.parse(body)
+            ticket, group = self._service.start(parsed.prompts, [uuid.uuid4().hex], time.perf_counter())
+            try:
+                results = await group.gather()
+            finally:
+                ticket.close()
+        first = results[0]
+        return RequestOutput(
+            prompt_tokens=first.sequence.prompt.tokens,
+            cached_tokens=first.sequence.cached_tokens,
+            outputs=[_output(result) for result in results],
+            prompt_logprobs=first.prompt_logprobs,
+        )
+
+
+def _progress_bar(wanted: bool | None) -> Progress:
+    """A bar on standard error; None shows it if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not (console.is_terminal if wanted is None else wanted))
+
+
+def _output(result: CompletedSequence) -> CompletionOutput:
+    return CompletionOutput(result.text, result.tokens, result.finish, result.sequence.matched, result.logprobs)
+
+
+def _http_arguments(arguments: Mapping[str, object]) -> list[Rejected]:
+    """Rejections of arguments, by any of their names, that only the HTTP server reads."""
+    refused: list[Rejected] = []
+    for name, value in arguments.items():
+        argument = find_any(name)
+        if argument is not None and argument.name in _HTTP_ARGUMENTS and value is not None:
+            reason = "only the HTTP server reads it, and LLM starts none"
+            shown, remedy = argument.show(value), "Leave it out, or use `srv launch`."
+            refused.append(Rejected("not_applicable", argument.name, shown, f"LLM({name}=...)", reason, remedy))
+    return refused

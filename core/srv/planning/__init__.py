@@ -1,0 +1,1 @@
+"""What `srv plan` computes from facts: the resolution for a target, and the memory budget. Torch-free."""

@@ -1,0 +1,155 @@
+"""How many pages fit: from a device's memory to a page count for each cache group, with a breakdown.
+
+Torch-free arithmetic. The engine calls `compute` with the memory it measured after loading; `srv plan` calls
+`estimate` with the sizes from the facts. Neither allocates anything.
+
+    total ├──── weights and whatever else is in use ────┼── KV pool ──┼──── free for activations ────┤
+          └────────────── at most mem_fraction_static * total ────────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srv.args.config import Config
+from srv.args.statement import amount_text
+from srv.dtypes import item_size
+from srv.errors import Refusal, Rejected
+from srv.models.architectures.decoder_config import decoder_config
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.platform.facts import DeviceFacts
+from srv.specs import KVLayout, ModelFacts
+
+SMALLEST_REQUEST = 2  # tokens: one of prompt, one of output
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`pages[group]` usable pages of `page_size` tokens.
+
+    `breakdown`: pairs (quantity, explanation) in the order of computation.
+    `max_request_tokens`: a request of more tokens, prompt and output, can never run.
+    """
+
+    pages: tuple[int, ...]
+    page_size: int
+    max_request_tokens: int
+    breakdown: tuple[tuple[str, str], ...]
+
+
+def compute(
+    config: Config,
+    model: ModelFacts,
+    *,
+    free_bytes: int,
+    total_bytes: int,
+    reserved_bytes: int = 0,
+    source: str = "measured after loading",
+) -> Budget:
+    """The budget of a device with `free_bytes` of `total_bytes` left once the weights are loaded.
+
+    `reserved_bytes` stay free whatever `mem_fraction_static` says (activations, sampling, runtime).
+    `source` says where the two figures come from. Refusal if not even the smallest request fits.
+    """
+    page_size = config.memory.page_size
+    page_bytes = bytes_per_page(config, model)
+    used = total_bytes - free_bytes
+    static = int(config.memory.mem_fraction_static * total_bytes)
+    pool = min(static - used, free_bytes - reserved_bytes)
+    pages = max(pool, 0) // page_bytes - 1  # page 0 takes the writes of padded rows
+    breakdown = [
+        (
+            "memory",
+            f"{_bytes(max(free_bytes, 0))} of {_bytes(total_bytes)} are free after the weights are loaded, {source}",
+        ),
+        (
+            "static",
+            f"{_bytes(static)} for weights and KV pool, mem_fraction_static {config.memory.mem_fraction_static}",
+        ),
+        ("reserved", f"{_bytes(reserved_bytes)} stay free (reserved_memory)"),
+        ("page", f"{_bytes(page_bytes)} hold {page_size} tokens of {_layers(model)} layers in {kv_dtype(config)}"),
+        (
+            "memory_pages",
+            f"{max(pages, 0)} pages of that size fit into the {_bytes(max(pool, 0))} left for the KV pool",
+        ),
+    ]
+    limit = config.memory.max_total_tokens
+    if limit is not None:
+        pages = min(pages, limit // page_size)
+        breakdown.append(("limit", f"max_total_tokens {limit} allows {limit // page_size} pages"))
+    if pages * page_size < SMALLEST_REQUEST:
+        raise Refusal([_too_small(config, breakdown)])
+    tokens = pages * page_size
+    max_request_tokens = min(tokens, config.model.context_length or model.context_length)
+    breakdown.append(("pages", f"{pages} pages, {tokens} tokens, {_bytes((pages + 1) * page_bytes)}"))
+    breakdown.append(("max_request_tokens", f"{max_request_tokens}, the smaller of the pool and the context length"))
+    return Budget(tuple(pages for _ in model.cache_groups), page_size, max_request_tokens, tuple(breakdown))
+
+
+def estimate(config: Config, model: ModelFacts, device: DeviceFacts, reserved_bytes: int = 0) -> Budget:
+    """The budget estimated from facts, for a device that need not be present. Raises Refusal as `compute` does."""
+    weights = weight_bytes(config, model)
+    return compute(
+        config,
+        model,
+        free_bytes=device.memory_bytes - weights,
+        total_bytes=device.memory_bytes,
+        reserved_bytes=reserved_bytes,
+        source=f"estimated with {_bytes(weights)} of weights in {config.model.dtype} and nothing else running",
+    )
+
+
+def weight_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of the weights on the device, at most.
+
+    GGUF weights that stay quantized count as one byte per parameter and one 16-bit scale per 16 parameters, an upper
+    bound for every platform's packing; int8 weights count as one byte, all others as the model's dtype.
+    """
+    dequantized = config.weights.dequantize_weights or config.model.model_impl == "transformers"
+    quantized = 0 if dequantized else model.gguf_quantized_params
+    if config.model.load_format == "dummy":
+        quantized = 0
+    integers = _online_quantized_params(model) if config.weights.torchao_config else model.int8_params
+    return (model.parameters - quantized - integers) * item_size(config.model.dtype) + quantized * 9 // 8 + integers
+
+
+def _online_quantized_params(model: ModelFacts) -> int:
+    """Parameters that are quantized to int8 while they are loaded: the weights of all projections."""
+    try:
+        return decoder_config(model.architecture, model.config).projection_params
+    except (UnsupportedConfig, KeyError, TypeError, ValueError):  # refused when it is built
+        return 0
+
+
+def bytes_per_page(config: Config, model: ModelFacts) -> int:
+    """Bytes of one page in all cache groups together: each group gets the same number of pages."""
+    dtype = kv_dtype(config)
+    layouts = [KVLayout(group, config.memory.page_size, dtype) for group in model.cache_groups]
+    return sum(layout.bytes_per_page() for layout in layouts)
+
+
+def kv_dtype(config: Config) -> str:
+    """The torch dtype name of the KV pool; "auto" is that of the activations."""
+    chosen: str = config.platform.kv_cache_dtype
+    return config.model.dtype if chosen == "auto" else chosen
+
+
+def _layers(model: ModelFacts) -> int:
+    return sum(len(group.layers) for group in model.cache_groups)
+
+
+def _bytes(amount: int) -> str:
+    return amount_text(amount, "bytes")
+
+
+def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejected:
+    explanation = "; ".join(sentence for _, sentence in breakdown)
+    return Rejected(
+        "pool_too_small",
+        "KV pool",
+        None,
+        "memory budget",
+        f"it cannot hold one request of {SMALLEST_REQUEST} tokens in pages of {config.memory.page_size}: {explanation}",
+        "Free memory on the device, raise --mem-fraction-static or --max-total-tokens, take a smaller --page-size, "
+        "fewer --max-running-requests or a smaller --chunked-prefill-size.",
+    )

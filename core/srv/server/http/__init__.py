@@ -1,0 +1,1 @@
+"""HTTP itself: limits, bodies, authentication, event streams, graceful shutdown. Knows no endpoint."""

@@ -1,0 +1,206 @@
+"""One client connection: uvicorn's HTTP protocol, with limits on what a client can make the server hold.
+
+Owns which bytes reach the parser and when, how many pipelined requests wait, and how a connection that broke HTTP or a
+limit is answered and closed. Must not know endpoints. Runs before authentication: whoever can connect is met here.
+
+    transport ──► unread ──► Framer ──► parser ──► running request, pipeline (at most 16) ──► application
+        ▲ paused while the pipeline is full                              │
+        └────────────────────────────── a response has ended ◄───────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from srv.errors import RequestError
+from srv.server.http.body import LINGER_SECONDS
+from srv.server.http.failures import describe, error_response
+from srv.server.http.framing import Framer, Section
+
+MAX_PIPELINED = 16  # requests of one connection that wait while another one runs
+LINGER_BYTES = 1024 * 1024  # what is read and dropped after a refusal
+
+
+def http_protocol(responded: Callable[[int], None]) -> type[asyncio.Protocol]:
+    """For `uvicorn.Config(http=...)`. `responded` is called with the status of each refusal that is sent from here."""
+    return cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, responded=responded))
+
+
+class PipelineFlow(FlowControl):
+    """uvicorn's flow control, which goes on reading whenever a response ends or an application waits for its request.
+
+    Not while `held`: a full pipeline gains only one place by the end of a response.
+    """
+
+    held = False
+
+    def hold(self) -> None:
+        self.held = True
+        self.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which parses all that has come at once, made to parse piece by piece."""
+
+    flow: PipelineFlow
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        responded: Callable[[int], None],
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.ws_protocol_class = None  # no endpoint speaks WebSocket, and its parser knows no limits
+        self._responded = responded
+        self._framer = Framer()
+        self._unread, self._position = b"", 0  # arrived; parsed up to `_position`
+        # `cycle` is the newest request, which may wait in the pipeline.
+        self._running: RequestResponseCycle | None = None
+        self._receiving: RequestResponseCycle | None = None  # whose body has not ended
+        self._finished = False  # nothing that arrives from now on is parsed
+        self._refusal: RequestError | None = None  # to be sent when the responses before it have been
+        self._lingering: asyncio.TimerHandle | None = None
+        self._lingered = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = PipelineFlow(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+        if self._running is not None and not self._running.response_complete:
+            _disconnect(self._running)
+        self._finished, self._unread = True, b""
+        super().connection_lost(exc)
+
+    # What arrives
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if not self._finished:
+            self._unread, self._position = self._unread[self._position :] + data, 0
+            self._parse()
+        elif self._lingering is not None:
+            self._lingered += len(data)
+            if self._lingered > LINGER_BYTES:
+                self.transport.close()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, until the pipeline is full or no further request is wanted."""
+        try:
+            while self._position < len(self._unread) and not self._finished:
+                if len(self.pipeline) >= MAX_PIPELINED:
+                    self.flow.hold()
+                    return
+                start = self._position
+                self._position = self._framer.next_piece(self._unread, start)
+                self.parser.feed_data(self._unread[start : self._position])
+        except httptools.HttpParserUpgrade:
+            pass  # the request is served as if it had not asked; `on_headers_complete` made it the last one
+        except (RequestError, httptools.HttpParserError) as error:
+            self.logger.debug("a connection is closed for what it sent", exc_info=error)
+            self._refuse(self._framer.failure or RequestError(f"this is not HTTP: {error}", code="invalid_http"))
+            return
+        self._unread, self._position = b"", 0
+        self.flow.held = False  # uvicorn resumes with the next response: requests wait, or nothing was held
+
+    # Callbacks of the parser
+
+    def on_url(self, url: bytes) -> None:
+        self._framer.target_received()
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._framer.section is Section.HEAD:  # a trailer must not pass for a header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        headers, upgrade = dict(self.headers), self.parser.should_upgrade()
+        length = int(headers[b"content-length"]) if b"content-length" in headers else None
+        self._framer.head_ended(length, chunked=b"transfer-encoding" in headers, upgrade=upgrade)
+        super().on_headers_complete()
+        self._receiving = self.cycle
+        if not self.pipeline:
+            self._running = self.cycle
+        if upgrade:
+            self.cycle.keep_alive = False  # what follows this request is not HTTP/1.1
+
+    def on_chunk_header(self) -> None:
+        self._framer.chunk_line_ended()
+
+    def on_body(self, body: bytes) -> None:
+        self._framer.body_received(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._framer.message_ended()
+        super().on_message_complete()
+        self._receiving = None
+        self._finished = not self.cycle.keep_alive
+
+    # What is answered
+
+    def on_response_complete(self) -> None:
+        following = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        self._running = following
+        if self._refusal is None:
+            self._parse()
+        elif following is None:
+            self._send_refusal(self._refusal)
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer what cannot be parsed, after the requests before it, and close."""
+        self._finished, self._unread, self._position = True, b"", 0
+        broken = self._receiving
+        if broken is not None and (broken.response_started or broken.disconnected):
+            self.transport.close()  # it has an answer
+            return
+        if broken is not None and broken is self._running:
+            _disconnect(broken)  # the application waits for its body
+            self._running = None
+        elif broken is not None:
+            self.pipeline.popleft()
+        if self._running is None or self._running.response_complete:
+            self._send_refusal(error)
+        else:
+            self._refusal = error
+            self.flow.hold()
+
+    def _send_refusal(self, error: RequestError) -> None:
+        """Send it, and go on reading for a while: closing a socket with unread bytes could lose the answer."""
+        status, body = describe(error)
+        response = error_response(status, body, {"connection": "close"})
+        headers = [*self.server_state.default_headers, *response.raw_headers]
+        lines = [b"%s: %s\r\n" % (name, value) for name, value in headers]
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(response.body)]))
+        self._responded(status)
+        self._lingering = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self.flow.held = False
+        self.flow.resume_reading()
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """The application is told that the client has left; what it still sends goes nowhere."""
+    cycle.disconnected = True
+    cycle.message_event.set()

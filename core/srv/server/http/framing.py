@@ -1,0 +1,138 @@
+"""Cuts what a connection delivers into pieces for the HTTP parser, so that each head and trailer section is bounded.
+
+Owns the byte counts and their limits. Must not know sockets or requests, and does not parse HTTP: the parser alone
+decides where a request ends, and its callbacks move the state here.
+
+    HEAD ──► BODY (Content-Length) ────────────────────────► HEAD
+      └────► CHUNK_LINE ──► BODY (the data of one chunk) ─┐
+               ▲   └──────► TRAILERS ────────────────────────► HEAD
+               └──────────────────────────────────────────┘
+
+No piece crosses the end of a section. Outside bodies a piece is at most one line, and sections end where lines do;
+within a body it is at most what the announced length leaves. The count of a section is therefore exact, and a caller
+can stop between two requests.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from srv.errors import RequestError
+
+MAX_SECTION_BYTES = 64 * 1024  # of a head, of a trailer section, of the line before a chunk
+MAX_SECTION_LINES = 256  # a header costs hundreds of bytes of memory, however short its line is
+
+
+class Section(Enum):
+    """What the next byte of a connection belongs to."""
+
+    HEAD = "head"
+    BODY = "body"
+    CHUNK_LINE = "chunk line"
+    TRAILERS = "trailers"
+
+
+class Framer:
+    """The position in the bytes of one connection.
+
+    For each piece the caller calls `next_piece`, then feeds it to the parser, whose callbacks call the other methods.
+    All of them raise RequestError, after which the connection cannot be read any further. The parser replaces an error
+    of its callbacks by one of its own, so `failure` keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.failure: RequestError | None = None
+        self._enter(Section.HEAD)
+
+    def _enter(self, section: Section, left: int = 0, *, chunked: bool = False) -> None:
+        self.section = section
+        self._left = left  # bytes of this body or chunk that have not come yet
+        self._chunked = chunked
+        self._bytes = self._lines = 0  # of this section, as far as the parser has been fed
+        self._chunk_line = bytearray()  # size and extensions, after the line end of the chunk before
+        self._ends_line = False  # whether the last piece did
+        self._in_target = False
+
+    def next_piece(self, data: bytes, start: int) -> int:
+        """The end of the piece of `data` that begins at `start`. Raises RequestError: 400, 414 or 431."""
+        if self._left:
+            return min(len(data), start + self._left)
+        allowed = MAX_SECTION_BYTES - self._bytes
+        if allowed == 0 or self._lines == MAX_SECTION_LINES:
+            raise self._failed(self._too_large())
+        end = data.find(b"\n", start, start + allowed) + 1
+        self._ends_line = end > 0
+        if self._ends_line:
+            self._lines += 1
+            self._in_target = False
+        else:
+            end = min(len(data), start + allowed)
+        self._bytes += end - start
+        if self.section is Section.CHUNK_LINE:
+            self._chunk_line += data[start:end]
+        return end
+
+    def _too_large(self) -> RequestError:
+        too_many = self._lines == MAX_SECTION_LINES
+        size = f"more than {MAX_SECTION_LINES} lines" if too_many else f"more than {MAX_SECTION_BYTES} bytes"
+        if self.section is Section.CHUNK_LINE:
+            return RequestError(
+                f"a chunk header has {size}; send chunks without extensions", code="chunk_header_too_large"
+            )
+        if self.section is Section.TRAILERS:
+            return RequestError(
+                f"the trailers have {size}; send none, they are ignored", code="trailers_too_large", status=431
+            )
+        if self._in_target:
+            return RequestError(f"the URL has {size}; send long values in the body", code="url_too_long", status=414)
+        return RequestError(
+            f"the request head has {size}; send fewer or shorter headers", code="headers_too_large", status=431
+        )
+
+    def _failed(self, error: RequestError) -> RequestError:
+        self.failure = error
+        return error
+
+    def target_received(self) -> None:
+        """The piece being parsed contains some of the request target."""
+        self._in_target = not self._ends_line
+
+    def head_ended(self, content_length: int | None, *, chunked: bool, upgrade: bool) -> None:
+        """What the head announces. `upgrade`: the parser takes what follows for another protocol."""
+        if upgrade and (content_length or chunked):
+            raise self._failed(
+                RequestError(
+                    "a request with a body is refused if it asks for another protocol (Upgrade); send it in HTTP/1.1",
+                    code="upgrade_with_body",
+                )
+            )
+        if chunked:
+            self._enter(Section.CHUNK_LINE)
+        else:
+            self._enter(Section.BODY, content_length or 0)
+
+    def chunk_line_ended(self) -> None:
+        size = int(self._chunk_line.partition(b";")[0], 16)  # hexadecimal, or the parser would have refused it
+        if size:
+            self._enter(Section.BODY, size, chunked=True)
+        else:
+            self._enter(Section.TRAILERS)
+
+    def body_received(self, size: int) -> None:
+        """The parser has passed on `size` bytes of body."""
+        if size > self._left:
+            raise self._ambiguous_length()
+        self._left -= size
+        if self._chunked and not self._left:
+            self._enter(Section.CHUNK_LINE)
+
+    def message_ended(self) -> None:
+        if self._left:
+            raise self._ambiguous_length()
+        self._enter(Section.HEAD)
+
+    def _ambiguous_length(self) -> RequestError:
+        """The parser reads another length than this class: what follows might be taken for another request."""
+        return self._failed(
+            RequestError("the length of the body is ambiguous; send one plain Content-Length", code="invalid_http")
+        )

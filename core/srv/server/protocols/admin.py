@@ -1,0 +1,191 @@
+"""Endpoints about the server itself: models, text tools, health, information, cache, metrics, abort.
+
+Must not know how sequences are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import Response
+
+from srv.errors import EngineDead, RequestError
+from srv.io.messages import Stats
+from srv.server.http.events import while_connected
+from srv.server.preprocessor import read_prompts
+from srv.server.protocols.chat import Chat
+from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, TokenizeBody
+from srv.server.sampling_fields import Sampling
+from srv.server.service import Service
+
+STATS_SECONDS = 1.0  # a scrape does not wait longer for an engine in a long step; it shows the last report
+
+
+def answer(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+class Admin:
+    """The endpoints, one method each."""
+
+    def __init__(self, service: Service, chat: Chat) -> None:
+        self.service = service
+        self._chat = chat
+
+    # ---- models -----------------------------------------------------------------------------------------
+
+    def _model(self) -> dict[str, object]:
+        settings = self.service.settings
+        return {
+            "id": settings.model_name,
+            "object": "model",
+            "created": settings.created,
+            "owned_by": "srv",
+            "root": settings.model_name,
+            "parent": None,
+            "max_model_len": settings.room,
+        }
+
+    async def models(self, request: Request) -> Response:
+        return answer({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self.service.preprocessor.check_model(request.path_params["model"])
+        return answer(self._model())
+
+    async def model_info(self, request: Request) -> Response:
+        return answer({**self.service.settings.model_info, "max_request_tokens": self.service.settings.room})
+
+    async def server_info(self, request: Request) -> Response:
+        stats = await self._stats()
+        return answer(
+            {
+                **self.service.settings.server_info,
+                "engine": None if stats is None else msgspec.structs.asdict(stats),
+                "draining": self.service.lifecycle.draining,
+            }
+        )
+
+    # ---- text -------------------------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        body = TokenizeBody.parse(await self.service.body(request))
+        preprocessor = self.service.preprocessor
+        preprocessor.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("send either prompt or messages", code="invalid_value", param="prompt")
+        batch = False
+        if body.messages is not None:
+            texts = [await self._chat.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)]
+        else:
+            texts, batch = self._texts(body)
+        special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
+        tokens = [await preprocessor.encode(text, special, "prompt", to_run=False) for text in texts]
+        shown: dict[str, object] = {
+            "tokens": tokens if batch else tokens[0],
+            "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),
+            "max_model_len": self.service.settings.room,
+        }
+        if body.return_token_strs:
+            names = [[self.service.text.token_text(token) for token in ids] for ids in tokens]
+            shown["token_strs"] = names if batch else names[0]
+        return answer(shown)
+
+    def _texts(self, body: TokenizeBody) -> tuple[list[str], bool]:
+        for given, param in (
+            (body.add_generation_prompt, "add_generation_prompt"),
+            (body.chat_template_kwargs, "chat_template_kwargs"),
+        ):
+            if given is not None:
+                raise RequestError(
+                    f"{param} is refused: it goes with messages, not with prompt", code="invalid_value", param=param
+                )
+        prompts, batch = read_prompts(body.prompt, "prompt")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) != len(prompts):
+            raise RequestError("prompt must hold texts", code="invalid_type", param="prompt")
+        self.service.preprocessor.check_count(len(texts), 1, "prompt")
+        return texts, batch
+
+    async def detokenize(self, request: Request) -> Response:
+        body = DetokenizeBody.parse(await self.service.body(request))
+        preprocessor = self.service.preprocessor
+        preprocessor.check_model(body.model)
+        if body.tokens == []:
+            return answer({"text": ""})
+        prompts, batch = read_prompts(body.tokens, "tokens")
+        texts = []
+        for tokens in prompts:
+            if isinstance(tokens, str):
+                raise RequestError("tokens must hold token ids", code="invalid_type", param="tokens")
+            preprocessor.check_tokens(tokens, "tokens")
+            texts.append(await preprocessor.decode(tokens, body.skip_special_tokens is not False))
+        return answer({"text": texts if batch else texts[0]})
+
+    # ---- health -----------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        if self.service.lifecycle.healthy:
+            return answer({"status": "ok"})
+        return answer({"status": "shutting down" if self.service.client.alive else "engine dead"}, 503)
+
+    async def health_generate(self, request: Request) -> Response:
+        """Really generates one token."""
+        self.service.lifecycle.check_accepting()
+        seconds = self.service.settings.health_generate_seconds
+        sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
+        tokenized_prompt = await self.service.preprocessor.prepare([0], sampling, param="prompt", default_max_tokens=1)
+        ticket, group = self.service.start([tokenized_prompt], [f"health-{uuid.uuid4().hex}"], time.perf_counter())
+        try:
+            async with asyncio.timeout(seconds):
+                await while_connected(request.receive, group.gather())
+        except TimeoutError:
+            raise RequestError(
+                f"the engine made no token within {seconds:g} seconds", code="engine_slow", status=503
+            ) from None
+        finally:
+            ticket.close()
+        return answer({"status": "ok"})
+
+    # ---- control ----------------------------------------------------------------------------------------
+
+    async def abort(self, request: Request) -> Response:
+        body = AbortBody.parse(await self.service.body(request))
+        if bool(body.abort_all) == (body.rid is not None):
+            raise RequestError("send either rid or abort_all = true", code="invalid_value", param="rid")
+        return answer({"aborted": self.service.lifecycle.abort(None if body.abort_all else _ids(body.rid))})
+
+    async def flush_cache(self, request: Request) -> Response:
+        flushed = await self.service.client.flush()
+        if not flushed.done:
+            raise RequestError(
+                f"the prefix cache is not flushed: {flushed.reason}; try again when no request runs",
+                code="cache_in_use",
+            )
+        return answer({"flushed": True})
+
+    async def metrics(self, request: Request) -> Response:
+        stats = await self._stats()
+        text = self.service.metrics.expose(stats, self.service.client.alive)
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def _stats(self) -> Stats | None:
+        """Fresh figures, or the last report of an engine that is busy or gone."""
+        try:
+            async with asyncio.timeout(STATS_SECONDS):
+                return await self.service.client.stats()
+        except (TimeoutError, EngineDead):
+            return self.service.client.latest_stats
+
+
+def _ids(rid: object) -> Sequence[str]:
+    ids = [rid] if isinstance(rid, str) else rid
+    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        raise RequestError("rid must be a string or an array of strings", code="invalid_type", param="rid")
+    return ids

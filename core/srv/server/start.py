@@ -1,0 +1,70 @@
+"""From a resolved launch to a starting engine and the settings of the API process: for `srv launch` and `srv.LLM`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+from srv import __version__
+from srv.engine.supervisor import EngineProcess
+from srv.executor.spec import engine_spec
+from srv.io.messages import Ready
+from srv.planning.resolution import LaunchContext
+from srv.platform.manifest import worker_environment
+from srv.server.settings import ServerSettings
+from srv.server.text.processor import TextProcessor
+
+
+def start_engine(engine: EngineProcess, context: LaunchContext) -> TextProcessor:
+    """Start the process and send it its spec; the tokenizer loads while the engine's modules do.
+
+    An invalid tokenizer or chat template is refused before weights are read. Await `engine.ready` next.
+    """
+    engine.start(worker_environment(context.manifest, context.device))
+    from srv.server.text.tokenizer import load_text_processor  # heavy, and the process above loads meanwhile
+
+    model = context.resolved.config.model
+    template = None if model.chat_template is None else str(model.chat_template)
+    text = load_text_processor(context.model, model.tokenizer_path, template)
+    engine.send_spec(lambda to_engine, from_engine: engine_spec(context, to_engine, from_engine))
+    return text
+
+
+def server_settings(context: LaunchContext, ready: Ready, vocab_size: int) -> ServerSettings:
+    """What the API process is configured with, once the engine is ready. `vocab_size` is the tokenizer's."""
+    config, model = context.resolved.config, context.model
+    return ServerSettings(
+        model_name=config.model.served_model_name or model.name,
+        context_length=config.model.context_length or model.context_length,
+        max_request_tokens=ready.max_request_tokens,
+        vocab_size=min(vocab_size, model.vocab_size),
+        api_key=config.server.api_key,
+        max_request_bytes=config.server.max_request_bytes,
+        max_stop_strings=config.server.max_stop_strings,
+        random_seed=config.model.random_seed,
+        created=int(time.time()),
+        model_info={
+            "model_path": model.path,
+            "architecture": model.architecture,
+            "format": model.format,
+            "quantization": model.quantization,
+            "parameters": model.parameters,
+            "context_length": model.context_length,
+            "vocab_size": model.vocab_size,
+            "end_tokens": list(model.end_tokens),
+        },
+        server_info={
+            "version": __version__,
+            "platform": context.platform,
+            "device": asdict(context.device),
+            "chosen_because": context.reason,
+            "arguments": context.resolved.describe(),
+            "backends": {slot: str(choice) for slot, choice in context.resolved.backends.items()},
+            "quantities": {name: str(quantity) for name, quantity in context.resolved.quantities.items()},
+            "budget": dict(ready.budget),
+            "pages": ready.pages,
+            "page_size": ready.page_size,
+            "graph_rows": ready.graph_rows,
+            "load_seconds": round(ready.load_seconds, 3),
+        },
+    )

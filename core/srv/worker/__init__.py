@@ -1,0 +1,1 @@
+"""The worker of one rank: runs plans on one device. Makes no scheduling decisions."""

@@ -1,0 +1,84 @@
+"""Attention for one step: one backend, or two if prefill and decode use different ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
+
+
+class PlannedAttention:
+    """The `attend(layer, q, k, v)` that a model calls in each layer; holds the metadata from `backend.plan`."""
+
+    __slots__ = ("_backend", "_metadata")
+
+    def __init__(self, backend: AttentionBackend, metadata: Any) -> None:
+        self._backend = backend
+        self._metadata = metadata
+
+    def __call__(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self._backend.forward(layer, q, k, v, self._metadata)
+
+
+class StepAttention(PlannedAttention):
+    """Attention for one eager (not captured) step; the constructor plans it."""
+
+    __slots__ = ()
+
+    def __init__(self, backend: AttentionBackend, batch: AttentionBatch) -> None:
+        super().__init__(backend, backend.plan(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitMetadata:
+    decode_tokens: torch.Tensor | None
+    extend_tokens: torch.Tensor | None
+    decode: Any
+    extend: Any
+
+
+class SplitAttention:
+    """Two backends over one KV pool: rows with one query token go to `decode`, longer rows to `extend`."""
+
+    def __init__(self, extend: AttentionBackend, decode: AttentionBackend) -> None:
+        self._extend = extend
+        self._decode = decode
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        decode_rows = [index for index, length in enumerate(batch.query_lens) if length == 1]
+        extend_rows = [index for index, length in enumerate(batch.query_lens) if length > 1]
+        decode, decode_tokens = self._plan_rows(self._decode, batch, decode_rows)
+        extend, extend_tokens = self._plan_rows(self._extend, batch, extend_rows)
+        return _SplitMetadata(decode_tokens, extend_tokens, decode, extend)
+
+    def _plan_rows(
+        self, backend: AttentionBackend, batch: AttentionBatch, rows: list[int]
+    ) -> tuple[Any, torch.Tensor | None]:
+        if not rows:
+            return None, None
+        device = batch.page_table.device
+        begins = [0]
+        for length in batch.query_lens:
+            begins.append(begins[-1] + length)
+        tokens = [token for row in rows for token in range(begins[row], begins[row + 1])]
+        selected = AttentionBatch(
+            query_lens=[batch.query_lens[row] for row in rows],
+            kv_lens=[batch.kv_lens[row] for row in rows],
+            page_table=batch.page_table[torch.tensor(rows).to(device)],
+        )
+        return backend.plan(selected), torch.tensor(tokens).to(device)
+
+    def forward(
+        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Any
+    ) -> torch.Tensor:
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        for backend, tokens, plan in (
+            (self._decode, metadata.decode_tokens, metadata.decode),
+            (self._extend, metadata.extend_tokens, metadata.extend),
+        ):
+            if tokens is not None:
+                out[tokens] = backend.forward(layer, q[tokens], k[tokens], v[tokens], plan)
+        return out

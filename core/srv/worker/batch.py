@@ -1,0 +1,110 @@
+"""Builds the input tensors of a forward pass from the rows of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from srv.sched.plan import Row
+from srv.worker.slots import IntArray, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Inputs of one step. The tokens of all rows are concatenated along the token axis.
+
+    tokens, positions: int64 [scheduled tokens] on the device. query_lens, kv_lens: on the host, one value per row.
+    outputs: int64 [n] on the device, the token-axis positions whose logits are needed: one for each row that samples,
+    then those to score; None: every position, in order. sampled: indices of the plan's rows that sample.
+    scores: (index, targets) for each row with positions to score; targets are int64, one token per scored position.
+    sources: host tensors that are being copied to the device asynchronously. They must be kept alive until the step
+    has finished.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    query_lens: list[int]
+    kv_lens: list[int]
+    outputs: torch.Tensor | None
+    sampled: list[int]
+    scores: list[tuple[int, IntArray]]
+    sources: tuple[torch.Tensor, ...] = ()
+
+
+def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
+    """The inputs of a step. Every tensor is built on the host as a whole and copied to the device once."""
+    if slots.all_decode(rows) and all(row.sample and not row.score for row in rows):
+        return _decode(rows, slots)
+    lens = np.fromiter((row.scheduled for row in rows), dtype=np.int64, count=len(rows))
+    computed = np.fromiter((row.computed for row in rows), dtype=np.int64, count=len(rows))
+    ends = np.cumsum(lens)
+    total = int(ends[-1])
+    positions = np.arange(total, dtype=np.int64) + np.repeat(computed - (ends - lens), lens)
+    sampled = [index for index, row in enumerate(rows) if row.sample]
+    scores = [(index, slots.score_targets(row)) for index, row in enumerate(rows) if row.score]
+    tokens, token_sources = _tokens(rows, slots, ends, device)
+    host_positions = torch.from_numpy(positions)
+    return Inputs(
+        tokens=tokens,
+        positions=host_positions.to(device, non_blocking=True),
+        query_lens=lens.tolist(),
+        kv_lens=(computed + lens).tolist(),
+        outputs=_outputs(rows, sampled, ends, scores, device),
+        sampled=sampled,
+        scores=scores,
+        sources=(host_positions, *token_sources),
+    )
+
+
+def _decode(rows: Sequence[Row], slots: Slots) -> Inputs:
+    """The inputs of a decode-only step: each row feeds its last sampled token and samples the next one."""
+    computed = [row.computed for row in rows]
+    positions, sources = slots.positions(computed)
+    return Inputs(
+        tokens=slots.last_tokens(tuple([row.slot for row in rows])),
+        positions=positions,
+        query_lens=[1] * len(rows),
+        kv_lens=[position + 1 for position in computed],
+        outputs=None,
+        sampled=list(range(len(rows))),
+        scores=[],
+        sources=sources,
+    )
+
+
+def _tokens(
+    rows: Sequence[Row], slots: Slots, ends: IntArray, device: torch.device
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """The step's input tokens on the device, and the host tensors that they are copied from."""
+    known = [slots.known_tokens(row) for row in rows]
+    fed_back = [index for index, ids in enumerate(known) if ids is None]
+    last = tuple([rows[index].slot for index in fed_back])
+    if len(fed_back) == len(rows):
+        return slots.last_tokens(last), ()
+    host = np.zeros(int(ends[-1]), dtype=np.int64)
+    for ids, row, end in zip(known, rows, ends, strict=True):
+        if ids is not None:
+            host[end - row.scheduled : end] = ids
+    source = torch.from_numpy(host)
+    tokens = source.to(device, non_blocking=True)
+    if fed_back:
+        indices = torch.from_numpy(ends[fed_back] - 1).to(device)
+        tokens[indices] = slots.last_tokens(last)
+    return tokens, (source,)
+
+
+def _outputs(
+    rows: Sequence[Row], sampled: list[int], ends: IntArray, scores: list[tuple[int, IntArray]], device: torch.device
+) -> torch.Tensor | None:
+    """Token-axis positions whose logits are needed; None: every position, in order."""
+    needed = [ends[sampled] - 1]
+    for index, targets in scores:
+        begin = ends[index] - rows[index].score
+        needed.append(np.arange(begin, begin + len(targets)))
+    flat = np.concatenate(needed)
+    if len(sampled) == len(rows) == int(ends[-1]) == len(flat):
+        return None
+    return torch.from_numpy(flat).to(device)

@@ -1,0 +1,162 @@
+"""The model runner: executes plans and returns sampled tokens. One per rank.
+
+    plan ──► slots ──► inputs ──► attention.plan ──► model ──► logits of selected positions ──► sampler ──► tokens
+               ▲                                                                                   │
+               └─────────────────── last token of each slot, kept on the device ◄──────────────────┘
+
+It makes no scheduling decisions and must not know where plans come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from srv.models.base import CausalLM
+from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Platform
+from srv.sample.logprobs import Scores, score
+from srv.sample.processors import SampleRow
+from srv.sample.sampler import SampledBatch, SampledToken, Sampler
+from srv.sched.plan import Plan, Result, Row, RowResult
+from srv.types import TokenLogprob
+from srv.worker import batch
+from srv.worker.attention import StepAttention
+from srv.worker.batch import Inputs
+from srv.worker.graphs import CapturedSteps
+from srv.worker.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that is enqueued on the device. `collect` is called once, possibly from another thread.
+
+    table: the page table on the host. Like `Inputs.sources`, it is kept alive until the step has finished.
+    """
+
+    plan: Plan
+    inputs: Inputs
+    table: torch.Tensor
+    sampled: SampledBatch | None
+    scores: tuple[Scores, ...]
+    event: Event
+    replayed: bool
+
+    def collect(self) -> Result:
+        self.event.synchronize()
+        sampled = [] if self.sampled is None else self.sampled.to_host()
+        tokens = dict(zip(self.inputs.sampled, sampled, strict=True))
+        scored = zip(self.inputs.scores, self.scores, strict=True)
+        scores = {index: each.to_host() for (index, _), each in scored}
+        rows = [_row_result(row.slot, tokens.get(index), scores.get(index)) for index, row in enumerate(self.plan.rows)]
+        return Result(self.plan.step, tuple(rows), self.replayed)
+
+
+def _row_result(slot: int, sampled: SampledToken | None, scores: tuple[TokenLogprob, ...] | None) -> RowResult:
+    if sampled is None:
+        return RowResult(slot, scores=scores)
+    if sampled.error:
+        return RowResult(slot, scores=scores, error=sampled.error)
+    return RowResult(slot, (sampled.token,), None if sampled.logprob is None else (sampled.logprob,), scores)
+
+
+class Runner:
+    """Runs plans on one device, in order, on one thread."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        slots: Slots,
+        platform: Platform,
+        device: torch.device,
+        end_tokens: frozenset[int],
+        captured: CapturedSteps | None = None,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._slots = slots
+        self._platform = platform
+        self._device = device
+        self._end_tokens = end_tokens
+        self._captured = captured
+
+    def launch(self, plan: Plan) -> LaunchedStep:
+        """Enqueue one step, from the forward pass to the sampled tokens, without waiting for the device."""
+        with torch.inference_mode():
+            self._update_slots(plan)
+            inputs = batch.build(plan.rows, self._slots, self._device)
+            count = self._captured.count_for(inputs) if self._captured else None
+            table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
+            logits = self._forward(inputs, table, count)
+            sampled = self._sample(plan.rows, inputs, logits)
+            scores = self._score(plan.rows, inputs, logits)
+        return LaunchedStep(
+            plan, inputs, table, sampled, scores, self._platform.record_event(self._device), replayed=count is not None
+        )
+
+    def _update_slots(self, plan: Plan) -> None:
+        """Apply the plan's changes to the slots before any other part of the step can fail.
+
+        If one slot fails to start, the others are still updated, because the next plan may already contain rows for
+        them.
+        """
+        failures: list[Exception] = []
+        for slot in plan.ends:
+            self._slots.end(slot)
+            self._sampler.state.end(slot)
+        for start in plan.starts:
+            self._slots.start(start)
+            try:
+                self._sampler.state.start(start.slot, start.tokens, start.prompt_tokens, start.params, self._end_tokens)
+            except Exception as error:  # noqa: BLE001 - raised again below
+                failures.append(error)
+        for row in plan.rows:
+            if any(row.new_pages):
+                self._slots.append_pages(row)
+        if failures:
+            raise failures[0]
+
+    def _forward(self, inputs: Inputs, table: torch.Tensor, count: int | None) -> torch.Tensor | None:
+        """Logits of the positions `inputs.outputs`, [outputs, vocab] in the model's dtype; None if there are none.
+
+        Replays the graph captured for `count` rows, or runs eagerly if `count` is None. table: page table, int32
+        [rows, columns] on the host.
+        """
+        if self._captured and count is not None:
+            logits = self._captured.replay(count, inputs, table)
+            return logits if inputs.outputs is None else _select(logits, inputs.outputs)
+        pages = table.to(self._device, non_blocking=True)
+        attend = StepAttention(self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages))
+        hidden = self._model(inputs.tokens, inputs.positions, attend)
+        selected = hidden if inputs.outputs is None else _select(hidden, inputs.outputs)
+        return None if selected is None else self._model.logits(selected)
+
+    def _sample(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> SampledBatch | None:
+        if not inputs.sampled or logits is None:
+            return None
+        sampling = [rows[index] for index in inputs.sampled]
+        sample_logits = logits[: len(sampling)] if inputs.scores else logits
+        sample_rows = [SampleRow(row.slot, row.computed + row.scheduled) for row in sampling]
+        sampled = self._sampler.sample(sample_logits, sample_rows)
+        self._slots.store_last_tokens(tuple([row.slot for row in sampling]), sampled.tokens)
+        return sampled
+
+    def _score(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> tuple[Scores, ...]:
+        """Log-probabilities of prompt tokens, one Scores for each entry of `inputs.scores`."""
+        begin = len(inputs.sampled)
+        scores: list[Scores] = []
+        for index, targets in inputs.scores:
+            assert logits is not None
+            end = begin + len(targets)
+            target_tokens = torch.from_numpy(targets).to(self._device)
+            scores.append(score(logits[begin:end], target_tokens, self._slots.prompt_logprobs(rows[index].slot)))
+            begin = end
+        return tuple(scores)
+
+
+def _select(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor | None:
+    return rows[indices] if indices.numel() else None

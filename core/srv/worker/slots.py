@@ -1,0 +1,160 @@
+"""The runner's state per slot between steps: known tokens, page tables and the last sampled token.
+
+    slot ──► tokens[slot]      host, the tokens of its Start
+         ──► table[g][slot]    host, page ids of cache group g, in order; zero past the end
+         ──► last[slot]        device, the last sampled token, the input at the next position
+
+Sampled tokens go into the next step without passing through the host. Decode steps ask for the same slots again and
+again, so the tensors of the last call are cached and returned again; callers must not modify them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from srv.errors import InternalError
+from srv.sched.plan import Row, Start
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotSelection:
+    """How to access the last tokens of some slots: by `index`, or as a `view` if the slots are contiguous."""
+
+    slots: tuple[int, ...]
+    view: torch.Tensor
+    index: torch.Tensor | None
+
+
+class Slots:
+    """State of `count` slots, each with at most `max_pages[g]` pages in cache group g."""
+
+    def __init__(self, count: int, max_pages: Sequence[int], device: torch.device) -> None:
+        self._tokens: list[IntArray | None] = [None] * count
+        self._prompt_tokens = [0] * count
+        self._prompt_logprobs = [0] * count
+        self._tables = [np.zeros((count, width), dtype=np.int32) for width in max_pages]
+        self._used = [np.zeros(count, dtype=np.int64) for _ in max_pages]
+        self._device = device
+        self._last = torch.zeros(count, dtype=torch.int64, device=device)
+        self._last_positions: list[int] = []  # the values of `_positions`
+        self._positions = self._last[:0]
+        self._selection = _SlotSelection((), self._last[:0], None)
+        self._table_version = 0  # changes whenever a page table changes
+        self._cached_tables: list[tuple[object, torch.Tensor] | None] = [None for _ in max_pages]
+
+    def start(self, start: Start) -> None:
+        self.end(start.slot)
+        self._tokens[start.slot] = np.asarray(start.tokens, dtype=np.int64)
+        self._prompt_tokens[start.slot] = start.prompt_tokens
+        self._prompt_logprobs[start.slot] = start.params.prompt_logprobs or 0
+
+    def end(self, slot: int) -> None:
+        self._tokens[slot] = None
+        self._table_version += 1
+        for table, used in zip(self._tables, self._used, strict=True):
+            table[slot, : used[slot]] = 0
+            used[slot] = 0
+
+    def append_pages(self, row: Row) -> None:
+        self._table_version += 1
+        for group, pages in enumerate(row.new_pages):
+            if pages:
+                begin = self._used[group][row.slot]
+                self._tables[group][row.slot, begin : begin + len(pages)] = pages
+                self._used[group][row.slot] = begin + len(pages)
+
+    def known_tokens(self, row: Row) -> IntArray | None:
+        """Token ids at the row's positions, int64 [scheduled], if the host knows them.
+
+        None: the row computes one position, whose token is the last sampled one. Raises InternalError if the row
+        would need both known and sampled tokens.
+        """
+        tokens = self._tokens[row.slot]
+        if tokens is None:
+            raise InternalError(f"slot {row.slot} has a row but was never started")
+        end = row.computed + row.scheduled
+        if end <= len(tokens):
+            return tokens[row.computed : end]
+        if row.scheduled != 1:
+            raise InternalError(
+                f"slot {row.slot} has a row of positions {row.computed}..{end - 1}, but only {len(tokens)} known tokens"
+            )
+        return None
+
+    def all_decode(self, rows: Sequence[Row]) -> bool:
+        """Whether every row computes one position, whose token is the last one that its slot sampled."""
+        for row in rows:
+            tokens = self._tokens[row.slot]
+            if tokens is None or row.scheduled != 1 or row.computed < len(tokens):
+                return False
+        return True
+
+    def score_targets(self, row: Row) -> IntArray:
+        """The prompt tokens after the row's scored positions, int64 [at most `row.score`]."""
+        tokens = self._tokens[row.slot]
+        assert tokens is not None
+        end = row.computed + row.scheduled
+        return tokens[end - row.score + 1 : min(end + 1, self._prompt_tokens[row.slot])]
+
+    def prompt_logprobs(self, slot: int) -> int:
+        """The number of top alternatives to report for each scored prompt token of the slot."""
+        return self._prompt_logprobs[slot]
+
+    def page_table(self, group: int, slots: tuple[int, ...]) -> torch.Tensor:
+        """The slots' page tables, int32 [len(slots), columns] on the host; `columns` is the longest table's length.
+
+        Returns the tensor of the last call if nothing has changed since; otherwise a new one, so that an asynchronous
+        copy of the old tensor to the device is not disturbed.
+        """
+        key, cached = (slots, self._table_version), self._cached_tables[group]
+        if cached is not None and cached[0] == key:
+            return cached[1]
+        index = np.asarray(slots)
+        width = int(self._used[group][index].max())
+        table = torch.from_numpy(self._tables[group][index, :width])
+        self._cached_tables[group] = key, table
+        return table
+
+    def last_tokens(self, slots: tuple[int, ...]) -> torch.Tensor:
+        """The last sampled token of each slot, int64 [len(slots)] on the device; valid until `store_last_tokens`."""
+        selection = self._select(slots)
+        return selection.view if selection.index is None else self._last.index_select(0, selection.index)
+
+    def positions(self, values: list[int]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """`values` as int64 on the device, valid until the next call, and the host tensors that they are copied from.
+
+        If every position is the previous one plus one, as in consecutive decode steps, the tensor on the device is
+        incremented and nothing is copied.
+        """
+        if [value + 1 for value in self._last_positions] == values:
+            self._positions.add_(1)
+            sources: tuple[torch.Tensor, ...] = ()
+        else:
+            source = torch.tensor(values, dtype=torch.int64)
+            self._positions, sources = source.to(self._device, non_blocking=True, copy=True), (source,)
+        self._last_positions = values
+        return self._positions, sources
+
+    def store_last_tokens(self, slots: tuple[int, ...], tokens: torch.Tensor) -> None:
+        """Store the tokens just sampled, int64 [len(slots)] on the device, as the slots' last tokens."""
+        selection = self._select(slots)
+        if selection.index is None:
+            selection.view.copy_(tokens)
+        else:
+            self._last.index_copy_(0, selection.index, tokens)
+
+    def _select(self, slots: tuple[int, ...]) -> _SlotSelection:
+        if self._selection.slots != slots:
+            first, count = slots[0], len(slots)
+            index = None
+            if slots != tuple(range(first, first + count)):
+                index = torch.tensor(slots, dtype=torch.int64).to(self._device)
+            self._selection = _SlotSelection(slots, self._last[first : first + count], index)
+        return self._selection
