@@ -1,1 +1,1 @@
-"""The support matrix: records of what platforms declare, core implements and tests have shown; tables made of them."""
+"""The support matrix: records of what platforms declare, core implements and tests have shown, and tables of them."""

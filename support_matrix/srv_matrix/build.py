@@ -1,7 +1,7 @@
-"""Making the records: for each argument, value, platform and variant, what is declared, what core does, what ran.
+"""Build the records: for each argument, value, platform and variant, what is declared, implemented and tested.
 
-What a platform declares is asked of the functions that refuse at launch (`judge`); a planned argument, which core
-refuses before any platform is asked, has what the platform's `Support` says of it. No page is written here.
+What a platform declares is determined by the functions that also validate a launch (`judge`). Core refuses a planned
+argument before any platform is involved, so its declaration is the platform's `Support`. This module writes no page.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS
 from srv.args.spec import Argument
-from srv.args.support import Said, by_argument, on_variant, said_of_argument, said_of_value
-from srv.models.facts import ModelFacts
+from srv.args.support import SupportStatus, by_argument, on_variant, support_of_argument, support_of_value
 from srv.platform.facts import DeviceFacts, Support
 from srv.platform.manifest import Manifest
+from srv.specs import ModelFacts
 from srv_matrix.judge import POOL_TOO_SMALL, Baseline, Verdict, baseline, planned_verdicts, pool_verdict, verdict
 from srv_matrix.published import Table
 from srv_matrix.records import Evidence, Key, Level, Record, Status, lower
@@ -26,17 +26,17 @@ from srv_matrix.sample import small_model
 from srv_matrix.sweep import is_closed, values_of
 
 PLANNED = "planned"
-OF_MEMORY = ("mem_fraction_static", "max_total_tokens")  # the arguments that say how much the pool may take
+MEMORY_ARGUMENTS = ("mem_fraction_static", "max_total_tokens")  # they limit the size of the KV pool
 TIGHT = (
-    "taken where weights and the smallest pool fit; with nothing else said they do not on this device, for a model of "
-    "three billion parameters"
+    "accepted if weights and the smallest KV pool fit; with the defaults of all other arguments they do not fit on "
+    "this device, for a model of three billion parameters"
 )
 _ABSENT = frozenset({"capability_missing", "unsupported", "unknown_backend", "no_backend", "dtype_missing"})
 
 
 @dataclass(frozen=True)
-class Place:
-    """One variant of a platform, and what it comes to by itself. `ran`: numbers that tests gave arguments there."""
+class PlatformVariant:
+    """One variant of a platform with its baseline. `tested`: numbers that tests have set arguments to, by argument."""
 
     manifest: Manifest
     variant: str
@@ -44,7 +44,7 @@ class Place:
     capabilities: frozenset[str]
     support: Mapping[str, tuple[Support, ...]]
     base: Baseline
-    ran: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    tested: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -52,14 +52,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One value with what core says by itself, and what came of it at a place. `tight`: no model of ordinary size fits
-    beside it there, though one does where nothing is said.
+class TriedValue:
+    """One value with core's verdict, and the verdict on a platform's variant.
+
+    `tight`: no model of ordinary size fits on the device with this value, although one does with the defaults.
     """
 
     value: Any
     core: Verdict
-    there: Verdict
+    on_device: Verdict
     tight: bool = False
 
 
@@ -69,247 +70,259 @@ def build(
     evidence: Sequence[Evidence] = (),
     tables: Sequence[Table] = (),
 ) -> tuple[Record, ...]:
-    """Every record of these platforms, in order of declaration, then platform, then variant.
+    """Every record of these platforms, in the order of arguments, then platforms, then variants.
 
-    `models`: what values are judged with, the most ordinary first.
+    `models`: the models with which values are judged, the most common one first.
     """
     manifests = tuple(manifests)
-    places = [place for manifest in manifests for place in _places(manifest, models[0], evidence)]
-    planned = _ask_planned(places, models[0])
+    platforms = [each for manifest in manifests for each in _variants(manifest, models[0], evidence)]
+    planned = _judge_planned(platforms, models[0])
     records: list[Record] = []
     for argument in ARGUMENTS.values():
         core: dict[str, Verdict] = {}
-        for place in places:
-            tried = _try(argument, place, models, core, planned)
-            records += _records(argument, place, tried)
+        for platform in platforms:
+            tried = _try(argument, platform, models, core, planned)
+            records += _records(argument, platform, tried)
     return tuple(_roll_up_all(with_evidence(_with_published(records, tables), evidence)))
 
 
-def _places(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence]) -> Iterator[Place]:
+def _variants(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence]) -> Iterator[PlatformVariant]:
     for variant in manifest.variants:
         device = manifest.facts.profiles[variant]
-        said = {name: on_variant(variant, each) for name, each in by_argument(manifest.facts.support).items()}
+        support = {name: on_variant(variant, each) for name, each in by_argument(manifest.facts.support).items()}
         capabilities = manifest.facts.capabilities(device)
         base = baseline(model, manifest, device)
-        yield Place(manifest, variant, device, capabilities, said, base, _ran(evidence, manifest.name, variant))
+        tested = _tested_numbers(evidence, manifest.name, variant)
+        yield PlatformVariant(manifest, variant, device, capabilities, support, base, tested)
 
 
-def _ran(evidence: Sequence[Evidence], platform: str, variant: str) -> Mapping[str, tuple[Any, ...]]:
-    """Numbers that evidence of a place names, beside those that are tried anyway: each is a cell of its own."""
+def _tested_numbers(evidence: Sequence[Evidence], platform: str, variant: str) -> Mapping[str, tuple[Any, ...]]:
+    """Numbers that evidence of a variant names, by argument. Each is a cell, in addition to the values always tried."""
     found: dict[str, list[Any]] = {}
     cells = (cell for each in evidence if (each.platform, each.variant) == (platform, variant) for cell in each.covers)
     for cell in dict.fromkeys(cells):
-        name, named, text = cell.partition("=")
+        name, has_value, text = cell.partition("=")
         argument = ARGUMENTS.get(name)
-        if argument is not None and named and argument.kind.base in (int, float):
-            with contextlib.suppress(ValueError):  # no value: then there is no such cell, and the evidence is refused
+        if argument is not None and has_value and argument.kind.base in (int, float):
+            with contextlib.suppress(ValueError):  # an invalid value has no cell, so the evidence is refused
                 found.setdefault(name, []).append(argument.parse(text))
     return {name: tuple(values) for name, values in found.items()}
 
 
-def _ask_planned(places: Sequence[Place], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
+def _judge_planned(platforms: Sequence[PlatformVariant], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
     planned = [argument for argument in ARGUMENTS.values() if argument.arg.planned]
-    wanted = {
-        argument.name: tuple(value for place in places for value in _named(argument, place)) for argument in planned
+    values = {
+        argument.name: tuple(value for platform in platforms for value in _values_to_try(argument, platform))
+        for argument in planned
     }
-    return planned_verdicts(wanted, model)
+    return planned_verdicts(values, model)
 
 
 def _try(
     argument: Argument,
-    place: Place,
+    platform: PlatformVariant,
     models: Sequence[ModelFacts],
     core: dict[str, Verdict],
     planned: Mapping[tuple[str, str], Verdict],
-) -> list[Tried]:
-    """Ask about every value. `core` keeps core's own verdicts by value, so that they are asked for once."""
+) -> list[TriedValue]:
+    """Judge every value. `core` caches core's own verdicts by value, because they are the same on all platforms."""
     if argument.arg.planned:
-        verdicts = [
-            (value, planned.get((argument.name, argument.show(value)), Verdict())) for value in _named(argument, place)
-        ]
-        return [Tried(value, each, each) for value, each in verdicts]
-    tried: list[Tried] = []
-    for value in _named(argument, place):
+        values = _values_to_try(argument, platform)
+        verdicts = [planned.get((argument.name, argument.show(value)), Verdict()) for value in values]
+        return [TriedValue(value, each, each) for value, each in zip(values, verdicts, strict=True)]
+    tried: list[TriedValue] = []
+    for value in _values_to_try(argument, platform):
         shown = argument.show(value)
         if shown not in core:
             core[shown] = verdict(argument.name, value, models, None)
-        there = place.base.verdict
-        if there.taken:
-            there = verdict(argument.name, value, models, (place.manifest, place.device))
-        tried.append(Tried(value, core[shown], there, there.taken and _is_tight(argument, value, place)))
+        on_device = platform.base.verdict
+        if on_device.accepted:
+            on_device = verdict(argument.name, value, models, (platform.manifest, platform.device))
+        tight = on_device.accepted and _is_tight(argument, value, platform)
+        tried.append(TriedValue(value, core[shown], on_device, tight))
     return tried
 
 
-def _is_tight(argument: Argument, value: Any, place: Place) -> bool:
-    if argument.name not in OF_MEMORY:
+def _is_tight(argument: Argument, value: Any, platform: PlatformVariant) -> bool:
+    if argument.name not in MEMORY_ARGUMENTS:
         return False
-    return not pool_verdict(argument.name, value, small_model(), place.manifest, place.device).taken
+    return not pool_verdict(argument.name, value, small_model(), platform.manifest, platform.device).accepted
 
 
-def _named(argument: Argument, place: Place) -> tuple[Any, ...]:
-    """The values to try there: the declaration's, those that the platform speaks of, and the one it would take."""
-    own = place.base.values.get(argument.name)
-    more = [*_spoken_of(argument, place), *([] if argument.arg.planned or own is None else [own])]
-    more += place.ran.get(argument.name, ())
-    return values_of(argument, _backends(argument, place), more)
+def _values_to_try(argument: Argument, platform: PlatformVariant) -> tuple[Any, ...]:
+    """The values to try: those of the argument's declaration, those that the platform declares, and its default."""
+    default = platform.base.values.get(argument.name)
+    more = [*_declared_values(argument, platform), *([] if argument.arg.planned or default is None else [default])]
+    more += platform.tested.get(argument.name, ())
+    return values_of(argument, _backends(argument, platform), more)
 
 
-def _spoken_of(argument: Argument, place: Place) -> list[Any]:
-    named = [part for said in place.support.get(argument.name, ()) for part in (*said.values, *said.only)]
-    return [(part,) if argument.kind.many else part for part in named]
+def _declared_values(argument: Argument, platform: PlatformVariant) -> list[Any]:
+    """The values that the platform's `Support` declarations name."""
+    declarations = platform.support.get(argument.name, ())
+    parts = [part for each in declarations for part in (*each.values, *each.only)]
+    return [(part,) if argument.kind.many else part for part in parts]
 
 
-def _backends(argument: Argument, place: Place) -> tuple[str, ...]:
+def _backends(argument: Argument, platform: PlatformVariant) -> tuple[str, ...]:
     family = argument.arg.family
-    return tuple(spec.name for spec in place.manifest.facts.backends.get(family, ())) if family else ()
+    return tuple(spec.name for spec in platform.manifest.facts.backends.get(family, ())) if family else ()
 
 
-def _records(argument: Argument, place: Place, tried: Sequence[Tried]) -> Iterator[Record]:
-    yield _of_argument(argument, place, tried)
-    closed = is_closed(argument, _backends(argument, place))
+def _records(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Iterator[Record]:
+    yield _of_argument(argument, platform, tried)
+    closed = is_closed(argument, _backends(argument, platform))
     if argument.kind.base in (int, float) and not argument.arg.planned:
-        closed = True  # the boundaries that were tried are cells of their own
-    named = _spoken_of(argument, place)
+        closed = True  # each boundary that was tried has its own cell
+    declared = _declared_values(argument, platform)
     for each in tried:
-        if (closed or each.value in named) and not argument.arg.secret:
-            yield _of_value(argument, place, each)
+        if (closed or each.value in declared) and not argument.arg.secret:
+            yield _of_value(argument, platform, each)
 
 
-def _of_argument(argument: Argument, place: Place, tried: Sequence[Tried]) -> Record:
-    said = said_of_argument(place.support.get(argument.name, ()))
+def _of_argument(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Record:
+    support = support_of_argument(platform.support.get(argument.name, ()))
     if argument.arg.planned:
         core = Status.PLANNED
-        declared, code, reason = _silent(argument, place, said)
+        declared, code, reason = _declared_only(argument, platform, support)
         if lower(declared, core) is Status.PLANNED:
             code, reason = PLANNED, argument.arg.planned
     else:
         core = Status.SUPPORTED
         declared, code, reason = _summary(argument, tried)
-        if said is not None and declared is Status.SUPPORTED:
-            declared, reason = Status(said.status), said.reason
+        if support is not None and declared is Status.SUPPORTED:
+            declared, reason = Status(support.status), support.reason
         later = [argument.show(each.value) for each in tried if each.core.code == PLANNED]
         if later:
             core = Status.LIMITED
             code = code or PLANNED
             reason = f"{reason}. Not yet: {', '.join(later)}" if reason else f"not yet: {', '.join(later)}"
-    return _record(argument, place, "arg", argument.name, (declared, core), (code, reason), said)
+    return _record(argument, platform, "arg", argument.name, (declared, core), (code, reason), support)
 
 
-def _silent(argument: Argument, place: Place, said: Said | None) -> tuple[Status, str, str]:
-    """What a platform says of what core would refuse before asking it."""
-    if said is not None:
-        status = Status(said.status)
-        return status, "" if status is Status.SUPPORTED else status.value, said.reason
+def _declared_only(
+    argument: Argument, platform: PlatformVariant, support: SupportStatus | None
+) -> tuple[Status, str, str]:
+    """What a platform declares about a planned argument or value, for which it cannot be tried."""
+    if support is not None:
+        status = Status(support.status)
+        return status, "" if status is Status.SUPPORTED else status.value, support.reason
     needs = argument.arg.needs
-    if needs and needs not in place.capabilities:
-        return Status.UNSUPPORTED, "capability_missing", f"platform {place.name} lacks the capability {needs} here"
+    if needs and needs not in platform.capabilities:
+        return (
+            Status.UNSUPPORTED,
+            "capability_missing",
+            f"platform {platform.name} does not have the capability {needs} on this device",
+        )
     return Status.UNKNOWN, "", ""
 
 
-def _summary(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, str]:
-    """An argument by its values other than the default, those that core itself allows."""
-    others = [each for each in tried if each.value != argument.default and each.core.taken]
+def _summary(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, str, str]:
+    """The status of an argument by its values other than the default, as far as core accepts them."""
+    others = [each for each in tried if each.value != argument.default and each.core.accepted]
     if not others:
-        return _by_core_alone(argument, tried)
-    refused = [each for each in others if not each.there.taken]
+        return _judged_by_core_only(argument, tried)
+    refused = [each for each in others if not each.on_device.accepted]
     if not refused:
         tight = ", ".join(argument.show(each.value) for each in tried if each.tight)
         return (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {TIGHT}") if tight else (Status.SUPPORTED, "", "")
-    refused = [each for each in tried if each.core.taken and not each.there.taken]  # the declared default too
+    refused = [
+        each for each in tried if each.core.accepted and not each.on_device.accepted
+    ]  # includes the declared default
     first = refused[0]
-    told = [f"{_names(argument, alike)}: {alike[0].there.reason}" for alike in _alike(argument, refused)]
-    reason = "not " + ". Not ".join(told)
-    if any(each.there.taken for each in others):
-        return Status.LIMITED, first.there.code, reason
-    absent = all(each.there.code in _ABSENT for each in refused)
-    return (Status.UNSUPPORTED if absent else Status.LIMITED), first.there.code, reason
+    groups = _by_reason(argument, refused)
+    reason = "not " + ". Not ".join(f"{_shown(argument, group)}: {group[0].on_device.reason}" for group in groups)
+    if any(each.on_device.accepted for each in others):
+        return Status.LIMITED, first.on_device.code, reason
+    absent = all(each.on_device.code in _ABSENT for each in refused)
+    return (Status.UNSUPPORTED if absent else Status.LIMITED), first.on_device.code, reason
 
 
-def _alike(argument: Argument, refused: Sequence[Tried]) -> Iterable[list[Tried]]:
-    """Values that are refused for one reason, which may name each."""
-    found: dict[tuple[str, str], list[Tried]] = {}
+def _by_reason(argument: Argument, refused: Sequence[TriedValue]) -> Iterable[list[TriedValue]]:
+    """Refused values, grouped by their reason; reasons that differ only in the value itself count as one."""
+    found: dict[tuple[str, str], list[TriedValue]] = {}
     for each in refused:
-        bare = re.sub(rf"(?<!\w){re.escape(argument.show(each.value))}(?!\w)", "", each.there.reason)
-        found.setdefault((each.there.code, bare), []).append(each)
+        bare = re.sub(rf"(?<!\w){re.escape(argument.show(each.value))}(?!\w)", "", each.on_device.reason)
+        found.setdefault((each.on_device.code, bare), []).append(each)
     return found.values()
 
 
-def _names(argument: Argument, tried: Sequence[Tried]) -> str:
+def _shown(argument: Argument, tried: Sequence[TriedValue]) -> str:
     return ", ".join(argument.show(each.value) for each in tried)
 
 
-def _by_core_alone(argument: Argument, tried: Sequence[Tried]) -> tuple[Status, str, str]:
-    """Core refused whatever was tried (it wants another argument beside it, say): no platform was asked."""
+def _judged_by_core_only(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, str, str]:
+    """Core refused every value (for example, because another argument must be set too); no platform was involved."""
     for each in tried:
         if each.value != argument.default and each.core.code != PLANNED:
             return Status.LIMITED, each.core.code, f"not {argument.show(each.value)} alone: {each.core.reason}"
     return Status.SUPPORTED, "", ""
 
 
-def _of_value(argument: Argument, place: Place, tried: Tried) -> Record:
-    said = said_of_value(argument, tried.value, place.support.get(argument.name, ()))
+def _of_value(argument: Argument, platform: PlatformVariant, tried: TriedValue) -> Record:
+    support = support_of_value(argument, tried.value, platform.support.get(argument.name, ()))
     is_default = bool(tried.value == argument.default)
     if tried.core.code == PLANNED and not is_default:
         core = Status.PLANNED
-        declared, code, reason = _silent(argument, place, said)
+        declared, code, reason = _declared_only(argument, platform, support)
         if lower(declared, core) is Status.PLANNED:
             code, reason = tried.core.code, tried.core.reason
     else:
-        core = Status.SUPPORTED if tried.core.taken else Status.UNSUPPORTED
-        code, reason = tried.there.code, tried.there.reason
-        against = not tried.there.taken and tried.core.taken
-        declared = Status.UNSUPPORTED if against else Status(said.status) if said else Status.SUPPORTED
-        reason = reason or (said.reason if said else "")
+        core = Status.SUPPORTED if tried.core.accepted else Status.UNSUPPORTED
+        code, reason = tried.on_device.code, tried.on_device.reason
+        refused = not tried.on_device.accepted and tried.core.accepted
+        declared = Status.UNSUPPORTED if refused else Status(support.status) if support else Status.SUPPORTED
+        reason = reason or (support.reason if support else "")
         if tried.tight and declared is Status.SUPPORTED:
             declared, code, reason = Status.LIMITED, POOL_TOO_SMALL, TIGHT
     feature = f"{argument.name}={argument.show(tried.value)}"
-    made = _record(argument, place, "value", feature, (declared, core), (code, reason), said)
-    return replace(made, default=is_default)
+    record = _record(argument, platform, "value", feature, (declared, core), (code, reason), support)
+    return replace(record, default=is_default)
 
 
 def _record(
     argument: Argument,
-    place: Place,
+    platform: PlatformVariant,
     kind: Any,
     feature: str,
-    facts: tuple[Status, Status],
-    why: tuple[str, str],
-    said: Said | None,
+    statuses: tuple[Status, Status],
+    code_and_reason: tuple[str, str],
+    support: SupportStatus | None,
 ) -> Record:
-    declared, core = facts
-    silent = declared is Status.UNKNOWN
+    declared, core = statuses
+    undeclared = declared is Status.UNKNOWN
     return Record(
         feature,
         kind,
-        place.name,
-        place.variant,
+        platform.name,
+        platform.variant,
         declared,
         core,
-        reason_code=why[0],
-        reason=why[1],
+        reason_code=code_and_reason[0],
+        reason=code_and_reason[1],
         requires=argument.arg.needs or "",
-        since=said.since if said else "",
-        declared_by="" if silent else f"platform {place.name}",
-        base=None if silent else Level.E1,
+        since=support.since if support else "",
+        declared_by="" if undeclared else f"platform {platform.name}",
+        base=None if undeclared else Level.E1,
     )
 
 
 def _with_published(records: Iterable[Record], tables: Sequence[Table]) -> Iterator[Record]:
-    """A cell that nobody but the vendor's page speaks of is of level E0."""
+    """Give level E0 to cells that only the vendor's page covers."""
     published = {
         (argument.name, table.platform, variant)
         for table in tables
         for row in table.rows
         if (argument := table.argument(row)) is not None
-        for variant in row.says
+        for variant in row.supported
     }
     for record in records:
-        silent = record.base is None and record.key in published
-        yield replace(record, base=Level.E0) if silent else record
+        only_published = record.base is None and record.key in published
+        yield replace(record, base=Level.E0) if only_published else record
 
 
 def with_evidence(records: Iterable[Record], evidence: Sequence[Evidence]) -> list[Record]:
-    """The records, each with the evidence that names its cell."""
+    """Attach to each record the evidence that names its cell."""
     by_cell: dict[Key, list[Evidence]] = defaultdict(list)
     for each in evidence:
         for feature in each.covers:
@@ -326,14 +339,14 @@ def _roll_up_all(records: Sequence[Record]) -> list[Record]:
 
 
 def _rolled_up(record: Record, values: Sequence[Record]) -> Record:
-    """An argument that core has, with what its values come to; others have values in name only (the default)."""
+    """The level of an implemented argument follows from its values; a planned one has only its default as a value."""
     if not values or record.core is Status.PLANNED:
         return record
     return replace(record, rolled_up=roll_up(values), by_values=True)
 
 
 def roll_up(values: Sequence[Record]) -> Level | None:
-    """The level of an argument from its values: the lowest of all that work; None if one of them has none."""
+    """The level of an argument: the lowest level of its working values; None if one of them has none."""
     levels = [record.level for record in values if record.status.works]
     if not levels or any(level is None for level in levels):
         return None

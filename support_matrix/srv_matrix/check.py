@@ -1,4 +1,4 @@
-"""Whether the matrix, its inputs and its pages agree. Every fault is a sentence; none found means green."""
+"""Check that the matrix, its inputs and its pages are consistent. Every fault is a sentence."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from srv_matrix.pages import pages
 from srv_matrix.records import Key, Record, Status
 from srv_matrix.repository import Repository
 
-_SHOWN = 6  # lines of a stale page's difference
-_NAMED = 4  # tests that a note names
+_SHOWN_LINES = 6  # of the diff of a stale page
+_SHOWN_TESTS = 4  # in a note
 Marks = Mapping[str, Mapping[str, Any]]
 
 
 def outputs(matrix: Matrix) -> dict[str, str]:
-    """Every file under `docs/support`, by name."""
+    """The text of every file under `docs/support`, by name."""
     return {**pages(matrix), "support.json": to_json(matrix), "support.csv": to_csv(matrix)}
 
 
 def write_outputs(matrix: Matrix, folder: Path) -> tuple[str, ...]:
-    """Write every file, remove what is left of former ones, and tell the names of those that changed."""
-    made = outputs(matrix)
+    """Write all files and remove files that are no longer generated; returns the names of those that changed."""
+    generated = outputs(matrix)
     folder.mkdir(parents=True, exist_ok=True)
-    changed = [name for name, text in made.items() if _read(folder / name) != text]
+    changed = [name for name, text in generated.items() if _read(folder / name) != text]
     for name in changed:
-        (folder / name).write_text(made[name], encoding="utf-8")
-    for name in _strangers(made, folder):
+        (folder / name).write_text(generated[name], encoding="utf-8")
+    for name in _extraneous(generated, folder):
         (folder / name).unlink()
         changed.append(name)
     return tuple(changed)
 
 
 def marks_for(matrix: Matrix, repository: Repository) -> Marks:
-    """The marks of all tests that are evidence or could be; none are looked for where there is no evidence."""
+    """The marks of all tests that are evidence or could be; empty if there is no evidence."""
     if not matrix.evidence:
         return {}
     return collect_marks(
@@ -50,39 +50,39 @@ def marks_for(matrix: Matrix, repository: Repository) -> Marks:
 
 
 def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
-    """All faults of a checkout. `marks`: what `marks_for` gave, if it was asked already."""
+    """All faults of a checkout. `marks`: the result of `marks_for`, if it is already known."""
     found = [*record_faults(matrix.records.values(), _cells(matrix)), *declaration_faults(matrix)]
     found += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
     if matrix.evidence:
         marks = marks_for(matrix, repository) if marks is None else marks
-        found += evidence_faults(matrix.evidence, _shown(matrix), marks, repository.is_ancestor)
+        found += evidence_faults(matrix.evidence, _testable_cells(matrix), marks, repository.is_ancestor)
     return [*found, *page_faults(outputs(matrix), repository.pages)]
 
 
 def prune_evidence(matrix: Matrix, repository: Repository) -> list[str]:
-    """Take out of the checkout's evidence what no longer stands; what spoke against it, a sentence each."""
+    """Remove evidence that is no longer valid from the checkout; returns the reasons, one sentence each."""
     if not matrix.evidence:
         return []
-    return prune(repository.evidence, _shown(matrix), marks_for(matrix, repository), repository.is_ancestor)
+    return prune(repository.evidence, _testable_cells(matrix), marks_for(matrix, repository), repository.is_ancestor)
 
 
-def _shown(matrix: Matrix) -> list[Key]:
-    """The cells that a test can show by itself."""
+def _testable_cells(matrix: Matrix) -> list[Key]:
+    """The cells that a test can cover directly, without those that are rolled up from values."""
     return [key for key, record in matrix.records.items() if not record.by_values]
 
 
 def notes(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
-    """What cannot be judged here, or was not run, and speaks against nothing."""
+    """Notes on what cannot be checked in this clone or has not been run; these are not faults."""
     commits = dict.fromkeys(each.commit for each in matrix.evidence)
-    unseen = [commit for commit in commits if repository.is_ancestor(commit) is None]
+    unknown = [commit for commit in commits if repository.is_ancestor(commit) is None]
     found: list[str] = []
-    if unseen:
-        told = f"whether {', '.join(unseen)} is in its history cannot be seen (fetch the rest)"
-        found.append(f"this clone is shallow: {told}")
+    if unknown:
+        reason = f"it cannot be checked whether {', '.join(unknown)} is in its history (fetch the full history)"
+        found.append(f"this clone is shallow: {reason}")
     marks = marks_for(matrix, repository) if marks is None else marks
     for platform, tests in unrecorded(matrix.evidence, marks).items():
-        named = ", ".join(tests[:_NAMED]) + (", ..." if len(tests) > _NAMED else "")
-        found.append(f"{len(tests)} marked tests have no line of {platform} (record them there): {named}")
+        shown = ", ".join(tests[:_SHOWN_TESTS]) + (", ..." if len(tests) > _SHOWN_TESTS else "")
+        found.append(f"{len(tests)} marked tests have no evidence on {platform} (record it there): {shown}")
     return found
 
 
@@ -91,7 +91,7 @@ def _cells(matrix: Matrix) -> list[tuple[str, str]]:
 
 
 def record_faults(records: Iterable[Record], places: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Arguments without a record, records of what is no argument, and cells that give no reason."""
+    """Arguments without a record, records of unknown arguments, and cells without a reason."""
     seen: set[tuple[str, str, str]] = set()
     for record in records:
         where = f"{record.feature} on {record.platform}:{record.variant}"
@@ -104,20 +104,22 @@ def record_faults(records: Iterable[Record], places: Iterable[tuple[str, str]]) 
     for platform, variant in places:
         for name in ARGUMENTS:
             if (name, platform, variant) not in seen:
-                yield f"the argument {name} has no record on {platform}:{variant}"
+                yield f"the argument {name} has no record for {platform}:{variant}"
 
 
 def declaration_faults(matrix: Matrix) -> Iterator[str]:
-    """Declarations that name no argument, and cells that a launch judges otherwise than they are declared."""
+    """Declarations of unknown arguments, and declarations that a launch contradicts."""
     for manifest in matrix.manifests:
-        for said in manifest.facts.support:
-            argument = find_argument(said.argument)
+        for support in manifest.facts.support:
+            argument = find_argument(support.argument)
             if argument is None:
-                yield f"platform {manifest.name} declares {said.argument}, which is no argument"
+                yield f"platform {manifest.name} declares {support.argument}, which is not an argument"
                 continue
-            if argument.name not in ARGUMENTS or argument.arg.planned or said.status != "supported" or said.values:
+            if argument.name not in ARGUMENTS or argument.arg.planned:
                 continue
-            for variant in said.variants or manifest.variants:
+            if support.status != "supported" or support.values:
+                continue
+            for variant in support.variants or manifest.variants:
                 cell = matrix.cell(argument.name, manifest.name, variant)
                 if cell is not None and cell.declared is Status.UNSUPPORTED:
                     yield (
@@ -127,30 +129,32 @@ def declaration_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def table_faults(matrix: Matrix, name: str) -> Iterator[str]:
-    """Rows of a published table that differ and are not explained, and reasons that explain nothing."""
+    """Rows of a published table that differ without an explanation, and explanations that apply to no row."""
     table = next(each for each in matrix.tables if each.name == name)
     compared = compare_table(matrix, table)
     for each in compared:
         if not each.explained:
-            yield f"{name}: {each.flag} is {each.outcome.value} and nobody says why ({each.detail})"
+            yield f"{name}: {each.flag} is {each.outcome.value} without an explanation ({each.detail})"
     yield from stale_reasons(table, compared)
 
 
-def page_faults(made: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Pages that are missing, stale, or made by nobody."""
-    for name, text in made.items():
+def page_faults(generated: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Pages that are missing, stale, or not generated."""
+    for name, text in generated.items():
         present = _read(folder / name)
         if present is None:
             yield f"{folder.name}/{name} is missing: run `make matrix`"
         elif present != text:
-            told = difflib.unified_diff(present.splitlines(), text.splitlines(), "committed", "made", lineterm="", n=0)
-            lines = [line[:160] for line in list(told)[2 : 2 + _SHOWN]]
+            diff = difflib.unified_diff(
+                present.splitlines(), text.splitlines(), "committed", "generated", lineterm="", n=0
+            )
+            lines = [line[:160] for line in list(diff)[2 : 2 + _SHOWN_LINES]]
             yield f"{folder.name}/{name} is stale: run `make matrix`\n    " + "\n    ".join(lines)
-    yield from (f"{folder.name}/{name} is no page of the matrix" for name in _strangers(made, folder))
+    yield from (f"{folder.name}/{name} is not a page of the matrix" for name in _extraneous(generated, folder))
 
 
-def _strangers(made: Mapping[str, str], folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*") if path.is_file() and path.name not in made)
+def _extraneous(generated: Mapping[str, str], folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*") if path.is_file() and path.name not in generated)
 
 
 def _read(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`srv matrix`: generate, check, prune, diff, show, site, coverage. A subcommand by the group `srv.commands`."""
+"""`srv matrix`: generate, check, prune, diff, show, site, coverage. Added through the group `srv.commands`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ FAULTY = 2
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand to the command line of `srv`."""
-    parser = subparsers.add_parser("matrix", help="what works on which platform, and who says so")
+    parser = subparsers.add_parser("matrix", help="show and check what works on which platform")
     parser.set_defaults(handler=lambda _: _help(parser))
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, told, handler in (
+    for name, summary, handler in (
         ("generate", "write the pages under docs/support", run_generate),
-        ("check", "fail if records, evidence, published tables and pages do not agree", run_check),
-        ("prune", "take evidence that no longer stands out of support_matrix/evidence", run_prune),
+        ("check", "fail if records, evidence, published tables and pages are inconsistent", run_check),
+        ("prune", "remove evidence that is no longer valid from support_matrix/evidence", run_prune),
         ("diff", "compare our declarations with a vendor's published table", run_diff),
-        ("show", "the arguments on one platform and variant", run_show),
+        ("show", "show the arguments on one platform and variant", run_show),
         ("site", "write the filterable page", run_site),
-        ("coverage", "counts by status and platform", run_coverage),
+        ("coverage", "show counts by status and platform", run_coverage),
     ):
-        verb = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".")
-        verb.add_argument("--root", type=Path, metavar="FOLDER", help="a folder of the checkout (default: this one)")
+        verb = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        verb.add_argument(
+            "--root", type=Path, metavar="FOLDER", help="a folder of the checkout (default: the current folder)"
+        )
         verb.set_defaults(handler=handler)
         _add_options(name, verb)
 
@@ -47,16 +49,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
     if name == "check":
         verb.add_argument(
-            "--rerun", type=Path, metavar="FILE", help="also compare this fresh evidence with the committed"
+            "--rerun", type=Path, metavar="FILE", help="also compare this new evidence with the committed evidence"
         )
     if name == "site":
         verb.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write it")
     if name == "diff":
-        verb.add_argument("--against", type=Path, metavar="CSV", help="one table (default: all that index.toml names)")
-        verb.add_argument("--all", action="store_true", help="show rows that agree, too")
+        verb.add_argument("--against", type=Path, metavar="CSV", help="one table (default: all in index.toml)")
+        verb.add_argument("--all", action="store_true", help="also show rows that agree")
     if name == "show":
-        verb.add_argument("--device", required=True, metavar="NAME:VARIANT", help="as in npu:a3")
-        verb.add_argument("--status", choices=[each.value for each in Status], help="show these alone")
+        verb.add_argument("--device", required=True, metavar="NAME:VARIANT", help="for example npu:a3")
+        verb.add_argument(
+            "--status", choices=[each.value for each in Status], help="show only arguments with this status"
+        )
     if name in ("diff", "show", "coverage"):
         verb.add_argument("--json", action="store_true", help="print JSON")
 
@@ -67,35 +71,34 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def run_generate(namespace: argparse.Namespace) -> int:
-    """Look at what can only be seen with everything loaded, write the pages, and name those that changed."""
+    """Update the inventory, write the pages, and print the names of those that changed."""
     repository = _repository(namespace.root)
-    repository.inventory.write_text(inventory.to_json(inventory.ask_child()), encoding="utf-8")
+    repository.inventory.write_text(inventory.to_json(inventory.observe_in_child()), encoding="utf-8")
     changed = write_outputs(read_matrix(repository), repository.pages)
     print(f"{len(changed)} files changed" + "".join(f"\n  {name}" for name in sorted(changed)))
     return 0
 
 
 def run_site(namespace: argparse.Namespace) -> int:
-    """Write the static site and name its page."""
+    """Write the static site and print the path of its page."""
     print(write_site(read_matrix(_repository(namespace.root)), namespace.out))
     return 0
 
 
 def run_check(namespace: argparse.Namespace) -> int:
-    """Print every fault, then what is worth knowing; exit status 2 if there is a fault."""
+    """Print all faults and notes; exit status 2 if there is a fault."""
     repository = _repository(namespace.root)
     fresh = None if namespace.rerun is None else read_file(namespace.rerun)
     matrix = read_matrix(repository)
     marks = marks_for(matrix, repository)
-    faults, told = check(matrix, repository, marks), notes(matrix, repository, marks)
+    faults, remarks = check(matrix, repository, marks), notes(matrix, repository, marks)
     if fresh is not None:
         faults += compare(matrix.evidence, fresh)
-        told += skips(matrix.evidence, fresh)
-        new = uncommitted(matrix.evidence, fresh)
-        told += (
-            [f"{len(new)} cells were shown and are not committed (make evidence): {', '.join(new[:4])}"] if new else []
-        )
-    for line in (*faults, *(f"note: {each}" for each in told)):
+        remarks += skips(matrix.evidence, fresh)
+        if new := uncommitted(matrix.evidence, fresh):
+            shown = ", ".join(new[:4])
+            remarks.append(f"{len(new)} cells have new evidence that is not committed (make evidence): {shown}")
+    for line in (*faults, *(f"note: {each}" for each in remarks)):
         print(f"- {line}")
     verdict = "the support matrix is consistent" if not faults else f"{len(faults)} faults"
     print(f"{verdict}: {len(matrix.records)} cells, {len(matrix.evidence)} lines of evidence")
@@ -103,42 +106,42 @@ def run_check(namespace: argparse.Namespace) -> int:
 
 
 def run_prune(namespace: argparse.Namespace) -> int:
-    """Take out what does not stand, and say what and why; `make evidence` records it anew after the commit."""
+    """Remove invalid evidence and print the reasons; `make evidence` records it again after the commit."""
     repository = _repository(namespace.root)
     before = read_matrix(repository)
     for line in prune_evidence(before, repository):
         print(f"- {line}")
-    gone = len(before.evidence) - len(read_folder(repository.evidence))
-    print(f"{gone} lines of evidence taken out")
+    removed = len(before.evidence) - len(read_folder(repository.evidence))
+    print(f"{removed} lines of evidence removed")
     return 0
 
 
 def run_diff(namespace: argparse.Namespace) -> int:
-    """Print how published tables compare; exit status 2 if a row is not explained."""
+    """Print how published tables compare with ours; exit status 2 if a difference is not explained."""
     repository = _repository(namespace.root)
     tables = _tables(repository, namespace.against)
     matrix = read_matrix(repository)
     compared = [(table, compare_table(matrix, table)) for table in tables]
-    wanted = {
+    selected = {
         table.name: [each for each in rows if namespace.all or each.outcome is not Outcome.AGREE]
         for table, rows in compared
     }
     if namespace.json:
-        told = {
+        report = {
             table.name: {
                 "rows": len(table.rows),
                 "counts": counts(rows),
-                "differences": [_difference(each) for each in wanted[table.name]],
+                "differences": [_difference(each) for each in selected[table.name]],
             }
             for table, rows in compared
         }
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         for table, rows in compared:
-            print(f"{table.title}: {len(table.rows)} rows against platform {table.platform}")
+            print(f"{table.title}: {len(table.rows)} rows compared with platform {table.platform}")
             print("".join(f"  {name:<16}{count:>4}\n" for name, count in counts(rows).items()))
-            for each in wanted[table.name]:
-                print(f"{each.outcome.value:<16}{each.flag}  {each.detail}" + _below(each.reason, 16))
+            for each in selected[table.name]:
+                print(f"{each.outcome.value:<16}{each.flag}  {each.detail}" + _indented_line(each.reason, 16))
     explained = all(each.explained for _, rows in compared for each in rows)
     return 0 if explained else FAULTY
 
@@ -152,7 +155,7 @@ def _difference(compared: Compared) -> dict[str, str]:
     }
 
 
-def _below(text: str, indent: int) -> str:
+def _indented_line(text: str, indent: int) -> str:
     return f"\n{'':<{indent}}{text}" if text else ""
 
 
@@ -162,14 +165,14 @@ def run_show(namespace: argparse.Namespace) -> int:
     matrix = read_matrix(_repository_if_any(namespace.root), (platform,))
     variants = matrix.manifests[0].variants
     if variant not in variants:
-        raise MatrixError(f"--device {namespace.device}: name a variant of {platform}, one of {', '.join(variants)}")
+        raise MatrixError(f"--device {namespace.device}: set a variant of {platform}, one of {', '.join(variants)}")
     cells = [each for each in _cells(matrix, platform, variant) if namespace.status in (None, each.status.value)]
     if namespace.json:
         print(json.dumps([_shown(each) for each in cells], indent=2, ensure_ascii=False))
         return 0
     for each in cells:
-        why = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
-        print(f"{each.feature:<48}{mark(each)}" + _below(why, 6))
+        reason = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
+        print(f"{each.feature:<48}{mark(each)}" + _indented_line(reason, 6))
     return 0
 
 
@@ -190,19 +193,19 @@ def _shown(record: Record) -> dict[str, str | None]:
 
 
 def run_coverage(namespace: argparse.Namespace) -> int:
-    """Print how many arguments have which status on each platform, and how many were run."""
+    """Print the number of arguments by platform and status, and how many of them were run on the device."""
     matrix = read_matrix(_repository_if_any(namespace.root))
-    places = [(manifest.name, variant) for manifest in matrix.manifests for variant in manifest.variants]
-    told = {f"{name}:{variant}": _numbers(_cells(matrix, name, variant)) for name, variant in places}
+    variants = [(manifest.name, variant) for manifest in matrix.manifests for variant in manifest.variants]
+    numbers_by_variant = {f"{name}:{variant}": _numbers(_cells(matrix, name, variant)) for name, variant in variants}
     core = Counter(argument.status for argument in (*ARGUMENTS.values(), *DEPRECATED.values()))
     if namespace.json:
-        print(json.dumps({"arguments": core.total(), "core": core, "platforms": told}, indent=2))
+        print(json.dumps({"arguments": core.total(), "core": core, "platforms": numbers_by_variant}, indent=2))
         return 0
     print(f"{core.total()} arguments: " + ", ".join(f"{count} {status}" for status, count in core.items()))
     columns = [*(status.value for status in Status), "verified"]
     print(f"{'':<14}" + "".join(f"{column:>16}" for column in columns))
-    for place, numbers in told.items():
-        print(f"{place:<14}" + "".join(f"{numbers[column]:>16}" for column in columns))
+    for variant, numbers in numbers_by_variant.items():
+        print(f"{variant:<14}" + "".join(f"{numbers[column]:>16}" for column in columns))
     return 0
 
 
@@ -212,29 +215,29 @@ def _numbers(cells: Sequence[Record]) -> dict[str, int]:
 
 
 def _repository(root: Path | None) -> Repository:
-    """The checkout that `root` lies in, or the current folder where none is named; MatrixError if there is none."""
+    """The checkout that contains `root`, or else the current folder; MatrixError if there is none."""
     start = root or Path.cwd()
     found = find_repository(start.resolve())
     if found is None:
-        raise MatrixError(f"{start} lies in no checkout of srv. Run it there, or name one with --root")
+        raise MatrixError(f"{start} is not in a checkout of srv. Run the command in one, or set it with --root")
     return found
 
 
 def _repository_if_any(root: Path | None) -> Repository | None:
-    """As `_repository`; without a word from the user, None where this is no checkout: declarations can be shown."""
+    """As `_repository`, but without --root None outside a checkout, where declarations can still be shown."""
     return find_repository(Path.cwd()) if root is None else _repository(root)
 
 
 def _tables(repository: Repository, path: Path | None) -> tuple[Table, ...]:
-    """The tables to compare with: all, or the one named like this file, with the rows of this file."""
+    """The tables to compare: all, or the one with the name of this file, with the rows of this file."""
     tables = read_tables(repository.published)
     if path is None:
         return tables
     known = {table.name: table for table in tables}
     if path.stem not in known:
         raise MatrixError(
-            f"--against {path}: there is no table {path.stem}. Name a file after one of published/index.toml: "
-            f"{', '.join(f'{name}.csv' for name in known) or 'it names none'}"
+            f"--against {path}: there is no table {path.stem}. Name the file after a table in published/index.toml: "
+            f"{', '.join(f'{name}.csv' for name in known) or 'it lists none'}"
         )
     table = known[path.stem]
     return (replace(table, rows=read_rows(path, table.variants)),)

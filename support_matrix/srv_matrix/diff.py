@@ -1,7 +1,7 @@
-"""Comparing our declarations with a vendor's published table, row by row.
+"""Compare our declarations with a vendor's published table, row by row.
 
-What is compared is what the platform declares, not what core implements: an argument that is planned and declared
-agrees with a "yes".
+The comparison uses what the platform declares, not what core implements: a planned argument that is declared as
+supported agrees with a "yes".
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from srv_matrix.matrix import Matrix
 from srv_matrix.published import Row, Table
 from srv_matrix.records import Record, Status
 
-ANY = "*"  # in a reason's arguments: every row of its class
+ANY = "*"  # in the arguments of a reason: every row of its class
 
 
 class Outcome(enum.Enum):
-    """How a row compares."""
+    """The result of comparing a row."""
 
-    AGREE = "AGREE"  # the same on every variant, and the same values
-    VENDOR_ONLY = "VENDOR_ONLY"  # they have it, we do not
-    OURS_ONLY = "OURS_ONLY"  # we have it, they do not
-    VALUE_SUBSET = "VALUE_SUBSET"  # both have it, with other values
-    VARIANT_DIFFERS = "VARIANT_DIFFERS"  # the same on some variants alone
-    UNKNOWN_ARG = "UNKNOWN_ARG"  # an argument of ours that their table does not have
-    MISSING_ARG = "MISSING_ARG"  # a row of theirs that is no argument of ours
-    NO_EVIDENCE = "NO_EVIDENCE"  # we have the argument and declare nothing of it
+    AGREE = "AGREE"  # the same status on every variant, and the same values
+    VENDOR_ONLY = "VENDOR_ONLY"  # only the vendor supports it
+    OURS_ONLY = "OURS_ONLY"  # only we support it
+    VALUE_SUBSET = "VALUE_SUBSET"  # both support it, with different values
+    VARIANT_DIFFERS = "VARIANT_DIFFERS"  # the same status on some variants only
+    UNKNOWN_ARG = "UNKNOWN_ARG"  # our argument is not in their table
+    MISSING_ARG = "MISSING_ARG"  # their row is not an argument of srv
+    NO_EVIDENCE = "NO_EVIDENCE"  # we have the argument but declare nothing about it
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A row of theirs (None: an argument of ours alone) with its class; `detail` says what stands against what."""
+    """One of their rows (None: only we have the argument) with its outcome; `detail` describes the difference."""
 
     flag: str
     row: Row | None
@@ -50,7 +50,7 @@ class Compared:
 
 
 def compare_table(matrix: Matrix, table: Table) -> tuple[Compared, ...]:
-    """Every row of a published table with its class, then the arguments that it does not have."""
+    """Every row of a published table with its outcome, then our arguments that it does not have."""
     rows = [_compare(matrix, table, row) for row in table.rows]
     known = {each.argument.name for each in rows if each.argument is not None}
     ours = [
@@ -62,67 +62,71 @@ def compare_table(matrix: Matrix, table: Table) -> tuple[Compared, ...]:
 
 
 def counts(compared: Iterable[Compared]) -> dict[str, int]:
-    """Rows by class, every class named."""
+    """Number of rows by outcome, including outcomes without rows."""
     counted = Counter(each.outcome for each in compared)
     return {outcome.value: counted[outcome] for outcome in Outcome}
 
 
 def stale_reasons(table: Table, compared: Iterable[Compared]) -> list[str]:
-    """Reasons that explain nothing: their row is of another class, or there is no such row."""
+    """Reasons that apply to no row, because there is no such row or it has another outcome."""
     outcomes = {each.flag: each.outcome.value for each in compared}
     found: list[str] = []
     for reason in table.reasons:
         for flag in reason.flags:
             if flag == ANY:
                 if reason.outcome not in outcomes.values():
-                    found.append(f"{table.name}: a reason for every {reason.outcome}, and no row is of that class")
+                    found.append(
+                        f"{table.name}: there is a reason for all {reason.outcome} rows, but no row has that class"
+                    )
             elif outcomes.get(flag) != reason.outcome:
-                found.append(f"{table.name}: a reason for {flag} as {reason.outcome}, but it is {outcomes.get(flag)}")
+                found.append(
+                    f"{table.name}: there is a reason for {flag} as {reason.outcome}, but it is {outcomes.get(flag)}"
+                )
     return found
 
 
 def _compare(matrix: Matrix, table: Table, row: Row) -> Compared:
     argument = table.argument(row)
-    outcome, detail = Outcome.MISSING_ARG, "it is no argument of srv"
+    outcome, detail = Outcome.MISSING_ARG, "it is not an argument of srv"
     if argument is not None:
         outcome, detail = _judge(matrix, table, row, argument)
     return Compared(row.flag, row, argument, outcome, detail, _reason(table, row.flag, outcome))
 
 
 def _reason(table: Table, flag: str, outcome: Outcome) -> str:
-    for wanted in (flag, ANY):
+    for pattern in (flag, ANY):
         for reason in table.reasons:
-            if reason.outcome == outcome.value and wanted in reason.flags:
+            if reason.outcome == outcome.value and pattern in reason.flags:
                 return reason.text
     return ""
 
 
 def _judge(matrix: Matrix, table: Table, row: Row, argument: Argument) -> tuple[Outcome, str]:
-    cells = {variant: matrix.cell(argument.name, table.platform, variant) for variant in row.says}
+    cells = {variant: matrix.cell(argument.name, table.platform, variant) for variant in row.supported}
     known = {variant: cell for variant, cell in cells.items() if cell and cell.declared is not Status.UNKNOWN}
     detail = "; ".join(
-        f"{variant}: they say {'yes' if says else 'no'}, we {_word(cells[variant])}"
-        for variant, says in row.says.items()
+        f"{variant}: theirs is {'yes' if supported else 'no'}, ours {_declared(cells[variant])}"
+        for variant, supported in row.supported.items()
     )
-    if len(known) < len(row.says):
+    if len(known) < len(row.supported):
         return Outcome.NO_EVIDENCE, detail
-    agree = [variant for variant, cell in known.items() if cell.declared.works == row.says[variant]]
-    if len(agree) == len(row.says):
+    agree = [variant for variant, cell in known.items() if cell.declared.works == row.supported[variant]]
+    if len(agree) == len(row.supported):
         return _judge_values(matrix, table, row, argument)
-    theirs = {row.says[variant] for variant in row.says if variant not in agree}
+    theirs = {row.supported[variant] for variant in row.supported if variant not in agree}
     if agree or len(theirs) > 1:
         return Outcome.VARIANT_DIFFERS, detail
     return (Outcome.VENDOR_ONLY if theirs == {True} else Outcome.OURS_ONLY), detail
 
 
-def _word(cell: Record | None) -> str:
-    return cell.declared.value if cell else "nothing"
+def _declared(cell: Record | None) -> str:
+    return cell.declared.value if cell else "missing"
 
 
 def _judge_values(matrix: Matrix, table: Table, row: Row, argument: Argument) -> tuple[Outcome, str]:
-    """Rows that agree, by the values that they list; a row that lists none says nothing of values."""
+    """Compare the values of rows whose status agrees; a row without a list of values always agrees."""
     theirs = set(row.options)
-    for variant in (variant for variant, says in row.says.items() if says and theirs):
+    for variant in (variant for variant, supported in row.supported.items() if supported and theirs):
         ours = _values(matrix, argument, table.platform, variant)
         if ours and ours != theirs:
             more, less = sorted(ours - theirs), sorted(theirs - ours)
@@ -133,6 +137,6 @@ def _judge_values(matrix: Matrix, table: Table, row: Row, argument: Argument) ->
 
 
 def _values(matrix: Matrix, argument: Argument, platform: str, variant: str) -> set[str]:
-    """The values that the platform declares to work, if they can be listed."""
+    """The values that the platform declares as working, if they can be listed."""
     records = matrix.values.get((argument.name, platform, variant), ())
     return {record.feature.partition("=")[2] for record in records if record.declared.works}

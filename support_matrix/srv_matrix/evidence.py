@@ -1,7 +1,7 @@
-"""Evidence: lines of JSON in `support_matrix/evidence/`, one test that ran each; read, written, judged, compared.
+"""Evidence: lines of JSON in `support_matrix/evidence/`, one per test that was run. Reads, writes and checks them.
 
-Evidence is refused unless its test exists, covers the cells that it names, and the commit tested is an ancestor of
-HEAD, and what its mark says ran is what it claims to be of. Nothing here runs a test.
+Evidence is valid only if its test exists and covers the cells, the tested commit is an ancestor of HEAD, and platform,
+level, variant and note match the test's mark. This module runs no test.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from srv_matrix.records import CHANGED, Evidence, Key, Level
 from srv_matrix.repository import MatrixError, Repository
 
 OUTCOMES = ("passed", "failed", "skipped")
-VOLATILE = ("commit", "plugin_version", "driver", "device", "date")  # may differ from one run to the next
+VOLATILE = ("commit", "plugin_version", "driver", "device", "date")  # may differ between runs
 PLUGIN = "srv_matrix.pytest_plugin"
-MARKED = "srv_matrix.pytest_plugin import covers"  # stands in every file with marks
+MARKED = "srv_matrix.pytest_plugin import covers"  # occurs in every file with marks
 _MAY_BE_EMPTY = ("note", "driver", "reason")
-_TEXTS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level"))
+_TEXT_FIELDS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level"))
 _COLLECT_TIMEOUT_S = 300
 
 
@@ -35,23 +35,23 @@ def to_line(evidence: Evidence) -> str:
 
 
 def from_line(line: str) -> Evidence:
-    """What `to_line` wrote; ValueError says what is wrong with anything else."""
+    """The inverse of `to_line`; ValueError with the reason for any other text."""
     raw = json.loads(line)
     if not isinstance(raw, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     if unknown := raw.keys() - {field.name for field in fields(Evidence)}:
         raise ValueError(f"has the unknown fields {', '.join(sorted(unknown))}")
     return _checked(raw)
 
 
 def _checked(raw: Mapping[str, Any]) -> Evidence:
-    texts = {name: raw.get(name, "") for name in _TEXTS}
+    texts = {name: raw.get(name, "") for name in _TEXT_FIELDS}
     for name, text in texts.items():
         if not isinstance(text, str) or not (text or name in _MAY_BE_EMPTY):
             raise ValueError(f"has no {name}")
     covers = raw.get("covers")
     if not isinstance(covers, list) or not covers or not all(isinstance(cell, str) for cell in covers):
-        raise ValueError("covers nothing")
+        raise ValueError("has no list of covered cells")
     if raw.get("level") not in Level.__members__:
         raise ValueError(f"has the level {raw.get('level')!r}; levels are {', '.join(Level.__members__)}")
     if texts["outcome"] not in OUTCOMES:
@@ -61,11 +61,11 @@ def _checked(raw: Mapping[str, Any]) -> Evidence:
 
 
 def read_file(path: Path) -> tuple[Evidence, ...]:
-    """The evidence of one file; MatrixError names file and line of what is no evidence."""
+    """The evidence of one file; MatrixError with file and line if it is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        remedy = "Name a file that `pytest -m covers --srv-evidence FILE --srv-evidence-device NAME` has written"
+        remedy = "Pass a file that `pytest -m covers --srv-evidence FILE --srv-evidence-device NAME` has written"
         raise MatrixError(f"the evidence {path} cannot be read: {error}. {remedy}") from error
     found: list[Evidence] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -74,20 +74,20 @@ def read_file(path: Path) -> tuple[Evidence, ...]:
         try:
             found.append(from_line(line))
         except ValueError as error:
-            remedy = "Lines are written by pytest alone (support_matrix/evidence/README.md): record it again"
+            remedy = "Evidence is written by pytest only (support_matrix/evidence/README.md): record it again"
             raise MatrixError(f"{path.name} line {number}: {error}. {remedy}") from error
     return tuple(found)
 
 
 def read_folder(folder: Path) -> tuple[Evidence, ...]:
-    """All evidence of a folder, files in order of their names."""
+    """All evidence of a folder, in the order of file names."""
     return tuple(each for path in sorted(folder.glob("*.jsonl")) for each in read_file(path))
 
 
 def write_file(path: Path, evidence: Iterable[Evidence]) -> None:
-    """Write one file, sorted by platform, variant and test, so that it changes only where evidence does.
+    """Write one file, sorted by platform, variant and test, so that a diff shows only changed evidence.
 
-    Whoever interrupts it leaves the file as it was.
+    The file is replaced atomically.
     """
     ordered = sorted(evidence, key=lambda each: (each.platform, each.variant, each.test, each.covers))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def write_file(path: Path, evidence: Iterable[Evidence]) -> None:
 
 
 def merge_file(path: Path, fresh: Sequence[Evidence]) -> None:
-    """Put what a run found into a file: lines of tests that ran on that machine are replaced, all others stay."""
+    """Merge the evidence of a run into a file: lines of the same test, platform and machine are replaced."""
     ran = {_run_of(each) for each in fresh}
     kept = [each for each in (read_file(path) if path.exists() else ()) if _run_of(each) not in ran]
     write_file(path, [*kept, *fresh])
@@ -108,7 +108,7 @@ def _run_of(evidence: Evidence) -> tuple[str, str, str]:
 
 
 def marked_files(repository: Repository, folder: str = "tests") -> list[str]:
-    """The files of a folder that mark what they cover, as they are named from the root."""
+    """The test files of a folder that use `covers`, relative to the root."""
     return [
         path.relative_to(repository.root).as_posix()
         for path in sorted((repository.root / folder).rglob("test_*.py"))
@@ -117,9 +117,9 @@ def marked_files(repository: Repository, folder: str = "tests") -> list[str]:
 
 
 def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The `covers` marks of the tests in these files, by test id, as pytest itself collects them.
+    """The `covers` marks of the tests in these files, by test id, as collected by pytest.
 
-    Each is as `srv_matrix.pytest_plugin.marks_of` gives it. MatrixError if a file cannot be collected.
+    Each mark has the form of `srv_matrix.pytest_plugin.marks_of`. MatrixError if a file cannot be collected.
     """
     present = [file for file in dict.fromkeys(files) if (repository.root / file).is_file()]
     if not present:
@@ -143,15 +143,14 @@ def faults(
     marks: Mapping[str, Mapping[str, Any]],
     is_ancestor: Callable[[str], bool | None],
 ) -> list[str]:
-    """Everything that speaks against the evidence, a sentence each. `marks` come from `collect_marks`.
+    """All faults of the evidence, one sentence each. `marks`: the result of `collect_marks`.
 
-    `is_ancestor` gives None for a commit of which this checkout cannot tell; that is no fault of the evidence.
+    `is_ancestor` returns None if this checkout cannot decide it; that is not a fault of the evidence.
     """
     known = set(cells)
     tests = Counter(_run_of(each) for each in evidence)
-    twice = [f"evidence of {key[0]}: it is there twice for {key[1]}:{key[2]}" for key, n in tests.items() if n > 1]
+    found = [f"evidence of {key[0]}: there are {n} lines for {key[1]}:{key[2]}" for key, n in tests.items() if n > 1]
     commits = {commit: is_ancestor(commit) for commit in dict.fromkeys(each.commit for each in evidence)}
-    found = twice
     for each in evidence:
         found += [f"evidence of {each.test}: {fault}" for fault in _faults_of(each, known, marks, commits)]
     return found
@@ -163,23 +162,23 @@ def prune(
     marks: Mapping[str, Mapping[str, Any]],
     is_ancestor: Callable[[str], bool | None],
 ) -> list[str]:
-    """Take every line that something speaks against out of the files of a folder; each with what does, a sentence."""
+    """Remove every line with a fault from the files of a folder; returns the faults, one sentence each."""
     known = set(cells)
-    told: list[str] = []
+    reasons: list[str] = []
     for path in sorted(folder.glob("*.jsonl")):
         lines = read_file(path)
-        against = [faults([each], known, marks, is_ancestor) for each in lines]
-        told += [f"{path.name}: {fault}" for found in against for fault in found]
-        kept = [each for each, found in zip(lines, against, strict=True) if not found]
+        faults_by_line = [faults([each], known, marks, is_ancestor) for each in lines]
+        reasons += [f"{path.name}: {fault}" for found in faults_by_line for fault in found]
+        kept = [each for each, found in zip(lines, faults_by_line, strict=True) if not found]
         if not kept:
             path.unlink()
         elif len(kept) < len(lines):
             write_file(path, kept)
-    return told
+    return reasons
 
 
 def unrecorded(evidence: Iterable[Evidence], marks: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """By platform of which there is evidence: the marked tests that run there, and of which there is none."""
+    """For each platform with evidence: the marked tests of that platform that have none."""
     recorded: dict[str, set[str]] = {}
     for each in evidence:
         recorded.setdefault(each.platform, set()).add(each.test)
@@ -200,67 +199,66 @@ def _faults_of(
     found: list[str] = []
     mark = marks.get(evidence.test)
     if mark is None:
-        found.append("there is no such test, or it is marked to cover nothing")
+        found.append("there is no such test, or it is not marked with covers")
     else:
-        found += _against_mark(evidence, mark)
+        found += _mark_faults(evidence, mark)
     for cell in evidence.covers:
         if (cell, evidence.platform, evidence.variant) not in known:
-            told = f"there is no cell {cell} of {evidence.platform}:{evidence.variant} that a test could show"
-            found.append(told + ("" if "=" in cell else "; of an argument whose values are cells, name one of them"))
+            fault = f"{evidence.platform}:{evidence.variant} has no cell {cell} that a test can cover"
+            found.append(fault + ("" if "=" in cell else "; if the values of an argument are cells, cover one of them"))
     if evidence.commit.endswith(CHANGED):
-        found.append(f"its tree was not that of a commit ({evidence.commit}): commit, and record it again")
+        found.append(f"its tree had uncommitted changes ({evidence.commit}): commit, and record it again")
     elif commits[evidence.commit] is False:
-        found.append(f"commit {evidence.commit} is no ancestor of HEAD")
+        found.append(f"commit {evidence.commit} is not an ancestor of HEAD")
     if evidence.skipped:
-        found.append(f"it was skipped ({evidence.reason}), which shows nothing")
+        found.append(f"it was skipped ({evidence.reason}), so it shows nothing")
     elif not evidence.passed:
-        found.append(f"its outcome is {evidence.outcome}: declare the cell for what it is, or mend it")
+        found.append(f"its outcome is {evidence.outcome}: fix the test, or declare the cell as unsupported")
     return found
 
 
-def _against_mark(evidence: Evidence, mark: Mapping[str, Any]) -> list[str]:
-    """Where a line claims more than its test's mark does, or to be of something else than ran."""
+def _mark_faults(evidence: Evidence, mark: Mapping[str, Any]) -> list[str]:
+    """Differences between a line and its test's mark."""
     found = [f"the test does not cover {cell}" for cell in sorted(set(evidence.covers) - set(mark["covers"]))]
     if (ran := mark["platform"]) not in ("", evidence.platform):
-        found.append(f"the evidence is of platform {evidence.platform}, and what the test runs is {ran}")
+        found.append(f"the evidence is for platform {evidence.platform}, but the test runs on {ran}")
     if evidence.level > Level[mark["level"]]:
-        found.append(f"the evidence says {evidence.level.name}, the test's mark {mark['level']}")
+        found.append(f"the evidence has level {evidence.level.name}, but the test's mark has {mark['level']}")
     forced = mark["variant"]
     if evidence.variant != (forced or evidence.machine):
-        why = f"the test forces {forced}" if forced else f"it was recorded on {evidence.machine}"
-        found.append(f"the evidence is of {evidence.variant}, and {why}")
+        actual = f"the test forces {forced}" if forced else f"it was recorded on {evidence.machine}"
+        found.append(f"the evidence is for {evidence.variant}, but {actual}")
     if evidence.note != mark["note"]:
-        found.append(f"its note is {_word(evidence.note)}, the mark's {_word(mark['note'])}")
+        found.append(f"its note is {_or_empty(evidence.note)}, but that of the mark is {_or_empty(mark['note'])}")
     return found
 
 
 def compare(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """What a fresh run does not bear out of the committed evidence of its platforms, a sentence each.
+    """Compare the evidence of a new run with the committed evidence of its platforms; returns one sentence per fault.
 
-    Every test that is committed of a platform, on whichever machine, must have run again and shown the same, but for
-    `VOLATILE`: the same tests must pass on each variant. Of a test that is committed from several, the fresh run's
-    own machine is compared with. A test that was skipped is none: see `skips`; nor is what the fresh run shows beyond
-    what is committed: see `uncommitted`.
+    Every test with committed evidence for a platform, from any machine, must have run again with the same result, apart
+    from the fields in `VOLATILE`. If a test has evidence from several machines, that of the same machine is compared.
+    Skipped tests (see `skips`) and additional cells of the new run (see `uncommitted`) are not faults.
     """
     if all(each.skipped for each in fresh):
-        return ["the fresh run holds no evidence: no marked test ran"]
+        return ["the new run has no evidence: no marked test was run"]
     found: list[str] = []
     for where, before, now in _again(committed, fresh):
         if now is None:
-            found.append(f"{where} is committed, and did not run again")
+            found.append(f"{where} has committed evidence, but was not run again")
         elif not now.skipped:
             found += [f"{where}: {fault}" for fault in _lost(before, now)]
     return found
 
 
 def skips(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """Tests that are committed and could not run again where the fresh run was made, each with its reason."""
+    """Tests with committed evidence that were skipped in the new run, each with the reason."""
     again = _again(committed, fresh)
     return [f"{where} was skipped: {now.reason}" for where, _, now in again if now is not None and now.skipped]
 
 
 def _again(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> Iterator[tuple[str, Evidence, Evidence | None]]:
-    """For each machine of the fresh run: (test and where, committed line, fresh line) of its platform's tests."""
+    """For each machine of the new run: (test and machine, committed line, new line) of its platform's tests."""
     for platform, machine in dict.fromkeys((each.platform, each.machine) for each in fresh):
         new = {each.test: each for each in fresh if (each.platform, each.machine) == (platform, machine)}
         of_platform = [each for each in committed if each.platform == platform]
@@ -270,24 +268,24 @@ def _again(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> Iterator
 
 
 def _lost(before: Evidence, now: Evidence) -> list[str]:
-    """What a test showed once, and shows no more."""
+    """Differences by which a test shows less than before."""
     found = [
-        f"{name} was {_word(old)}, and is {_word(new)}"
+        f"{name} was {_or_empty(old)}, and is now {_or_empty(new)}"
         for name in ("outcome", "note")
         if (old := getattr(before, name)) != (new := getattr(now, name))
     ]
     if now.level < before.level:
-        found.append(f"level was {before.level.name}, and is {now.level.name}")
+        found.append(f"level was {before.level.name}, and is now {now.level.name}")
     gone = [cell for cell in before.covers if cell not in now.covers]
-    return found + [f"it covers {cell} no more" for cell in gone]
+    return found + [f"it no longer covers {cell}" for cell in gone]
 
 
-def _word(text: str) -> str:
+def _or_empty(text: str) -> str:
     return text or "empty"
 
 
 def uncommitted(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """Cells that a fresh run shows and the committed evidence does not, as "cell on platform:variant"."""
+    """Cells that a new run covers and the committed evidence does not, as "cell on platform:variant"."""
     known = {(cell, each.platform, each.variant) for each in committed if each.passed for cell in each.covers}
     shown = {(cell, each.platform, each.variant) for each in fresh if each.passed for cell in each.covers}
     return [f"{cell} on {platform}:{variant}" for cell, platform, variant in sorted(shown - known)]

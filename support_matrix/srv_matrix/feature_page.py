@@ -1,4 +1,4 @@
-"""The Markdown page of what is no argument: models, endpoints, ops, pairs. One row a feature, one column a platform."""
+"""The Markdown page of models, endpoints, ops and pairs of arguments: one row per feature, one column per platform."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ NAME = "features.md"
 KINDS: Mapping[Kind, tuple[str, str]] = {
     "model": (
         "Models",
-        "Architecture and format of the weights. The first ones have layers of srv's own; the last row is what "
-        "transformers alone has.",
+        "Architecture and weight format. The first rows are implemented in srv; the last row stands for all other "
+        "architectures, which transformers implements.",
     ),
     "endpoint": (
         "Endpoints",
-        "The API process answers them: core has them, and no platform speaks of them. What was not run on a platform "
-        "has no level, and without device code no server starts.",
+        "The API process implements them in core, independently of the platform. An endpoint that was not run on a "
+        "platform has no level, and on a platform without device code no server starts.",
     ),
-    "op": ("Ops", "The kernels' contracts by type, and whether the platform's package implements them."),
+    "op": ("Ops", "The ops of the kernel contracts by dtype, and whether the platform's package implements them."),
     "pair": (
         "Pairs of arguments",
-        "Arguments tied by a law: of core, of the platform, or of a backend asked with an ordinary model, with latent "
-        "attention (MLA), with two chunk lengths and with GPT-OSS. Each is taken within the law told. Laws that other "
-        "models alone would meet are not listed, nor are defaults that follow from another argument.",
+        "Arguments whose valid values depend on each other, by a constraint of core, of the platform, or of a backend. "
+        "Backends are checked with a common model, with latent attention (MLA), with dual chunk attention and with "
+        "GPT-OSS. Constraints that apply only to other models are not listed, nor are defaults that depend on another "
+        "argument.",
     ),
 }
 
 
 def feature_page(matrix: Matrix) -> str:
-    """The page; kinds of which there is no record are left out."""
+    """The page; kinds without records are left out."""
     lines = [MADE, "# Models, endpoints, ops, pairs", ""]
     lines += ["Marks and levels are those of the [index](index.md).", ""]
-    for kind, (title, told) in KINDS.items():
+    for kind, (title, description) in KINDS.items():
         if found := matrix.of_kind(kind):
-            lines += [f"## {title}", "", told, "", *_table(matrix, found), "", *_why(found), ""]
+            lines += [f"## {title}", "", description, "", *_table(matrix, found), "", *_reasons(found), ""]
     return text_of(lines)
 
 
@@ -47,37 +48,37 @@ def _table(matrix: Matrix, found: Mapping[str, Sequence[Record]]) -> Iterator[st
     yield "| --- |" + " :---: |" * len(platforms)
     for feature, records in found.items():
         cells = [_cell([each for each in records if each.platform == name]) for name in platforms]
-        yield f"| {_named(feature)} | " + " | ".join(cells) + " |"
+        yield f"| {_feature_name(feature)} | " + " | ".join(cells) + " |"
 
 
 def _cell(records: Sequence[Record]) -> str:
-    """One mark if all variants have the same, else one a variant."""
+    """One mark if it is the same for all variants, else one per variant."""
     marks = {each.variant: mark(each) for each in records}
     if len(set(marks.values())) <= 1:
         return next(iter(marks.values()), "-")
-    return "<br>".join(f"{variant}: {told}" for variant, told in marks.items())
+    return "<br>".join(f"{variant}: {text}" for variant, text in marks.items())
 
 
-def _named(feature: str) -> str:
+def _feature_name(feature: str) -> str:
     kind, _, name = feature.partition(":")
     if kind == "pair":
         return " with ".join(f"`{ARGUMENTS[part].flag}`" for part in name.split("+"))
     return f"`{name}`"
 
 
-def _why(found: Mapping[str, Sequence[Record]]) -> Iterator[str]:
-    """A line a reason: the features and places that it holds for."""
-    told: dict[tuple[str, str], dict[str, list[str]]] = {}
+def _reasons(found: Mapping[str, Sequence[Record]]) -> Iterator[str]:
+    """One line per reason, with the features and variants that it applies to."""
+    by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}
     for feature, records in found.items():
         for each in records:
             if each.reason:
-                places = told.setdefault((each.reason, each.reason_code), {})
-                places.setdefault(_named(feature), []).append(f"{each.platform}:{each.variant}")
-    if not told:
+                variants = by_reason.setdefault((each.reason, each.reason_code), {})
+                variants.setdefault(_feature_name(feature), []).append(f"{each.platform}:{each.variant}")
+    if not by_reason:
         return
-    everywhere = max(len(records) for records in found.values())
-    yield from ("<details><summary>Why</summary>", "")
-    for (reason, code), places in told.items():
-        shown = [name if len(where) == everywhere else f"{name} ({', '.join(where)})" for name, where in places.items()]
+    all_variants = max(len(records) for records in found.values())
+    yield from ("<details><summary>Reasons</summary>", "")
+    for (reason, code), variants in by_reason.items():
+        shown = [name if len(on) == all_variants else f"{name} ({', '.join(on)})" for name, on in variants.items()]
         yield f"- {', '.join(shown)}: {escape(reason)}. `[{code}]`"
     yield from ("", "</details>")

@@ -1,11 +1,11 @@
-"""Records of what is no argument: models, endpoints, ops, and pairs of arguments that depend on each other.
+"""Records of models, endpoints, ops, and pairs of arguments that depend on each other.
 
-    model:ARCHITECTURE/FORMAT      the architectures with native layers, and every other one through transformers
+    model:ARCHITECTURE/FORMAT      the native architectures, and all others through transformers
     endpoint:METHOD PATH           the routes of the HTTP server
-    op:NAME/DTYPE                  the kernels' contracts, and what each platform's package implements of them
-    pair:ARGUMENT+ARGUMENT         what constraints and backends tie (`srv_matrix.pairs`)
+    op:NAME/DTYPE                  the ops of the kernel contracts, and which of them each platform's package implements
+    pair:ARGUMENT+ARGUMENT         dependencies by constraints and backends (`srv_matrix.pairs`)
 
-Each asks what a launch asks: resolution, the constraints, the backends' checks. No page is written here.
+All are judged as a launch is: by resolution, constraints and the checks of backends. This module writes no page.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from srv.models.decoder_config import NATIVE, decoder_config
-from srv.models.facts import ModelFacts
-from srv.models.gguf_config import ARCHITECTURES
-from srv.models.rope_config import UnsupportedConfig
+from srv.models.architectures.decoder_config import NATIVE, decoder_config
+from srv.models.config.gguf_config import ARCHITECTURES
+from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
-from srv_matrix.ground import Ground, make_ground
+from srv.specs import ModelFacts
 from srv_matrix.inventory import Inventory
 from srv_matrix.judge import baseline, verdict
 from srv_matrix.pairs import pairs
 from srv_matrix.records import Record, Status
+from srv_matrix.variant_context import VariantContext, make_variant_context
 
-UNBUILT = "not_implemented"  # the code of a platform that has no device code yet
+UNBUILT = "not_implemented"  # the reason code of a platform without device code
 OTHERS = "any other decoder"
-CHECKED = "served only if the same tokens get the same logits however they are cut, which is tried when it is loaded"
+CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 
 
 def features(manifests: Iterable[Manifest], models: Sequence[ModelFacts], inventory: Inventory) -> tuple[Record, ...]:
-    """Every record that is of no argument: kind by kind, then platform by platform."""
-    grounds = [make_ground(manifest, variant, models[0]) for manifest in manifests for variant in manifest.variants]
+    """All records that are not of arguments, by kind, then by platform."""
+    contexts = [
+        make_variant_context(manifest, variant, models[0]) for manifest in manifests for variant in manifest.variants
+    ]
     found = [
-        *(record for ground in grounds for record in _models(ground, models, inventory)),
-        *(record for ground in grounds for record in _endpoints(ground, inventory)),
-        *(record for ground in grounds for record in _ops(ground, inventory)),
-        *(record for ground in grounds for record in pairs(ground)),
+        *(record for context in contexts for record in _models(context, models, inventory)),
+        *(record for context in contexts for record in _endpoints(context, inventory)),
+        *(record for context in contexts for record in _ops(context, inventory)),
+        *(record for context in contexts for record in pairs(context)),
     ]
     return tuple(found)
 
@@ -44,25 +46,25 @@ def features(manifests: Iterable[Manifest], models: Sequence[ModelFacts], invent
 # ---- models
 
 
-def _models(ground: Ground, models: Sequence[ModelFacts], inventory: Inventory) -> Iterator[Record]:
-    """Native architectures in each format that holds them, then what transformers alone has."""
-    unbuilt = inventory.unbuilt.get(ground.manifest.name)
+def _models(context: VariantContext, models: Sequence[ModelFacts], inventory: Inventory) -> Iterator[Record]:
+    """Native architectures in each of their formats, then all others through transformers."""
+    unbuilt = inventory.unbuilt.get(context.manifest.name)
     safetensors = next(model for model in models if model.format == "safetensors")
     gguf = next((model for model in models if model.format == "gguf"), None)
     for architecture in NATIVE:
-        yield _model(ground, architecture, safetensors, unbuilt)
+        yield _model(context, architecture, safetensors, unbuilt)
         if gguf is not None and architecture in ARCHITECTURES.values():
-            yield _model(ground, architecture, gguf, unbuilt)
-    there = verdict("model_impl", "transformers", [safetensors], (ground.manifest, ground.device))
-    declared = Status.SUPPORTED if there.taken else Status.UNSUPPORTED
-    why = ("checked_at_load", CHECKED) if there.taken else (there.code, there.reason)
-    if there.taken and unbuilt is not None:
-        declared, why = Status.PLANNED, (UNBUILT, unbuilt)
-    yield ground.record("model", f"{OTHERS}/safetensors", (declared, Status.LIMITED), why)
+            yield _model(context, architecture, gguf, unbuilt)
+    judged = verdict("model_impl", "transformers", [safetensors], (context.manifest, context.device))
+    declared = Status.SUPPORTED if judged.accepted else Status.UNSUPPORTED
+    code_and_reason = ("checked_at_load", CHECKED) if judged.accepted else (judged.code, judged.reason)
+    if judged.accepted and unbuilt is not None:
+        declared, code_and_reason = Status.PLANNED, (UNBUILT, unbuilt)
+    yield context.record("model", f"{OTHERS}/safetensors", (declared, Status.LIMITED), code_and_reason)
 
 
-def _model(ground: Ground, architecture: str, like: ModelFacts, unbuilt: str | None) -> Record:
-    """One architecture of the sample's sizes, judged as a launch would with nothing said."""
+def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt: str | None) -> Record:
+    """One architecture with the sizes of a sample model, judged with the defaults of all arguments."""
     config = {
         "hidden_size": like.hidden_size,
         "intermediate_size": like.config["intermediate_size"],
@@ -73,48 +75,51 @@ def _model(ground: Ground, architecture: str, like: ModelFacts, unbuilt: str | N
         "max_position_embeddings": like.context_length,
     }
     facts = (Status.SUPPORTED, Status.SUPPORTED)
-    why = ("", "")
+    code_and_reason = ("", "")
     try:
         decoder_config(architecture, config)
     except UnsupportedConfig as error:
-        facts, why = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", str(error))
+        facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", str(error))
     model = replace(like, architecture=architecture, config=config)
-    there = baseline(model, ground.manifest, ground.device).verdict
-    if not there.taken:
-        facts, why = (Status.UNSUPPORTED, facts[1]), (there.code, there.reason)
+    judged = baseline(model, context.manifest, context.device).verdict
+    if not judged.accepted:
+        facts, code_and_reason = (Status.UNSUPPORTED, facts[1]), (judged.code, judged.reason)
     elif unbuilt is not None:
-        facts, why = (Status.PLANNED, facts[1]), (UNBUILT, unbuilt)
-    return ground.record("model", f"{architecture}/{like.format}", facts, why)
+        facts, code_and_reason = (Status.PLANNED, facts[1]), (UNBUILT, unbuilt)
+    return context.record("model", f"{architecture}/{like.format}", facts, code_and_reason)
 
 
 # ---- endpoints and ops
 
 
-def _endpoints(ground: Ground, inventory: Inventory) -> Iterator[Record]:
-    """The API process answers them and no platform speaks of them: core has them, and no level until one ran there.
+def _endpoints(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
+    """Core implements the endpoints independently of the platform, so they have no level until a test has run there.
 
-    Where there is no device code yet, no server starts that could answer.
+    On a platform without device code no server starts.
     """
-    unbuilt = inventory.unbuilt.get(ground.manifest.name)
+    unbuilt = inventory.unbuilt.get(context.manifest.name)
     for endpoint in inventory.endpoints:
         if unbuilt is None:
-            made = ground.record("endpoint", endpoint, (Status.SUPPORTED, Status.SUPPORTED))
-            yield replace(made, declared_by="", base=None)
+            record = context.record("endpoint", endpoint, (Status.SUPPORTED, Status.SUPPORTED))
+            yield replace(record, declared_by="", base=None)
         else:
-            yield ground.record("endpoint", endpoint, (Status.PLANNED, Status.SUPPORTED), (UNBUILT, unbuilt))
+            yield context.record("endpoint", endpoint, (Status.PLANNED, Status.SUPPORTED), (UNBUILT, unbuilt))
 
 
-def _ops(ground: Ground, inventory: Inventory) -> Iterator[Record]:
-    brought = inventory.implemented.get(f"{ground.manifest.name}:{ground.variant}", {})
-    unbuilt = inventory.unbuilt.get(ground.manifest.name)
+def _ops(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
+    implemented = inventory.implemented.get(f"{context.manifest.name}:{context.variant}", {})
+    unbuilt = inventory.unbuilt.get(context.manifest.name)
     for op in inventory.ops:
         for dtype in op.dtypes:
-            declared, why = Status.SUPPORTED, ("", "")
-            if dtype not in ground.facts.capabilities:
-                declared, why = Status.UNSUPPORTED, ("dtype_missing", f"the platform has no {dtype} on this device")
+            declared, code_and_reason = Status.SUPPORTED, ("", "")
+            if dtype not in context.facts.capabilities:
+                declared, code_and_reason = (
+                    Status.UNSUPPORTED,
+                    ("dtype_missing", f"the platform does not support {dtype} on this device"),
+                )
             elif unbuilt is not None:
-                declared, why = Status.PLANNED, (UNBUILT, unbuilt)
-            elif dtype not in brought.get(op.name, ()):
-                reason = f"platform {ground.manifest.name} brings no implementation of it"
-                declared, why = Status.UNSUPPORTED, ("no_implementation", reason)
-            yield ground.record("op", f"{op.name}/{dtype}", (declared, Status.SUPPORTED), why)
+                declared, code_and_reason = Status.PLANNED, (UNBUILT, unbuilt)
+            elif dtype not in implemented.get(op.name, ()):
+                text = f"platform {context.manifest.name} has no implementation of it"
+                declared, code_and_reason = Status.UNSUPPORTED, ("no_implementation", text)
+            yield context.record("op", f"{op.name}/{dtype}", (declared, Status.SUPPORTED), code_and_reason)

@@ -1,7 +1,8 @@
-"""What can be listed only with torch or the HTTP server loaded: ops, who implements them, endpoints.
+"""The inventory of ops, their implementations, and endpoints, which can be listed only with torch and the HTTP server.
 
-`support_matrix/inventory.json` keeps it, so that making the matrix needs neither. `python -m srv_matrix.inventory`
-prints it afresh: by name and at run time, since this package imports no torch, no kernels and no platform.
+It is stored in `support_matrix/inventory.json`, so that generating the matrix needs neither. `python -m
+srv_matrix.inventory` prints a new one. Modules are resolved by name at run time, because this package must not import
+torch, kernels or platforms.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from srv_matrix.repository import MatrixError
 
 _BUILT_IN = "srv"
 _TIMEOUT_S = 120
-_SIZE = 128  # of every dimension that an implementation is asked about: an ordinary one
+_SIZE = 128  # of every dimension in the `OpArgs` with which implementations are checked
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An op of the kernels' contracts. `dtypes`: names of those that an implementation may have to take."""
+    """An op of the kernel contracts. `dtypes`: the dtypes that an implementation may have to support."""
 
     name: str
     signature: str
@@ -36,9 +37,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`endpoints`: "METHOD path". `implemented`: "platform:variant" -> op -> dtypes that some implementation takes.
+    """`endpoints`: "METHOD path". `implemented`: "platform:variant" -> op -> dtypes that an implementation supports.
 
-    `unbuilt`: platforms that have no device code yet, with their own reason.
+    `unbuilt`: platforms without device code, with their own reason.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -53,12 +54,13 @@ def to_json(inventory: Inventory) -> str:
 
 
 def from_json(text: str) -> Inventory:
-    """What `to_json` wrote; MatrixError says what is wrong with anything else."""
+    """The inverse of `to_json`; MatrixError for any other text."""
     try:
         raw = json.loads(text)
         ops = tuple(Op(each["name"], each["signature"], tuple(each["dtypes"])) for each in raw["ops"])
         implemented = {
-            place: {op: tuple(dtypes) for op, dtypes in found.items()} for place, found in raw["implemented"].items()
+            variant: {op: tuple(dtypes) for op, dtypes in found.items()}
+            for variant, found in raw["implemented"].items()
         }
         return Inventory(tuple(raw["endpoints"]), ops, implemented, dict(raw["unbuilt"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -66,21 +68,21 @@ def from_json(text: str) -> Inventory:
 
 
 def read(path: Path) -> Inventory:
-    """The inventory of a checkout; an empty one if there is none yet."""
+    """The inventory of a checkout; empty if there is no file."""
     return from_json(path.read_text(encoding="utf-8")) if path.is_file() else Inventory()
 
 
-def ask_child() -> Inventory:
-    """The inventory as it is now, told by a process of its own. MatrixError if that fails."""
+def observe_in_child() -> Inventory:
+    """Run `observe` in a child process. MatrixError if that fails."""
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
-        raise MatrixError(f"the inventory cannot be made: {done.stderr[-2000:]}")
+        raise MatrixError(f"the inventory cannot be generated: {done.stderr[-2000:]}")
     return from_json(done.stdout)
 
 
 def observe() -> Inventory:
-    """Look at everything in this process, which then has torch and the HTTP server loaded."""
+    """The current inventory; imports torch and the HTTP server into this process."""
     contracts = pkgutil.resolve_name("srv_kernels.contracts:CONTRACTS")
     ops = tuple(Op(each.name, each.signature, tuple(map(_dtype_name, each.dtypes))) for each in contracts.values())
     implemented: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -94,10 +96,11 @@ def observe() -> Inventory:
             except PlatformUnavailable as error:
                 unbuilt[found.loaded.name] = error.reason
                 break
-            place = f"{found.loaded.name}:{variant}"
-            implemented[place] = {
+            implemented[f"{found.loaded.name}:{variant}"] = {
                 each.name: tuple(
-                    _dtype_name(dtype) for dtype in each.dtypes if _takes(implementations, each.name, dtype, each.sizes)
+                    _dtype_name(dtype)
+                    for dtype in each.dtypes
+                    if _supports(implementations, each.name, dtype, each.sizes)
                 )
                 for each in contracts.values()
             }
@@ -105,11 +108,11 @@ def observe() -> Inventory:
 
 
 def _implementations(manifest: Manifest, variant: str) -> Any:
-    """What the platform's package brings for a variant, whatever machine this is."""
-    return manifest.create(EngineContext(manifest.facts.profiles[variant], 0, 0)).ops
+    """The op implementations of a platform for a variant, independent of this machine."""
+    return manifest.create(EngineContext(manifest.facts.profiles[variant], 0)).ops
 
 
-def _takes(implementations: Any, op: str, dtype: Any, sizes: tuple[str, ...]) -> bool:
+def _supports(implementations: Any, op: str, dtype: Any, sizes: tuple[str, ...]) -> bool:
     make: Callable[..., Any] = pkgutil.resolve_name("srv.platform.interface:OpArgs")
     args = make(dtype, dict.fromkeys(sizes, _SIZE))
     return any(each.op == op and each.supports_args(args) is None for each in implementations)
@@ -120,15 +123,15 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _endpoints() -> tuple[str, ...]:
-    """The routes of the HTTP server, without those that its framework adds to describe it."""
+    """The routes of the HTTP server, without the documentation routes that its framework adds."""
     settings = pkgutil.resolve_name("srv.server.app:ServerSettings")
     create_app = pkgutil.resolve_name("srv.server.app:create_app")
-    text = pkgutil.resolve_name("srv.testing.fake_engine:ByteText")()
+    text = pkgutil.resolve_name("srv.testing.fake_engine:ByteTokenizer")()
     client = pkgutil.resolve_name("srv.server.client:EngineClient")(
         pkgutil.resolve_name("srv.testing.fake_engine:FakeEngine")()
     )
-    told = settings(model_name="any", context_length=16, max_request_tokens=16, vocab_size=text.vocab_size)
-    app = create_app(told, client, text)
+    server_settings = settings(model_name="any", context_length=16, max_request_tokens=16, vocab_size=text.vocab_size)
+    app = create_app(server_settings, client, text)
     described = {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
     return tuple(
         f"{method} {route.path}"

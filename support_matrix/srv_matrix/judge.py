@@ -1,6 +1,6 @@
-"""Asking resolution: is this value taken on this device, and if not, why? The very function that launch calls.
+"""Judge whether a value is accepted on a device, with the same resolution that a launch uses.
 
-No model file, no device and no torch; a plugin that answers wrongly leaves as its own `PluginError`.
+Needs no model files, no device and no torch. A faulty plugin raises its own `PluginError`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from srv.args.resolve import resolve
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal, Rejected
-from srv.memory.budget import estimate
-from srv.models.facts import ModelFacts
+from srv.planning.budget import estimate
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
+from srv.specs import ModelFacts
 
 SOURCE = "the user"
 POOL_TOO_SMALL = "pool_too_small"
@@ -25,33 +25,33 @@ POOL_TOO_SMALL = "pool_too_small"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Taken (`code` is empty), or refused with a stable code and the reason."""
+    """Accepted (`code` is empty), or refused with a stable code and a reason."""
 
     code: str = ""
     reason: str = ""
 
     @property
-    def taken(self) -> bool:
+    def accepted(self) -> bool:
         return not self.code
 
 
-def said(argument: str, values: Iterable[Any]) -> tuple[UserStatement, ...]:
-    """Statements as a user would have made them on the command line."""
+def user_statements(argument: str, values: Iterable[Any]) -> tuple[UserStatement, ...]:
+    """Statements as if a user had set these values on the command line."""
     return tuple(UserStatement(argument, value, Origin.COMMAND_LINE, SOURCE) for value in values)
 
 
 def verdict(
     argument: str, value: Any, models: Sequence[ModelFacts], on: tuple[Manifest, DeviceFacts] | None
 ) -> Verdict:
-    """What resolution makes of one value, on a device or (None) by core's own rules.
+    """The verdict of resolution on one value, on a device or (None) by core's own rules.
 
-    The first model that lets it pass decides; if none does, the first one's refusal stands.
+    The value is accepted if it is accepted with any of the models; otherwise the verdict is that of the first model.
     """
     manifest, device = on or (None, None)
     refusals: list[Verdict] = []
     for model in models:
         try:
-            resolve(UserInput(said(argument, (value,))), manifest=manifest, device=device, model=model)
+            resolve(UserInput(user_statements(argument, (value,))), manifest=manifest, device=device, model=model)
         except Refusal as refusal:
             about = [each for each in refusal.rejections if each.what == argument] or list(refusal.rejections)
             refusals.append(_verdict(about[0]))
@@ -61,22 +61,22 @@ def verdict(
 
 
 def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
-    """Whether weights and the smallest pool fit on a device beside a value that is taken, by `srv plan`'s rule."""
+    """Whether weights and the smallest KV pool fit on a device with an accepted value, by the rules of `srv plan`."""
     try:
-        found = resolve(UserInput(said(argument, (value,))), manifest=manifest, device=device, model=model)
+        found = resolve(UserInput(user_statements(argument, (value,))), manifest=manifest, device=device, model=model)
         estimate(found.config, model, device, int(found.quantities[RESERVED_MEMORY].total))
     except Refusal as refusal:
-        small = [_verdict(each) for each in refusal.rejections if each.code == POOL_TOO_SMALL]
-        return small[0] if small else Verdict()
+        too_small = [_verdict(each) for each in refusal.rejections if each.code == POOL_TOO_SMALL]
+        return too_small[0] if too_small else Verdict()
     return Verdict()
 
 
 def planned_verdicts(values: Mapping[str, tuple[Any, ...]], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
-    """The refusals of planned arguments, all asked at once: (argument, value as shown) -> verdict.
+    """The refusals of planned arguments, from a single resolution: (argument, value as shown) -> verdict.
 
-    No platform is asked, since core refuses a planned argument before any platform is.
+    No platform is involved, because core refuses a planned argument first.
     """
-    statements = tuple(each for name, tried in values.items() for each in said(name, tried))
+    statements = tuple(each for name, tried in values.items() for each in user_statements(name, tried))
     try:
         resolve(UserInput(statements), model=model)
     except Refusal as refusal:
@@ -90,16 +90,16 @@ def _verdict(rejected: Rejected) -> Verdict:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a device comes to if nobody says anything: the values, or the refusal that even that meets."""
+    """The result of resolution on a device if nothing is set: the values, or the refusal."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     verdict: Verdict = Verdict()
 
 
 def baseline(model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Baseline:
-    """Resolve on a device without a word from the user: whether it can be, and to which values.
+    """Resolve on a device with nothing set.
 
-    The values are those of no model in particular, so that what follows from the sample's sizes is nobody's value.
+    The values are resolved without a model, so that they do not depend on the sizes of the sample model.
     """
     try:
         resolve(UserInput(), manifest=manifest, device=device, model=model)

@@ -1,4 +1,4 @@
-"""The whole matrix as the tables see it: records by cell, the platforms, defaults there, published tables."""
+"""The whole matrix: records by cell, platforms with their defaults, published tables and evidence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from srv.args.config import ARGUMENTS
 from srv.args.resolve import resolve
 from srv.args.statement import UserInput
 from srv.errors import Refusal
-from srv.models.facts import ModelFacts
 from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
+from srv.specs import ModelFacts
 from srv_matrix.build import build, with_evidence
 from srv_matrix.evidence import read_folder
 from srv_matrix.features import features
@@ -23,12 +23,12 @@ from srv_matrix.records import Evidence, Key, Kind, Record, by_key
 from srv_matrix.repository import MatrixError, Repository
 from srv_matrix.sample import sample_models
 
-BUILT_IN = "srv"  # the distribution whose platforms the committed pages are about
+BUILT_IN = "srv"  # the distribution whose platforms are on the committed pages
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Everything that a page may show. `defaults`: (platform, variant) -> argument -> value as shown."""
+    """Everything that pages show. `defaults`: (platform, variant) -> argument -> value as shown."""
 
     manifests: tuple[Manifest, ...]
     records: Mapping[Key, Record]
@@ -41,7 +41,7 @@ class Matrix:
 
     @cached_property
     def values(self) -> Mapping[Key, tuple[Record, ...]]:
-        """The records of an argument's values, by the argument's own cell."""
+        """The records of the values of each argument, by the argument's own cell."""
         found: dict[Key, list[Record]] = {}
         for record in self.records.values():
             if record.kind == "value":
@@ -49,7 +49,7 @@ class Matrix:
         return {key: tuple(records) for key, records in found.items()}
 
     def of_kind(self, kind: Kind) -> Mapping[str, tuple[Record, ...]]:
-        """The records of a kind by feature, in the order that they were made in."""
+        """The records of a kind by feature, in their original order."""
         found: dict[str, list[Record]] = {}
         for record in self.records.values():
             if record.kind == kind:
@@ -69,7 +69,7 @@ def make_matrix(
     models: Sequence[ModelFacts] = (),
     inventory: Inventory | None = None,
 ) -> Matrix:
-    """Judge every cell of these platforms. `models`: what cells are judged with, `sample_models` unless given."""
+    """Judge every cell of these platforms, with `models` (default: `sample_models`)."""
     manifests = tuple(manifests)
     models = models or sample_models()
     others = with_evidence(features(manifests, models, inventory or Inventory()), evidence)
@@ -79,7 +79,7 @@ def make_matrix(
 
 
 def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) -> Matrix:
-    """The matrix of a checkout's inputs: built-in platforms, or (`platforms`) those named, whoever brings them."""
+    """The matrix of a checkout: of the built-in platforms, or of the named `platforms` of any distribution."""
     found = find_platforms()
     if unknown := sorted(set(platforms) - found.keys()):
         raise MatrixError(f"there is no platform {', '.join(unknown)}; installed are {', '.join(found)}")
@@ -93,7 +93,7 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
 
 
 def _defaults(manifest: Manifest, variant: str) -> Mapping[str, str]:
-    """What each argument is on a variant if nobody says anything and no model is known."""
+    """The value of each argument on a variant if nothing is set and no model is known."""
     try:
         resolved = resolve(UserInput(), manifest=manifest, device=manifest.facts.profiles[variant])
     except Refusal:

@@ -1,7 +1,7 @@
-"""The Markdown pages: an index, one page a platform, one a published table. Text in, nothing written here.
+"""The Markdown pages: an index, one page per platform, one per published table. This module writes no files.
 
-A platform with a published table keeps that table's sections, order and columns, so that the two can be laid side by
-side; the others have our own groups. Pages are made of committed inputs alone: no date, no commit, no machine.
+The page of a platform with a published table has that table's sections, order and columns, so that the two can be
+compared; the other pages have our own groups. Pages depend on committed inputs only: no date, no commit, no machine.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from srv_matrix.published import Row, Table
 from srv_matrix.records import LEVELS, Level, Status
 
 MEANINGS = {
-    Status.SUPPORTED: "every value is taken; printed as the word of its level until it has been run",
-    Status.LIMITED: "some values are taken, or only beside others",
-    Status.EXPERIMENTAL: "taken, and may change or break",
-    Status.UNKNOWN: "nobody has said anything",
-    Status.PLANNED: "refused for now: core does not implement it on any platform yet, or there is no device code yet",
-    Status.UNSUPPORTED: "refused, because the platform does not have it",
+    Status.SUPPORTED: "all values are accepted; shown as the name of its level until it has been run on the device",
+    Status.LIMITED: "only some values are accepted, or only in some combinations",
+    Status.EXPERIMENTAL: "accepted, but may change or break",
+    Status.UNKNOWN: "nothing is declared",
+    Status.PLANNED: "refused so far: core does not implement it on any platform yet, or there is no device code yet",
+    Status.UNSUPPORTED: "refused, because the platform does not support it",
     Status.NOT_APPLICABLE: "refused, because it has no meaning on this platform",
 }
 
 
 def pages(matrix: Matrix) -> dict[str, str]:
     """Every page by file name."""
-    made = {"index.md": index_page(matrix), FEATURES: feature_page(matrix)}
-    made |= {f"{each.name}.md": platform_page(matrix, each) for each in matrix.manifests}
-    return made | {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
+    generated = {"index.md": index_page(matrix), FEATURES: feature_page(matrix)}
+    generated |= {f"{each.name}.md": platform_page(matrix, each) for each in matrix.manifests}
+    return generated | {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
 
 
 def index_page(matrix: Matrix) -> str:
-    """What the marks mean, and how far each platform is."""
+    """The meaning of the marks, and counts by platform."""
     lines = [MADE, "# What works where", ""]
     lines += [
-        "Each cell holds two facts, what the platform declares and what core implements, and prints the lower. The",
-        "level beside it says how well that is known. Only E4 and E5 were run on the device, and print as a ✅ yes;",
-        "below them stands what is known instead: a declaration comes from the same rules that accept or refuse the",
-        "argument when a server starts, and is no more than that.",
+        "Each cell combines two facts, what the platform declares and what core implements, and shows the lower one.",
+        "The level next to it is the strength of the evidence. Only E4 and E5 were run on the device, and are shown as",
+        "✅ yes. Cells below E4 are shown with the name of their level: a declaration comes from the same rules that",
+        "accept or refuse the argument when a server starts, but nothing was run.",
         "",
         *_counts_table(matrix),
         "",
@@ -59,15 +59,15 @@ def index_page(matrix: Matrix) -> str:
         "",
         "| Level | Word | Meaning |",
         "| --- | --- | --- |",
-        "| none | | nobody has said anything of this platform |",
+        "| none | | nothing is declared for this platform |",
         *(f"| {level.name} | {level.word} | {meaning} |" for level, meaning in LEVELS.items()),
         "",
         "## Files",
         "",
-        f"- [Models, endpoints, ops, pairs of arguments]({FEATURES}): what is no argument.",
+        f"- [Models, endpoints, ops, pairs of arguments]({FEATURES}): features that are not arguments.",
         "- [support.json](support.json) and [support.csv](support.csv): the same cells, for programs.",
         *(
-            f"- [{table.title}](published-{table.name}.md): compared with our page, row by row."
+            f"- [{table.title}](published-{table.name}.md): compared with our declarations, row by row."
             for table in matrix.tables
         ),
     ]
@@ -87,45 +87,53 @@ def _counts_table(matrix: Matrix) -> Iterator[str]:
 
 
 def platform_page(matrix: Matrix, manifest: Manifest) -> str:
-    """One platform: every argument, section by section."""
+    """The page of one platform: all arguments, by section."""
     table = matrix.table_of(manifest.name)
-    lines = [MADE, f"# Arguments on {manifest.name}", "", manifest.summary + ".", "", *_caution(matrix, manifest), ""]
+    lines = [
+        MADE,
+        f"# Arguments on {manifest.name}",
+        "",
+        manifest.summary + ".",
+        "",
+        *_evidence_summary(matrix, manifest),
+        "",
+    ]
     if table is None:
         groups = dict.fromkeys(argument.group for argument in ARGUMENTS.values())
         for group in groups:
             ours = [(_flags(each), each) for each in ARGUMENTS.values() if each.group == group]
             lines += _section("##", _title(group), ours, matrix, manifest)
         return text_of(lines)
-    lines += [f"Sections and order are those of the published page ({table.title}).", ""]
+    lines += [f"The sections and their order are those of the published page ({table.title}).", ""]
     for section in table.sections:
         rows = [(_row_flags(row, table), table.argument(row)) for row in table.rows if row.section == section]
         lines += _section("##", section, rows, matrix, manifest)
     known = {argument.name for row in table.rows if (argument := table.argument(row)) is not None}
     further = [(_flags(each), each) for name, each in ARGUMENTS.items() if name not in known]
     if further:
-        lines += _section("#", "Arguments that the published page does not have", further, matrix, manifest)
+        lines += _section("#", "Arguments that are not on the published page", further, matrix, manifest)
     return text_of(lines)
 
 
-def _caution(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
+def _evidence_summary(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
     for variant in manifest.variants:
         cells = [each for each in matrix.records.values() if (each.platform, each.variant) == (manifest.name, variant)]
         ran = [level for each in cells for evidence in each.evidence if (level := evidence.level) >= Level.E3]
         if not ran:
-            yield f"- `{variant}`: nothing has been run there yet; every mark is a declaration."
+            yield f"- `{variant}`: nothing has been run on this variant yet; all marks are declarations."
         else:
             verified = [each for each in cells if each.verified]
             forced = sum(each.forced for each in verified)
-            newer = f", {forced} on a newer one made to take its path" if forced else ""
+            newer = f", {forced} on a newer device with its code path forced" if forced else ""
             short = sum(not each.verified and any(one.level is Level.E3 for one in each.evidence) for each in cells)
-            shown = f", {short} on a simulated one or compiled for it" if short else ""
-            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}{shown}."
+            simulated = f", {short} on a simulated device or only compiled" if short else ""
+            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}{simulated}."
 
 
 def _section(
     depth: str, title: str, rows: Sequence[tuple[str, Argument | None]], matrix: Matrix, manifest: Manifest
 ) -> Iterator[str]:
-    """One table, and beneath it why its cells are below a yes."""
+    """One table, followed by the reasons of all cells that are not fully supported."""
     yield from (f"{depth} {title}", "")
     columns = [
         "Argument",
@@ -141,38 +149,38 @@ def _section(
     yield ""
     reasons = list(_reasons([argument for _, argument in rows if argument is not None], matrix, manifest))
     if reasons:
-        yield from ("<details><summary>Why</summary>", "", *reasons, "", "</details>", "")
+        yield from ("<details><summary>Reasons</summary>", "", *reasons, "", "</details>", "")
 
 
 def _row(flags: str, argument: Argument | None, matrix: Matrix, manifest: Manifest) -> str:
     if argument is None:
         return f"| {flags} | | | |" + " not in srv |" * len(manifest.variants)
     marks = [mark(matrix.cell(argument.name, manifest.name, variant)) for variant in manifest.variants]
-    told = [
+    description = [
         escape(argument.arg.help),
         _default(argument, matrix, manifest),
         escape(_options(argument, matrix, manifest)),
     ]
-    return "| " + " | ".join([flags, *told, *marks]) + " |"
+    return "| " + " | ".join([flags, *description, *marks]) + " |"
 
 
 def options(argument: Argument) -> str:
-    """The values an argument takes, in words."""
+    """The valid values of an argument, as text."""
     if argument.kind.base is bool:
         return "true, false"
     if argument.choices:
         return ", ".join(argument.choices)
-    wants = f", {argument.wants}" if argument.wants else ""
-    return f"Type: {argument.kind.name}{wants}"
+    expected = f", {argument.expected}" if argument.expected else ""
+    return f"Type: {argument.kind.name}{expected}"
 
 
 def _options(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
-    """The same, and of a text without choices the words that this platform names as working on some variant."""
+    """As `options`, but for a string without choices the values that the platform declares as working."""
     if argument.choices or argument.kind.base in (bool, int, float):
         return options(argument)
     cells = (cell for each in manifest.variants for cell in matrix.values.get((argument.name, manifest.name, each), ()))
-    words = dict.fromkeys(cell.feature.partition("=")[2] for cell in cells if cell.declared.works)
-    return ", ".join(words) or options(argument)
+    values = dict.fromkeys(cell.feature.partition("=")[2] for cell in cells if cell.declared.works)
+    return ", ".join(values) or options(argument)
 
 
 def _default(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
@@ -183,7 +191,7 @@ def _default(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
 
 
 def _reasons(arguments: Iterable[Argument], matrix: Matrix, manifest: Manifest) -> Iterator[str]:
-    """A line a reason: the cells it holds for."""
+    """One line per reason, with the cells that it applies to."""
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for argument in arguments:
         for variant in manifest.variants:
@@ -200,14 +208,14 @@ def _reasons(arguments: Iterable[Argument], matrix: Matrix, manifest: Manifest) 
 
 
 def published_page(matrix: Matrix, table: Table) -> str:
-    """How a published table compares with what our platform declares."""
+    """The comparison of a published table with the declarations of our platform."""
     compared = compare_table(matrix, table)
     lines = [MADE, f"# {table.title}: compared", ""]
-    lines += [f"{len(table.rows)} rows, against what the platform `{table.platform}` declares.", ""]
+    lines += [f"{len(table.rows)} rows, compared with the declarations of platform `{table.platform}`.", ""]
     lines += ["| Class | Rows |", "| --- | ---: |"]
     lines += [f"| {name} | {count} |" for name, count in counts(compared).items()]
-    lines += ["", "Rows that differ, and arguments of ours that the page does not have:", ""]
-    lines += ["| Argument | Class | What | Why |", "| --- | --- | --- | --- |"]
+    lines += ["", "Rows that differ, and our arguments that are not on the page:", ""]
+    lines += ["| Argument | Class | Difference | Reason |", "| --- | --- | --- | --- |"]
     for each in compared:
         if each.outcome is not Outcome.AGREE:
             lines.append(f"| `{each.flag}` | {each.outcome.value} | {escape(each.detail)} | {escape(each.reason)} |")

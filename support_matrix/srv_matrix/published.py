@@ -1,7 +1,7 @@
-"""Vendors' published tables of support, and our reasons where we differ: read from `support_matrix/published/`.
+"""Read vendors' published support tables, and our reasons for differences, from `support_matrix/published/`.
 
-`index.toml` names each table, the platform it speaks of, and which column is which variant. A flag that `srv` calls
-by another name is listed there under `renamed`. Nothing is compared here.
+`index.toml` lists the tables, the platform of each, and the column of each variant. Flags with another name in `srv`
+are listed there under `renamed`. This module compares nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FREE = ("type:", "bool flag", "list[", "optional[", "n/a")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row as published. `options`: the values listed, () where the column gives a type. `says`: by variant."""
+    """One published row. `options`: the listed values, () if the column has a type. `supported`: by variant."""
 
     section: str
     flag: str
     aliases: tuple[str, ...]
     default: str
     options_text: str
-    says: Mapping[str, bool]
+    supported: Mapping[str, bool]
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why rows of one class are as they are."""
+    """The reason why rows have an outcome."""
 
     outcome: str
     flags: tuple[str, ...]
@@ -66,7 +66,7 @@ class Table:
         return tuple(dict.fromkeys(row.section for row in self.rows))
 
     def argument(self, row: Row) -> Argument | None:
-        """Our argument of a row, by flag, alias or `renamed`; None if there is none."""
+        """Our argument for a row, by `renamed`, flag or alias; None if there is none."""
         spellings = (self.renamed.get(row.flag, row.flag), *row.aliases)
         return next((found for each in spellings if (found := find_argument(each)) is not None), None)
 
@@ -75,7 +75,7 @@ class Table:
 
 
 def read_tables(folder: Path) -> tuple[Table, ...]:
-    """Every table that `index.toml` names; MatrixError if one cannot be read."""
+    """All tables of `index.toml`; MatrixError if one cannot be read."""
     index = folder / "index.toml"
     if not index.exists():
         return ()
@@ -92,13 +92,13 @@ def read_table(folder: Path, entry: Mapping[str, Any]) -> Table:
             entry["name"], entry["platform"], entry["title"], variants, rows, reasons, dict(entry.get("renamed", {}))
         )
     except KeyError as error:
-        raise MatrixError(f"{folder / 'index.toml'}: a table has no {error}") from error
+        raise MatrixError(f"{folder / 'index.toml'}: a table does not have the key {error}") from error
 
 
 def read_rows(path: Path, variants: Mapping[str, str]) -> tuple[Row, ...]:
     """The rows of one table's CSV; `variants` as in `Table`.
 
-    MatrixError if it is no such table, lacks columns or rows, or has a mark that is neither yes nor no.
+    MatrixError if it is not such a table, columns or rows are missing, or a mark is neither yes nor no.
     """
     columns = (*_COLUMNS, *variants.values())
     try:
@@ -106,27 +106,27 @@ def read_rows(path: Path, variants: Mapping[str, str]) -> tuple[Row, ...]:
             reader = csv.DictReader(file, strict=True)
             if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
                 raise MatrixError(
-                    f"{path} has no column {', '.join(missing)}. Its first line must name {', '.join(columns)}"
+                    f"{path} lacks columns: {', '.join(missing)}. Its first line must list {', '.join(columns)}"
                 )
             rows = tuple(_row(raw, f"{path} line {reader.line_num}", variants) for raw in reader)
     except (OSError, UnicodeError, csv.Error) as error:
         remedy = f"It must be CSV in UTF-8 with the columns {', '.join(columns)}"
         raise MatrixError(f"{path} cannot be read as a table: {error}. {remedy}") from error
     if not rows:
-        raise MatrixError(f"{path} names its columns and has no row. Put the published rows below them")
+        raise MatrixError(f"{path} has no rows below its header. Add the published rows")
     return rows
 
 
 def _row(raw: Mapping[Any, Any], where: str, variants: Mapping[str, str]) -> Row:
-    if None in raw or None in raw.values():  # so DictReader marks what is too long or too short
-        raise MatrixError(f"{where}: it has more or fewer cells than there are columns. Quote cells that hold commas")
-    says = {variant: _yes(raw[column], where, raw["argument"]) for variant, column in variants.items()}
-    return Row(raw["group"], raw["argument"], tuple(raw["aliases"].split()), raw["default"], raw["options"], says)
+    if None in raw or None in raw.values():  # this is how DictReader marks rows of a wrong length
+        raise MatrixError(f"{where}: the row has more or fewer cells than columns. Quote cells that contain commas")
+    supported = {variant: _yes(raw[column], where, raw["argument"]) for variant, column in variants.items()}
+    return Row(raw["group"], raw["argument"], tuple(raw["aliases"].split()), raw["default"], raw["options"], supported)
 
 
 def _yes(text: str, where: str, flag: str) -> bool:
     if text not in ("yes", "no"):
-        raise MatrixError(f"{where}: {flag} has {text!r} where yes or no must stand")
+        raise MatrixError(f"{where}: {flag} has {text!r} instead of yes or no")
     return text == "yes"
 
 
@@ -135,7 +135,9 @@ def _reasons(path: Path) -> tuple[Reason, ...]:
     try:
         return tuple(Reason(entry["class"], tuple(entry["arguments"]), entry["reason"]) for entry in entries)
     except KeyError as error:
-        raise MatrixError(f"{path}: a reason has no {error}. Each has class, arguments and reason") from error
+        raise MatrixError(
+            f"{path}: a reason does not have the key {error}. Each must have class, arguments and reason"
+        ) from error
 
 
 def _toml(path: Path) -> dict[str, Any]:

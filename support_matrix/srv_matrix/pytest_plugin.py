@@ -1,18 +1,18 @@
-"""The pytest plugin by which tests become evidence. Writes only when asked: `pytest -m covers --srv-evidence FILE`.
+"""The pytest plugin that records evidence of tests, if it is enabled: `pytest -m covers --srv-evidence FILE`.
 
     @covers("schedule_policy=lpm", platform="cpu")
     def test_longest_prefix_goes_first(...): ...
 
     @pytest.mark.parametrize("policy", [pytest.param("lpm", marks=covers("schedule_policy=lpm", platform="cpu"))])
 
-A mark names the platform whose device the test runs. A test that runs whichever device is asked for names none and
-takes that device from the fixture `srv_device`. Evidence is of `--srv-evidence-device` (a platform's name), as its
-probe finds it here, and of those tests alone that run it; what a simulated one shows is E3 at most.
+A mark names the platform on whose device the test runs. A test that can run on any device names none, and takes its
+device from the fixture `srv_device`. Evidence is recorded for `--srv-evidence-device` (a platform's name), with the
+device that its probe finds, and only for tests that run on it. The level of a simulated device is E3 at most.
 
-Evidence of a tree that differs from its commit would be of no commit, so it is refused; with
-`--srv-evidence-any-tree` it is written down as what it is, good for a comparison and never to be committed.
-A file keeps the lines of tests that did not run to their end this time. A skip shows nothing: it is written, with its
-reason, where a comparison looks for it, and not among the committed evidence.
+A tree with uncommitted changes is refused, because its evidence would belong to no commit. With
+`--srv-evidence-any-tree` it is recorded and marked as such; it is only for comparisons and must not be committed.
+A file keeps the lines of tests that were not completed in this run. Skipped tests are recorded with their reason for
+comparisons, but not in the committed evidence.
 """
 
 from __future__ import annotations
@@ -30,79 +30,80 @@ from srv.errors import SrvError
 from srv_matrix.records import CHANGED, Evidence, Level
 from srv_matrix.repository import Repository, find_repository
 
-# What is made from the commit, and changes nothing that a test could show.
+# Generated files, which do not affect any test.
 _IGNORED = ("support_matrix/evidence/", "support_matrix/inventory.json", "docs/support/")
 
 
-ANY_MACHINE = "cpu"  # what `srv_device` gives where nobody asks for a device: every machine has it
+ANY_MACHINE = "cpu"  # the default of `srv_device`: every machine has it
 
 
 def covers(
     *cells: str, platform: str = "", level: str = "E4", note: str = "", variant: str = ""
 ) -> pytest.MarkDecorator:
-    """Mark a test (or a parameter) as showing these cells: "argument=value", "argument", or "kind:name".
+    """Mark a test (or a parameter) as evidence for these cells: "argument=value", "argument", or "kind:name".
 
-    `platform`: the one whose device the test runs; none if it takes its device from the fixture `srv_device`.
-    `level`: what a pass amounts to where it runs. `note`: what weakens it ("forced path"). `variant`: the one whose
-    path the test forces a newer device to take; then a note must say so.
+    `platform`: the platform on whose device the test runs; empty if it takes its device from the fixture `srv_device`.
+    `level`: the level of the evidence if the test passes. `note`: a limitation of the evidence ("forced path").
+    `variant`: the variant whose code path the test forces on a newer device; it requires a note.
     """
     if not cells:
-        raise ValueError("a test that covers nothing needs no mark")
+        raise ValueError("covers needs at least one cell")
     if variant and not note:
-        raise ValueError(f"what is forced to be {variant} wants a note that says so")
+        raise ValueError(f'a test with variant={variant!r} needs a note, such as "forced path"')
     Level[level]
     return pytest.mark.covers(*cells, platform=platform, level=level, note=note, variant=variant)
 
 
 @pytest.fixture(scope="session")
 def srv_device(request: pytest.FixtureRequest) -> str:
-    """The platform that a test of any device must run on: that of `--srv-evidence-device`, or else the processor."""
+    """The platform on which a test for any device must run: `--srv-evidence-device`, or else the CPU."""
     return str(request.config.getoption("--srv-evidence-device") or ANY_MACHINE)
 
 
 def marks_of(item: pytest.Item) -> dict[str, Any] | None:
-    """What a test covers, with keys "covers" (a list), "platform", "level", "note", "variant"; None if nothing.
+    """The mark of a test with keys "covers" (a list), "platform", "level", "note", "variant"; None without a mark.
 
-    The platform is "" for one that runs whichever is asked for. UsageError if nobody can tell what it runs.
+    The platform is "" if the test can run on any. UsageError if its platform is missing or ambiguous.
     """
     marks = list(item.iter_markers("covers"))
     if not marks:
         return None
     cells = dict.fromkeys(cell for mark in reversed(marks) for cell in mark.args)
     levels = [Level[mark.kwargs.get("level", "E4")] for mark in marks]
-    said = {
+    values = {
         name: list(dict.fromkeys(text for mark in marks if (text := mark.kwargs.get(name, ""))))
         for name in ("platform", "note", "variant")
     }
-    if len(said["variant"]) > 1:
-        raise pytest.UsageError(f"{item.nodeid} is forced to be {' and '.join(said['variant'])}: one test, one variant")
-    asks = "srv_device" in getattr(item, "fixturenames", ())
-    if len(said["platform"]) + asks != 1:
-        platforms = " and ".join([*said["platform"], *(["that of srv_device"] if asks else [])]) or "none"
+    if len(values["variant"]) > 1:
+        variants = " and ".join(values["variant"])
+        raise pytest.UsageError(f"{item.nodeid} must have at most one variant, but has {variants}")
+    any_device = "srv_device" in getattr(item, "fixturenames", ())
+    if len(values["platform"]) + any_device != 1:
+        platforms = " and ".join([*values["platform"], *(["that of srv_device"] if any_device else [])]) or "none"
         raise pytest.UsageError(
-            f"{item.nodeid} covers cells, and the platform that it runs is {platforms}: say one, as in "
-            'covers(..., platform="cpu"), or let the test take its device from the fixture srv_device'
+            f"{item.nodeid} must run on exactly one platform, but has {platforms}. Set one, as in "
+            'covers(..., platform="cpu"), or use the fixture srv_device'
         )
     return {
         "covers": list(cells),
-        "platform": next(iter(said["platform"]), ""),
+        "platform": next(iter(values["platform"]), ""),
         "level": min(levels).name,
-        "note": ", ".join(said["note"]),
-        "variant": next(iter(said["variant"]), ""),
+        "note": ", ".join(values["note"]),
+        "variant": next(iter(values["variant"]), ""),
     }
 
 
 @dataclass(eq=False)  # pytest keeps its plugins in sets
 class _Recorder:
-    """Evidence of one session, gathered test by test. `skips`: whether those that were skipped are written, too."""
+    """Records the evidence of a session. `where`: platform, commit and device. `skips`: whether to record skips."""
 
     path: Path
     where: Mapping[str, str]
-    most: Level
+    max_level: Level
     skips: bool
     marks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    elsewhere: int = 0  # marked tests that run another platform
-    begun: dict[str, Evidence] = field(default_factory=dict)
+    elsewhere: int = 0  # number of marked tests that run on another platform
+    running: dict[str, Evidence] = field(default_factory=dict)
     found: list[Evidence] = field(default_factory=list)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -116,10 +117,10 @@ class _Recorder:
         mark = self.marks.get(item.nodeid)
         if mark is None:
             return report
-        if report.failed or report.when == "call" or (report.skipped and item.nodeid not in self.begun):
-            self.begun[item.nodeid] = self._evidence(mark, report)
-        if report.when == "teardown":  # a test whose end is not heard of has shown nothing
-            evidence = self.begun.pop(item.nodeid, None)
+        if report.failed or report.when == "call" or (report.skipped and item.nodeid not in self.running):
+            self.running[item.nodeid] = self._evidence(mark, report)
+        if report.when == "teardown":  # without its teardown a test is incomplete
+            evidence = self.running.pop(item.nodeid, None)
             if evidence is not None and (self.skips or not evidence.skipped):
                 self.found.append(evidence)
         return report
@@ -127,11 +128,11 @@ class _Recorder:
     def _evidence(self, mark: Mapping[str, Any], report: pytest.TestReport) -> Evidence:
         return Evidence(
             covers=tuple(mark["covers"]),
-            level=min(Level[mark["level"]], self.most),
+            level=min(Level[mark["level"]], self.max_level),
             test=report.nodeid,
             outcome=report.outcome,
             note=mark["note"],
-            reason=_why_skipped(report) if report.skipped else "",
+            reason=_skip_reason(report) if report.skipped else "",
             variant=mark["variant"] or self.where["machine"],
             **self.where,
         )
@@ -144,19 +145,19 @@ class _Recorder:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         skipped = sum(each.skipped for each in self.found)
-        told = f"evidence of {len(self.found)} tests is in {self.path}" + (f", {skipped} skipped" if skipped else "")
+        line = f"evidence of {len(self.found)} tests is in {self.path}" + (f", {skipped} skipped" if skipped else "")
         if not self.found:
-            told = f"no marked test of {self.where['platform']} ran; {self.path} is as it was"
+            line = f"no marked test of {self.where['platform']} was run; {self.path} is unchanged"
         if self.elsewhere:
-            told += f"; {self.elsewhere} marked tests run another platform"
-        terminalreporter.write_line(told)
+            line += f"; {self.elsewhere} marked tests run on another platform"
+        terminalreporter.write_line(line)
 
 
-def _why_skipped(report: pytest.TestReport) -> str:
+def _skip_reason(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return f"expected to fail: {report.wasxfail}"
-    told = report.longrepr
-    return (told[2] if isinstance(told, tuple) else str(told)).removeprefix("Skipped: ")
+    text = report.longrepr
+    return (text[2] if isinstance(text, tuple) else str(text)).removeprefix("Skipped: ")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -164,42 +165,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--srv-evidence",
         metavar="FILE",
-        help="put what tests marked `covers` show into FILE (of a folder: PLATFORM-VARIANT.jsonl in it)",
+        help="record the evidence of tests marked `covers` in FILE (in a folder: as PLATFORM-VARIANT.jsonl)",
     )
-    group.addoption("--srv-evidence-device", metavar="NAME", help="platform to run, and that the evidence is of")
+    group.addoption("--srv-evidence-device", metavar="NAME", help="platform on which to run tests and record evidence")
     group.addoption(
         "--srv-evidence-any-tree",
         action="store_true",
-        help="take a tree that differs from its commit, too: for a comparison, not to be committed",
+        help="also record a tree with uncommitted changes, for a comparison; not to be committed",
     )
-    group.addoption("--srv-covers", metavar="FILE", help="with --collect-only: write what each test covers to FILE")
+    group.addoption("--srv-covers", metavar="FILE", help="with --collect-only: write the marks of all tests to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "covers(*cells, platform, level, note, variant): cells of the support matrix that a pass shows"
+        "markers",
+        "covers(*cells, platform, level, note, variant): cells of the support matrix that the test is evidence for",
     )
     target = config.getoption("--srv-evidence")
     if target is None:
         return
     if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
-        raise pytest.UsageError("--srv-evidence wants one process: leave -n out")
+        raise pytest.UsageError("--srv-evidence needs a single process: leave -n out")
     repository = find_repository(config.rootpath)
     if repository is None:
-        raise pytest.UsageError(f"--srv-evidence: {config.rootpath} is no checkout of srv")
-    where, most = _where(
+        raise pytest.UsageError(f"--srv-evidence: {config.rootpath} is not a checkout of srv")
+    where, max_level = _session_facts(
         repository, config.getoption("--srv-evidence-device"), config.getoption("--srv-evidence-any-tree")
     )
     path = Path(target).absolute()
     if path.is_dir():
         path /= f"{where['platform']}-{where['machine']}.jsonl"
-    _assert_evidence_or_nothing(path)
+    _check_existing_evidence(path)
     committed = path.parent.resolve() == repository.evidence.resolve()
-    config.pluginmanager.register(_Recorder(path, where, most, skips=not committed), "srv-evidence-recorder")
+    config.pluginmanager.register(_Recorder(path, where, max_level, skips=not committed), "srv-evidence-recorder")
 
 
-def _assert_evidence_or_nothing(path: Path) -> None:
-    """What lies there is kept beside what is new, so it must be known to be evidence before any test runs."""
+def _check_existing_evidence(path: Path) -> None:
+    """The existing lines of the file are kept, so they must be valid before any test runs."""
     from srv_matrix.evidence import read_file
 
     try:
@@ -216,8 +218,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         Path(target).write_text(json.dumps(marks), encoding="utf-8")
 
 
-def _where(repository: Repository, platform: str | None, any_tree: bool) -> tuple[dict[str, str], Level]:
-    """What evidence says of commit and device, and its highest level there; UsageError if there is none to speak of."""
+def _session_facts(repository: Repository, platform: str | None, any_tree: bool) -> tuple[dict[str, str], Level]:
+    """The evidence fields that describe platform, commit and device, and the maximum level; UsageError if invalid."""
     from srv.platform.probe import probe
     from srv.platform.registry import find_platforms
 
@@ -230,10 +232,10 @@ def _where(repository: Repository, platform: str | None, any_tree: bool) -> tupl
     except SrvError as error:
         raise pytest.UsageError(f"--srv-evidence: {error}") from error
     if changed and not any_tree:
-        raise pytest.UsageError(f"--srv-evidence: commit first, the tree differs: {', '.join(changed[:5])}")
+        raise pytest.UsageError(f"--srv-evidence: commit first, these files have changed: {', '.join(changed[:5])}")
     result = probe(found[platform])
     if result.device is None or not result.available:
-        raise pytest.UsageError(f"--srv-evidence-device {platform} cannot be used here: {result.reason}")
+        raise pytest.UsageError(f"--srv-evidence-device {platform} is not available on this machine: {result.reason}")
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result.device.versions.items()))
     where = {
         "platform": platform,

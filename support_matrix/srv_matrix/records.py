@@ -1,7 +1,7 @@
-"""What a cell of the support matrix holds. Plain values: nothing here asks a platform or reads a file.
+"""The cells of the support matrix. Plain values: this module calls no platform and reads no file.
 
-A cell holds two facts, what its platform declares and what core implements, and prints the lower. Beside it
-stands the level of the strongest evidence. Nothing is ever shown greener than it was run.
+A cell combines two facts, what its platform declares and what core implements, and shows the lower one, with the level
+of the strongest evidence. A cell is never shown as verified unless it was run.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 
 Kind = Literal["arg", "value", "pair", "op", "model", "endpoint"]
 Key = tuple[str, str, str]  # feature, platform, variant
-CHANGED = "+changes"  # ends the commit of evidence whose tree was not that commit's
+CHANGED = "+changes"  # suffix of the commit in evidence if the tree had uncommitted changes
 
 
 class Status(enum.Enum):
-    """How far a feature is supported, best first. UNKNOWN: nobody has said anything."""
+    """How well a feature is supported, best first. UNKNOWN: nothing is declared."""
 
     SUPPORTED = "supported"
     LIMITED = "limited"
@@ -37,12 +37,12 @@ _RANK = {status: rank for rank, status in enumerate(reversed(Status))}
 
 
 def lower(one: Status, other: Status) -> Status:
-    """The less favourable of two facts. `planned` lies below `unknown`: silence makes no feature."""
+    """The lower of two statuses. `planned` is below `unknown`: a feature that is not implemented stays planned."""
     return min(one, other, key=_RANK.__getitem__)
 
 
 class Level(enum.IntEnum):
-    """How well a cell is known. Only E4 and E5 print as verified."""
+    """The strength of the evidence for a cell. Only E4 and E5 count as verified."""
 
     E0 = 0
     E1 = 1
@@ -53,15 +53,15 @@ class Level(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """What a cell of this level says of itself."""
-        return _WORDS[self]
+        """The name of the level in a cell."""
+        return _LEVEL_WORDS[self]
 
     @property
     def verified(self) -> bool:
         return self >= Level.E4
 
 
-_WORDS = {
+_LEVEL_WORDS = {
     Level.E0: "published",
     Level.E1: "declared",
     Level.E2: "contract-tested",
@@ -82,11 +82,11 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One test that has run. `covers`: cells by feature ("schedule_policy=lpm"). `commit`: the one tested.
+    """One test that was run. `covers`: the features of its cells ("schedule_policy=lpm"). `commit`: the tested one.
 
-    `variant` is the one that it speaks for, `machine` the one that the probe found: they differ where a newer machine
-    was made to take an older one's code. `note` marks what weakens it, such as "forced path". `outcome`: "passed",
-    "failed", or in a run for comparison "skipped", and `reason` says why.
+    `variant` is the variant that it is evidence for, `machine` the one that the probe found: they differ if the test
+    forced the code path of an older variant on a newer machine. `note`: a limitation, such as "forced path".
+    `outcome`: "passed", "failed", or in a run for comparison "skipped", with the `reason`.
     """
 
     covers: tuple[str, ...]
@@ -114,18 +114,18 @@ class Evidence:
 
     @property
     def forced(self) -> bool:
-        """Whether a machine of another variant was made to take this one's path."""
+        """Whether the code path of this variant was forced on a machine of another variant."""
         return self.machine != self.variant
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One cell. `feature` is an argument's name, "name=value" of one value of it, or "kind:name" of anything else.
+    """One cell. `feature`: an argument's name, "name=value" for one of its values, or "kind:name" for anything else.
 
-    `declared` is the platform's fact, `core` core's. `reason_code` and `reason` say why the status is below
-    supported. `base` is the level without any test: E1 where the platform's package declares the cell, E0 where
-    the vendor's page alone does. `default`: the value is the declared default. `rolled_up`: the lowest level of
-    the values of an argument, and `by_values` says that it has such; then nothing but they can lift it.
+    `declared` is the status that the platform declares, `core` that of core. `reason_code` and `reason` say why the
+    status is below supported. `base` is the level without any test: E1 if the platform's package declares the cell, E0
+    if only the vendor's page does. `default`: whether the value is the declared default. `by_values`: whether the level
+    of an argument follows only from its values; `rolled_up` is then their lowest level.
     """
 
     feature: str
@@ -155,12 +155,12 @@ class Record:
 
     @property
     def status(self) -> Status:
-        """What the cell prints: the lower of its two facts."""
+        """The status that the cell shows: the lower of its two facts."""
         return lower(self.declared, self.core)
 
     @property
     def level(self) -> Level | None:
-        """The strongest level that stands behind the cell; None: nothing does."""
+        """The highest level of evidence for the cell; None if there is none."""
         ran = [] if self.by_values else [each.level for each in self.evidence if each.passed]
         return max((level for level in (self.base, self.rolled_up, *ran) if level is not None), default=None)
 
@@ -170,20 +170,20 @@ class Record:
 
     @property
     def ran(self) -> tuple[Evidence, ...]:
-        """The evidence that the cell's level rests on, if it is its own and no declaration."""
+        """The tests on which the cell's level is based, if there are any."""
         return (
             () if self.by_values else tuple(each for each in self.evidence if each.passed and each.level is self.level)
         )
 
     @property
     def note(self) -> str:
-        """What weakens that evidence; empty if some of it is whole."""
+        """The limitations of that evidence; empty if some of it has none."""
         notes = [each.note for each in self.ran]
         return ", ".join(dict.fromkeys(notes)) if all(notes) else ""
 
     @property
     def forced(self) -> bool:
-        """Whether all of that evidence is of a forced path."""
+        """Whether all of that evidence is of a forced code path."""
         return bool(self.ran) and all(each.forced for each in self.ran)
 
     @property
@@ -192,10 +192,10 @@ class Record:
 
 
 def by_key(records: Iterable[Record]) -> dict[Key, Record]:
-    """Records by their cell; ValueError if two claim one."""
+    """Records by cell; ValueError if two have the same cell."""
     found: dict[Key, Record] = {}
     for record in records:
         if record.key in found:
-            raise ValueError(f"two records of the cell {' '.join(record.key)}")
+            raise ValueError(f"there are two records for the cell {' '.join(record.key)}")
         found[record.key] = record
     return found

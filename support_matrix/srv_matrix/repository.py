@@ -1,4 +1,4 @@
-"""Where the matrix's inputs and pages lie, and what git says of commits."""
+"""The paths of the matrix's inputs and pages in a checkout, and git queries about commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARK = Path("support_matrix") / "published" / "index.toml"
 
 
 class MatrixError(SrvError):
-    """The support matrix cannot be made: an input is missing or damaged."""
+    """The support matrix cannot be generated: an input is missing or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class Repository:
         return self.root / "docs" / "support"
 
     def head(self) -> str:
-        """The commit checked out."""
+        """The commit that is checked out."""
         return self._git("rev-parse", "HEAD")
 
     def is_ancestor(self, commit: str) -> bool | None:
-        """Whether a commit lies in the history of HEAD. None: this clone is shallow and ends before it could be seen.
+        """Whether a commit is in the history of HEAD. None: unknown, because this clone is shallow.
 
-        A commit that a full clone does not know does not lie there.
+        A commit that a full clone does not have is not in the history.
         """
         if self._run("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0:
             return True
         return None if self._git("rev-parse", "--is-shallow-repository") == "true" else False
 
     def changed_files(self) -> tuple[str, ...]:
-        """Files whose content is not that of HEAD, untracked ones among them."""
+        """Files that differ from HEAD, including untracked ones."""
         lines = self._git("status", "--porcelain", "--untracked-files=all").splitlines()
         return tuple(line[3:] for line in lines)
 
@@ -66,9 +66,9 @@ class Repository:
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except OSError as error:
-            raise MatrixError(f"git cannot be run: {error}. The support matrix is judged in a checkout.") from error
+            raise MatrixError(f"git cannot be run: {error}. The support matrix needs git and a checkout.") from error
 
 
 def find_repository(start: Path) -> Repository | None:
-    """The checkout that `start` lies in; None if it lies in none."""
+    """The checkout that contains `start`; None if there is none."""
     return next((Repository(folder) for folder in (start, *start.parents) if (folder / MARK).exists()), None)

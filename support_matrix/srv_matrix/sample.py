@@ -1,19 +1,19 @@
-"""The models that cells are judged with: ordinary in every respect, so that a refusal is about the argument.
+"""The sample models with which cells are judged: common in every respect, so that a refusal is due to the argument.
 
-No file stands behind it; resolution reads facts alone.
+They have no files, because resolution needs only their facts.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from srv.models.facts import CacheGroup, ModelFacts
+from srv.specs import CacheGroup, ModelFacts
 
 _LAYERS = 32
 
 
 def sample_models() -> tuple[ModelFacts, ...]:
-    """What a value may be judged with: it is refused only if no model lets it pass."""
+    """The sample models; a value counts as refused only if it is refused with all of them."""
     dense = _dense()
     gguf = replace(dense, name="sample-8b-gguf", path="/models/sample-8b.gguf", format="gguf", dtype="float16")
     eight = replace(dense, name="sample-8b-w8a8", path="/models/sample-8b-w8a8", quantization="modelslim")
@@ -21,12 +21,12 @@ def sample_models() -> tuple[ModelFacts, ...]:
         dense,
         replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000),
         replace(eight, weight_bytes=9_100_000_000),
-        replace(eight, quantization="w8a8_int8", in_integers=6_980_000_000, weight_bytes=9_100_000_000),
+        replace(eight, quantization="w8a8_int8", int8_params=6_980_000_000, weight_bytes=9_100_000_000),
     )
 
 
 def _dense() -> ModelFacts:
-    """A decoder of eight thousand million parameters in bfloat16: 32 query heads, 8 KV heads of 128, context 131072."""
+    """A decoder of eight billion parameters in bfloat16: 32 query heads, 8 KV heads of 128, context 131072."""
     return ModelFacts(
         name="sample-8b",
         path="/models/sample-8b",
@@ -49,7 +49,7 @@ def _dense() -> ModelFacts:
 
 
 def small_model() -> ModelFacts:
-    """Three thousand million parameters: what any described device holds if nothing is said of its memory."""
+    """A decoder of three billion parameters, which fits on every described device with default settings."""
     layers = 28
     return replace(
         _dense(),

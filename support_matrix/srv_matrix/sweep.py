@@ -1,6 +1,6 @@
-"""Which values of an argument are tried: every choice, both booleans, the boundaries of numbers, a sample of text.
+"""The values of an argument to try: all choices, both booleans, the boundaries of numbers, a sample string.
 
-Everything comes from the declaration; nothing here knows an argument by name.
+They are derived from the declaration: this module must not know any argument by name.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from srv.args.spec import Argument
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _TEXTS = ("x", "1", "{}", '{"x": 1}', "[]", "x=1", "/x", "127.0.0.1:1", "all", "default")
-_STEP = 0.01  # beside the boundary of a fraction
+_STEP = 0.01  # distance from the boundary of a fraction
 
 
 def is_closed(argument: Argument, backends: Iterable[str] = ()) -> bool:
-    """Whether its values can be listed one by one."""
+    """Whether all its values can be listed."""
     return argument.kind.base is bool or bool(argument.choices) or bool(argument.arg.family and tuple(backends))
 
 
 def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[Any] = ()) -> tuple[Any, ...]:
-    """The values to try, each of which the declaration itself allows; one at least is not the default.
+    """The values to try: all are valid by the declaration, and at least one is not the default.
 
-    `backends`: the names that the platform offers for the argument's family. `more`: values that some
-    platform prefers, tried too.
+    `backends`: the platform's backends of the argument's family. `more`: additional values to try.
     """
     tried: list[Any] = [argument.default, *_listed(argument, backends), *more]
     if not is_closed(argument, backends):
@@ -34,7 +33,7 @@ def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[A
     allowed: list[Any] = []
     for value in tried:
         known = any(value == each and type(value) is type(each) for each in allowed)
-        if value is not None and not known and argument.against(value) is None:
+        if value is not None and not known and argument.validation_error(value) is None:
             allowed.append(value)
     return tuple(allowed)
 
@@ -47,18 +46,20 @@ def _listed(argument: Argument, backends: Iterable[str]) -> list[Any]:
 
 
 def _boundaries(argument: Argument) -> list[Any]:
-    """Beside each number that the check names, the nearest allowed; then a value away from the default."""
-    wants = argument.arg.check.wants if argument.arg.check else ""
-    named = [float(text) for text in _NUMBER.findall(wants)]
+    """The nearest valid value for each number in the check's description, and for twice the default."""
+    expected = argument.arg.check.expected if argument.arg.check else ""
+    numbers = [float(text) for text in _NUMBER.findall(expected)]
     if isinstance(argument.default, (int, float)):
-        named.append(argument.default * 2)
+        numbers.append(argument.default * 2)
     found: list[Any] = []
-    for number in [*named, *(() if named else (1.0, 2.0))]:
+    for number in numbers or (1.0, 2.0):
         if argument.kind.base is int:
             near: list[Any] = [int(number), int(number) + 1, int(number) - 1]
         else:
             near = [number, number + _STEP, number - _STEP]
-        nearest = next((value for each in near if _stands(argument, value := _whole(argument, each))), None)
+        nearest = next(
+            (value for each in near if _is_valid_alternative(argument, value := _with_part(argument, each))), None
+        )
         if nearest is not None:
             found.append(nearest)
     return found
@@ -66,16 +67,16 @@ def _boundaries(argument: Argument) -> list[Any]:
 
 def _texts(argument: Argument) -> list[Any]:
     for text in _TEXTS:
-        value = _whole(argument, Path(text) if argument.kind.base is Path else text)
-        if _stands(argument, value):
+        value = _with_part(argument, Path(text) if argument.kind.base is Path else text)
+        if _is_valid_alternative(argument, value):
             return [value]
     return []
 
 
-def _whole(argument: Argument, part: Any) -> Any:
-    """A value of the argument's type that holds this part."""
+def _with_part(argument: Argument, part: Any) -> Any:
+    """A value of the argument's type with this part: a tuple for a list argument."""
     return (part,) if argument.kind.many else part
 
 
-def _stands(argument: Argument, value: Any) -> bool:
-    return value != argument.default and argument.against(value) is None
+def _is_valid_alternative(argument: Argument, value: Any) -> bool:
+    return value != argument.default and argument.validation_error(value) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv_cpu.packed import COLUMNS, ORDER, PAGE_SIZES
 from srv_kernels.cpu.library import MOST_DIM
 
@@ -43,22 +43,22 @@ def _capabilities(device: DeviceFacts) -> frozenset[str]:
     return _CAPABILITIES | native
 
 
-def _dtype(seen: Seen) -> str | None:
+def _dtype(context: ResolutionContext) -> str | None:
     """A checkpoint that is in float32 stays there; of the others, the type that this processor is fast in."""
-    if seen.model is None or seen.model.dtype == "float32":
+    if context.model is None or context.model.dtype == "float32":
         return None
-    if _fast_in_bfloat16(seen.device):
+    if _fast_in_bfloat16(context.device):
         return "bfloat16"
-    return "float32" if seen.model.dtype == "float16" or seen.model.format == "gguf" else None
+    return "float32" if context.model.dtype == "float16" or context.model.format == "gguf" else None
 
 
-def _fits(seen: Seen) -> Requires:
+def _fits(context: ResolutionContext) -> Requires:
     return Requires()
 
 
-def _torch_fits(seen: Seen) -> Requires | Unfit:
+def _torch_fits(context: ResolutionContext) -> Requires | Unfit:
     """Torch's operators convert what a pool holds, and know nothing of what scales integers."""
-    if seen["kv_cache_dtype"] == "int8":
+    if context["kv_cache_dtype"] == "int8":
         return Unfit(("it reads no pool in int8; native does",))
     return Requires()
 
@@ -71,50 +71,50 @@ DEFAULTS = (
     ),
     Default(
         "dequantize_weights",
-        lambda seen: True if seen["dtype"] == "float16" else None,
+        lambda context: True if context["dtype"] == "float16" else None,
         "the native kernels multiply blocks by float32 and bfloat16 alone",
         reads=("dtype",),
     ),
     Default(
         "graph_max_batch_size",
-        lambda seen: None if seen["disable_graphs"] or seen["graph_batch_sizes"] else _CAPTURED_ROWS,
+        lambda context: None if context["disable_graphs"] or context["graph_batch_sizes"] else _CAPTURED_ROWS,
         "with more rows the kernels take longer than calling them",
         reads=("disable_graphs", "graph_batch_sizes"),
     ),
     Default(
         "disable_graph_padding",
-        lambda seen: None if seen["disable_graphs"] or seen["graph_batch_sizes"] else True,
+        lambda context: None if context["disable_graphs"] or context["graph_batch_sizes"] else True,
         "a padded row costs as much arithmetic as any other, and each row count is captured",
         reads=("disable_graphs", "graph_batch_sizes"),
     ),
     Default(
         "chunked_prefill_size",
-        lambda seen: _CHUNK,
+        lambda context: _CHUNK,
         "longer steps hold running requests up and keep more memory, and their products are hardly faster",
     ),
     Default(
         "mem_fraction_static",
-        lambda seen: 0.4,
+        lambda context: 0.4,
         "the memory is the host's: the operating system, the API process and the page cache live in it too",
     ),
     Default(
         "page_size",
-        lambda seen: 16,
+        lambda context: 16,
         "pages of 16 tokens cost a sixteenth of the bookkeeping, and prefixes still share nearly all they could",
     ),
 )
 
 
-def _native_fits(seen: Seen) -> Requires | Unfit:
+def _native_fits(context: ResolutionContext) -> Requires | Unfit:
     """What the native kernels are written for; the dtype is looked at as far as it is known here."""
     reasons: list[str] = []
-    if NATIVE_KERNELS not in seen.device.features:
+    if NATIVE_KERNELS not in context.device.features:
         reasons.append("srv-kernels is installed without its native CPU kernels, or they do not load")
-    model = seen.model
-    dtype = seen["dtype"] or _dtype(seen) or (model.dtype if model else None)
+    model = context.model
+    dtype = context["dtype"] or _dtype(context) or (model.dtype if model else None)
     if dtype == "float16":
         reasons.append("dtype float16 is not one of float32, bfloat16")
-    kv_dtype = seen["kv_cache_dtype"]
+    kv_dtype = context["kv_cache_dtype"]
     if kv_dtype not in (None, "auto", "float16", "int8", dtype):
         reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype, {dtype}, nor float16, nor int8")
     if model is not None:
@@ -137,7 +137,6 @@ BACKENDS = {
             check=_native_fits,
             target="srv_cpu.native_attention:NativeAttention",
             kv_order=ORDER,
-            summary="C++ kernels over packed pages, float32 and bfloat16; pages also of float16 and int8",
             graphs=True,
         ),
         BackendSpec(
@@ -146,7 +145,6 @@ BACKENDS = {
             check=_torch_fits,
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
-            summary="torch operations only: any page size, any head size",
         ),
     ),
     "sampling": (
@@ -155,7 +153,6 @@ BACKENDS = {
             priority=10,
             check=_fits,
             target="srv_cpu.sampling:CpuSampling",
-            summary="one pass or two over a row, in the native kernels; without them in torch",
         ),
     ),
 }

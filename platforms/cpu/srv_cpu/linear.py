@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from srv.models.blocks import BlockEmbedding, BlockLinear
-from srv.models.layers import Linear, Projection
-from srv.models.quantized import ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
+from srv.models.layers.linear import Linear, Projection
+from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear
+from srv.quantization.int8_layers import ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv_kernels.cpu.library import load
 from srv_kernels.cpu.room import Room
 
@@ -61,32 +61,32 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
     blocks: dict[int, BlockWeight] = {}  # by the matrix that they were packed from
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, (BlockEmbedding, BlockLinear)):
+            if isinstance(module, (GGUFEmbedding, GGUFLinear)):
                 packed += _pack_blocks(module, blocks, room)
                 continue
             if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel, room)) is None:
                 continue
             module.kernel = packed_kernel
-            if not (isinstance(module, Linear) and module.shared):
+            if not (isinstance(module, Linear) and module.tied):
                 module.weight = torch.nn.Parameter(module.weight.new_empty(0), requires_grad=False)
             packed += 1
     return packed, name
 
 
-def _pack_blocks(module: BlockEmbedding | BlockLinear, known: dict[int, BlockWeight], room: Room) -> bool:
+def _pack_blocks(module: GGUFEmbedding | GGUFLinear, known: dict[int, BlockWeight], room: Room) -> bool:
     """Repack a GGUF file's blocks, once where an embedding is the output layer too. False: the default kernel stays."""
     from srv_kernels.cpu.native_library import TYPES
     from srv_kernels.cpu.native_products import BlockProduct, BlockWeight
 
     if module.dtype not in TYPES:
         return False
-    matrices = [module.matrix] if isinstance(module, BlockEmbedding) else module.matrices
+    matrices = [module.matrix] if isinstance(module, GGUFEmbedding) else module.matrices
     for matrix in matrices:
         if id(matrix) not in known:
-            known[id(matrix)] = BlockWeight(matrix.rows, matrix.stored, matrix.inputs, room)
+            known[id(matrix)] = BlockWeight(matrix.rows, matrix.quant_type, matrix.inputs, room)
             matrix.release()
     weights = [known[id(matrix)] for matrix in matrices]
-    if isinstance(module, BlockEmbedding):
+    if isinstance(module, GGUFEmbedding):
         module.kernel = partial(weights[0].rows, dtype=module.dtype)
     else:
         module.kernel = BlockProduct(weights, module.bias)

@@ -7,7 +7,7 @@ scales of its tokens, float32 [16]: native/kept.h says how they are made.
 
 from __future__ import annotations
 
-from srv.memory.layout import SCALE_BYTES, KVLayout
+from srv.specs import SCALE_BYTES, KVLayout
 from srv_kernels.cpu.library import BLOCK_TOKENS
 
 ORDER = "page_head_packed"

@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 import torch
 
-from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
 from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
+from srv.specs import KVLayout
 from srv_cpu.host import threads
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
@@ -88,7 +88,7 @@ class CpuPlatform:
 
         keys = tuple(buffer(key_shape) for _ in group.layers)
         values = tuple(buffer(value_shape) for _ in group.layers)
-        return KVBuffers(layout, pages, keys, values)
+        return KVBuffers(layout, keys, values)
 
     @property
     def ops(self) -> Sequence[OpImpl]:

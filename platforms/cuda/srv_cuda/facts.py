@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv_cuda.attention_specs import SPECS, without_package
 from srv_cuda.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS
 from srv_cuda.unbuilt import UNBUILT
@@ -31,19 +31,19 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset(words)
 
 
-def _flashinfer_sampling(seen: Seen) -> Requires | Unfit:
-    missing = without_package(seen)
+def _flashinfer_sampling(context: ResolutionContext) -> Requires | Unfit:
+    missing = without_package(context)
     return Unfit(tuple(missing)) if missing else Requires()
 
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
+        UNBUILT.attention("triton", 10),
         *SPECS,
     ),
     "sampling": (
-        UNBUILT.backend("flashinfer", 20, "FlashInfer's sampling kernels, without sorting", _flashinfer_sampling),
-        UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),
+        UNBUILT.backend("flashinfer", 20, _flashinfer_sampling),
+        UNBUILT.backend("pytorch", 10),
     ),
 }
 

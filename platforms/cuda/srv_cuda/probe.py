@@ -75,7 +75,7 @@ def judge(driver: Driver, built_for: str | None) -> ProbeResult:
             device,
             notes,
         )
-    return UNBUILT.found(device, notes)
+    return UNBUILT.probe_result(device, notes)
 
 
 def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:

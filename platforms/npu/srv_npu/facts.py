@@ -5,12 +5,12 @@ Limits are those that the fused attention operator documents (op-plugin, npu_fus
 
 from __future__ import annotations
 
-from srv.args.rules.graphs import bearable_rows
-from srv.args.rules.reserve import published, published_fraction
-from srv.args.rules.speculative import trees_by_token
-from srv.models.decoder_config import decoder_config
-from srv.models.facts import ModelFacts
-from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.args.rules.graphs import default_max_graph_rows
+from srv.args.rules.reserve import published_contributions, published_fraction
+from srv.args.rules.speculative import draft_tree_constraint
+from srv.models.architectures.decoder_config import decoder_config
+from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
+from srv.specs import ModelFacts
 from srv_npu import limits
 from srv_npu.support import SUPPORT
 
@@ -32,27 +32,31 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     )
 
 
-def _chunk(seen: Seen) -> int | None:
-    memory = seen.device.memory_bytes
+def _chunk(context: ResolutionContext) -> int | None:
+    memory = context.device.memory_bytes
     if memory <= 32 * _GIB:
         return 4096
     return 8192 if memory <= 64 * _GIB else None
 
 
-def _ascend(seen: Seen) -> Requires | Unfit:
+def _ascend(context: ResolutionContext) -> Requires | Unfit:
     """Pages of 128 tokens are the only size that prefill, decode and graph decode all take."""
-    reasons = _against_types(seen)
-    if seen.model is not None:
-        reasons += [*_against_heads(seen.model), *_against_rows(seen, seen.model), *_against_masks(seen.model)]
+    reasons = _against_types(context)
+    if context.model is not None:
+        reasons += [
+            *_against_heads(context.model),
+            *_against_rows(context, context.model),
+            *_against_masks(context.model),
+        ]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (limits.PAGE,)})
 
 
-def _against_types(seen: Seen) -> list[str]:
+def _against_types(context: ResolutionContext) -> list[str]:
     """Queries, keys and values are of one type, which is 16 bits wide."""
-    dtype, kv_dtype = (None if seen[name] == "auto" else seen[name] for name in ("dtype", "kv_cache_dtype"))
+    dtype, kv_dtype = (None if context[name] == "auto" else context[name] for name in ("dtype", "kv_cache_dtype"))
     reasons = [] if dtype in (None, *limits.DTYPES) else [f"dtype {dtype} is not one of {', '.join(limits.DTYPES)}"]
-    if dtype is None and seen.model is not None:
-        dtype = seen.model.dtype if seen.model.dtype in limits.DTYPES else limits.DTYPES[0]
+    if dtype is None and context.model is not None:
+        dtype = context.model.dtype if context.model.dtype in limits.DTYPES else limits.DTYPES[0]
     if None not in (dtype, kv_dtype) and kv_dtype != dtype:
         reasons.append(f"kv_cache_dtype {kv_dtype} is not the model's own dtype, {dtype}")
     return reasons
@@ -78,9 +82,9 @@ def _against_heads(model: ModelFacts) -> list[str]:
     return reasons
 
 
-def _against_rows(seen: Seen, model: ModelFacts) -> list[str]:
+def _against_rows(context: ResolutionContext, model: ModelFacts) -> list[str]:
     """Where keys and values differ in length, every step is one packed call, whose rows have a limit."""
-    running = seen["max_running_requests"]
+    running = context["max_running_requests"]
     if running is None or running <= limits.PACKED_ROWS:
         return []
     return [
@@ -112,32 +116,32 @@ def _window(model: ModelFacts) -> int | None:
     return min((window for window in windows if window is not None), default=None)
 
 
-def _sampling(seen: Seen) -> Requires:
+def _sampling(context: ResolutionContext) -> Requires:
     return Requires()
 
 
-def _graph_rows(seen: Seen) -> int:
-    memory, wide = seen.device.memory_bytes, seen["tp_size"] >= 4
+def _graph_rows(context: ResolutionContext) -> int:
+    memory, wide = context.device.memory_bytes, context["tp_size"] >= 4
     if memory <= 32 * _GIB:
         return 64 if wide else 16
-    return (256 if wide else 64) if memory <= 64 * _GIB else bearable_rows(seen)
+    return (256 if wide else 64) if memory <= 64 * _GIB else default_max_graph_rows(context)
 
 
-def _graph_batch(seen: Seen) -> int | None:
-    return None if seen["disable_graphs"] else _graph_rows(seen)
+def _graph_batch(context: ResolutionContext) -> int | None:
+    return None if context["disable_graphs"] else _graph_rows(context)
 
 
-def _tier_layout(seen: Seen) -> str | None:
-    if not seen["enable_hierarchical_cache"]:
+def _tier_layout(context: ResolutionContext) -> str | None:
+    if not context["enable_hierarchical_cache"]:
         return None
-    latent = seen.model is not None and "kv_lora_rank" in seen.model.config
+    latent = context.model is not None and "kv_lora_rank" in context.model.config
     return "page_first_kv_split" if latent else "page_first_direct"
 
 
 DEFAULTS = (
     Default(
         "disable_hybrid_swa_memory",
-        lambda seen: False,
+        lambda context: False,
         "the KV pool keeps one kind of layer anyway, whatever the family of the model",
     ),
     Default("chunked_prefill_size", _chunk, "cards of up to 32 GiB have room for 4096 tokens, up to 64 GiB for 8192"),
@@ -149,7 +153,7 @@ DEFAULTS = (
     ),
     Default(
         "hicache_io_backend",
-        lambda seen: "kernel_ascend" if seen["enable_hierarchical_cache"] else None,
+        lambda context: "kernel_ascend" if context["enable_hierarchical_cache"] else None,
         "its kernel copies pages between host and device",
         reads=("enable_hierarchical_cache",),
     ),
@@ -170,7 +174,6 @@ BACKENDS = {
             check=_ascend,
             target="srv_npu.attention:AscendAttention",
             kv_order=limits.KV_ORDER,
-            summary="torch_npu's fused attention over 128-token pages",
             graphs=True,
         ),
     ),
@@ -180,14 +183,12 @@ BACKENDS = {
             priority=10,
             check=_sampling,
             target="srv_npu.sampling:TorchSampling",
-            summary="sorting and cumulative sums in torch",
         ),
         BackendSpec(
             name="ascend",
             priority=5,
             check=_sampling,
             target="srv_npu.sampling:AscendSampling",
-            summary="torch_npu's fused top-k and top-p",
         ),
     ),
 }
@@ -196,8 +197,8 @@ FACTS = PlatformFacts(
     capabilities,
     PROFILES,
     defaults=DEFAULTS,
-    contributions=published(_graph_rows),
-    constraints=(trees_by_token(),),
+    contributions=published_contributions(_graph_rows),
+    constraints=(draft_tree_constraint(),),
     backends=BACKENDS,
     support=SUPPORT,
 )

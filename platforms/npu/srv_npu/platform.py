@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from srv.errors import InternalError, PlatformUnavailable
-from srv.memory.layout import KVLayout
 from srv.models.base import torch_dtype
 from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
+from srv.specs import KVLayout
 from srv_npu.graphs import NpuGraphs
 from srv_npu.limits import KV_ORDER
 from srv_npu.ops import Operators, implementations
@@ -86,7 +86,7 @@ class NpuPlatform:
             shape = (pages + 1, layout.page_size, group.kv_heads * dim)
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in group.layers)
 
-        return KVBuffers(layout, pages, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+        return KVBuffers(layout, keys=buffers(group.key_dim), values=buffers(group.value_dim))
 
     @property
     def ops(self) -> Sequence[OpImpl]:

@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from srv.models.layers import Linear, Projection
-from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
+from srv.models.layers.linear import Linear, Projection
+from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
 from srv_npu.ops import Operators, in_columns
 from srv_npu.sdk import Sdk
 
@@ -50,7 +50,7 @@ def may_cast(projection: Projection) -> bool:
     aligned = multiples is not None and all(
         size % multiple == 0 for size, multiple in zip(weight.shape, multiples, strict=True)
     )
-    return aligned and not (isinstance(projection, Linear) and projection.shared)
+    return aligned and not (isinstance(projection, Linear) and projection.tied)
 
 
 def _multiply_columns(

@@ -1,5 +1,5 @@
 """Tests of the NPU platform on a simulated device. It claims a device name of torch for the whole process, and for
-good: run this folder in a process of its own, with SRV_NPU_SIMULATOR set (tests/platforms/test_npu_simulated.py does).
+good: run this folder in a process of its own, with SRV_NPU_SIMULATOR set (tests/platforms/npu/test_simulated.py does).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from srv.memory.layout import KVLayout
-from srv.models.facts import CacheGroup
 from srv.platform.interface import BackendContext
 from srv.platform.manifest import EngineContext
+from srv.specs import CacheGroup, KVLayout
 from srv_npu.facts import PROFILES
 from srv_npu.limits import KV_ORDER, PAGE
 from srv_npu.platform import NpuPlatform, create
@@ -28,7 +27,7 @@ def platform() -> NpuPlatform:
     assert soc, f"set {SIMULATOR_VARIABLE} to a2, a2-32g or a3, and let srv_npu_simulator be importable"
     torch.set_num_threads(1)
     device = replace(PROFILES["a3" if soc == "a3" else "a2"], simulated=True)
-    made = create(EngineContext(device=device, rank=0, local_rank=0))
+    made = create(EngineContext(device=device, local_rank=0))
     made.init_worker(0)
     return made
 
@@ -53,4 +52,4 @@ def context(
     """What a backend is built from: a pool of one layer. Values are as long as keys unless `value_dim` says else."""
     layout = KVLayout(CacheGroup("full", (0,), kv_heads, dim, value_dim or dim), PAGE, dtype, KV_ORDER)
     kv = platform.kv_buffers(layout, pages)
-    return BackendContext(platform, platform.device(0), kv, max_rows=max_rows, max_tokens=4096)
+    return BackendContext(platform, platform.device(0), kv, max_rows=max_rows)

@@ -9,16 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from srv.memory.layout import KVLayout
 from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build
-from srv.models.facts import ModelFacts
 from srv.models.read import read_facts
 from srv.platform.facts import DeviceFacts
 from srv.platform.interface import AttentionBatch, BackendContext, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
-from srv.runner.attention import StepAttention
+from srv.specs import KVLayout, ModelFacts
+from srv.worker.attention import StepAttention
 from srv_cpu.attention import TorchNativeAttention
 from srv_cpu.ops import OPS as CPU_OPS
 from srv_cpu.platform import create as create_cpu
@@ -60,7 +59,7 @@ def on_npu(path: Path, dtype: str, platform: Platform) -> Forced:
 def on_cpu(path: Path, dtype: str) -> Forced:
     """Plain torch operators, which round where the published models do."""
     facts = read_facts(path)
-    platform = create_cpu(EngineContext(DeviceFacts("avx2", 8 << 30, 1), 0, 0))
+    platform = create_cpu(EngineContext(DeviceFacts("avx2", 8 << 30, 1), 0))
     plain = [impl for impl in CPU_OPS if "reference" in impl.name or "torch_ops" in impl.name]
     context = _context(facts, dtype, platform, "page_token_head")
     return Forced(_build(facts, dtype, platform, Ops("cpu", plain)), context, TorchNativeAttention(context))
@@ -74,4 +73,4 @@ def _build(facts: ModelFacts, dtype: str, platform: Platform, ops: Ops) -> Causa
 def _context(facts: ModelFacts, dtype: str, platform: Platform, order: str) -> BackendContext:
     (group,) = facts.cache_groups
     kv = platform.kv_buffers(KVLayout(group, PAGE, dtype, order), pages=8)
-    return BackendContext(platform, platform.device(0), kv, max_rows=4, max_tokens=1024)
+    return BackendContext(platform, platform.device(0), kv, max_rows=4)

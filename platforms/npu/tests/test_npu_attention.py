@@ -50,7 +50,7 @@ class World:
             buffer.fill_(foreign)
         self.layer, self.dtype, self.device = layer(dim), dtype, platform.device(0)
         self.backend = AscendAttention(self.context)
-        self.table = (torch.randperm(self.context.kv.pages)[: rows * 4] + 1).view(rows, 4).to(torch.int32)
+        self.table = (torch.randperm(len(self.context.kv.keys[0]) - 1)[: rows * 4] + 1).view(rows, 4).to(torch.int32)
         self.keys: list[Tensor] = [torch.empty(0, KV_HEADS, dim, dtype=dtype) for _ in range(rows)]
         self.values = [torch.empty(0, KV_HEADS, self.value_dim, dtype=dtype) for _ in range(rows)]
 

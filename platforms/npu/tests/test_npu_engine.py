@@ -29,8 +29,8 @@ from torch import Tensor
 from srv.io.messages import FlushCache, Generate
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
-from srv.server.tokenizer import load_text_processor
-from srv.testing.engine import Generated, LocalEngine
+from srv.server.text.tokenizer import load_text_processor
+from srv.testing.engine import GenerationResult, LocalEngine
 from srv.types import SamplingParams
 from srv_npu.platform import NpuPlatform
 
@@ -59,7 +59,7 @@ class World:
     path: Path
     prompts: list[list[int]]
     reference: Forced
-    expected: dict[str, list[Generated]] = field(default_factory=dict)
+    expected: dict[str, list[GenerationResult]] = field(default_factory=dict)
     rounding: dict[str, Rounding] = field(default_factory=dict)
     _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
@@ -130,7 +130,7 @@ def engine(path: Path, device: str, dtype: str, *flags: str) -> Iterator[LocalEn
         assert made.stats().pages_held == 0
 
 
-def generate(served: LocalEngine, prompts: list[list[int]], **params: Any) -> list[Generated]:
+def generate(served: LocalEngine, prompts: list[list[int]], **params: Any) -> list[GenerationResult]:
     given = SamplingParams(max_tokens=OUTPUT, ignore_eos=True, **{"temperature": 0.0, **params})
     return served.generate(
         Generate(request=f"request {number}", tokens=prompt, params=given) for number, prompt in enumerate(prompts)
@@ -190,7 +190,7 @@ def test_greedy_tokens_are_those_of_the_cpu(world: World, dtype: str, setup: str
     world.learn(dtype)
     caches = setup != "no-prefix-cache"
     with engine(world.path, "npu", dtype, *SETUPS[setup]) as served:
-        assert "simulated" in served.situation.device.name
+        assert "simulated" in served.context.device.name
         first = generate(served, world.prompts)
         again = generate(served, world.prompts)
         served.send(FlushCache(0))
@@ -205,7 +205,7 @@ def test_greedy_tokens_are_those_of_the_cpu(world: World, dtype: str, setup: str
         check_first_difference(world, dtype, prompt, want.tokens, have.tokens)
 
 
-def check_each_token(world: World, dtype: str, prompts: list[list[int]], results: list[Generated]) -> None:
+def check_each_token(world: World, dtype: str, prompts: list[list[int]], results: list[GenerationResult]) -> None:
     """None is further behind float32's best than rounding explains, nor are more of them behind it."""
     for result in results:
         assert (result.error, len(result.tokens)) == (None, OUTPUT)

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from srv.errors import InternalError, PlatformUnavailable
-from srv.memory.layout import KVLayout
-from srv.models.facts import CacheGroup
-from srv.models.layers import Linear, Place
-from srv.models.loaders.dummy import load_dummy
-from srv.models.quantized import DynamicInt8Linear, StaticInt8Linear
+from srv.models.formats.dummy import load_dummy
+from srv.models.layers.context import BuildContext
+from srv.models.layers.linear import Linear
 from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
+from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.specs import CacheGroup, KVLayout
 from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
@@ -141,14 +141,14 @@ def test_a_head_of_more_outputs_than_one_product_takes(
     platform: NpuPlatform, kind: type[DynamicInt8Linear | StaticInt8Linear]
 ) -> None:
     """Before and after its weight is packed, each output is what a small layer of its own weight gives."""
-    place = Place(platform.device(0), torch.float16, Ops("npu", platform.ops))
+    place = BuildContext(platform.device(0), torch.float16, Ops("npu", platform.ops))
     further = {"bias": True} if kind is DynamicInt8Linear else {}
     head, last = (kind(place, {"head": outputs}, 32, **further) for outputs in (HEAD, 160))
-    load_dummy(head.targets(), seed=1)
+    load_dummy(head.weight_views(), seed=1)
     if isinstance(head, StaticInt8Linear):
         head.quant_bias.copy_(torch.arange(HEAD, dtype=torch.int32) % 1000)
-    for name, whole in head.targets().items():
-        last.targets()[name].copy_(whole[-160:] if len(whole) == HEAD else whole)
+    for name, whole in head.weight_views().items():
+        last.weight_views()[name].copy_(whole[-160:] if len(whole) == HEAD else whole)
     x = torch.randn(2, 32).half().to(platform.device(0))
     want = last(x).cpu()
     assert want.any()
@@ -183,7 +183,7 @@ def test_weights_are_cast_where_the_format_can_hold_them(
     platform: NpuPlatform, outputs: int, inputs: int, dtype: torch.dtype, cast: bool
 ) -> None:
     device = platform.device(0)
-    linear = Linear(Place(device, dtype, Ops("npu", platform.ops)), {"weight": outputs}, inputs, bias=False)
+    linear = Linear(BuildContext(device, dtype, Ops("npu", platform.ops)), {"weight": outputs}, inputs, bias=False)
     weight = torch.randn(outputs, inputs).to(dtype)
     linear.weight.copy_(weight)
     assert may_cast(linear) is cast
@@ -205,11 +205,11 @@ def test_weights_of_8_bits_are_turned_round_and_cast(
     dtype: torch.dtype,
 ) -> None:
     """The operator reads [inputs, outputs], and what it gives is what the op gave before."""
-    place = Place(platform.device(0), dtype, Ops("npu", platform.ops))
+    place = BuildContext(platform.device(0), dtype, Ops("npu", platform.ops))
     further = {"bias": True} if kind is DynamicInt8Linear else {}
     linear = kind(place, {"first": 16, "second": outputs - 16}, inputs, **further)
-    load_dummy(linear.targets(), seed=1)
-    assert linear.settle() is None
+    load_dummy(linear.weight_views(), seed=1)
+    assert linear.validate_loaded() is None
     assert may_cast(linear) is cast
     x = torch.randn(5, inputs).to(dtype).to(platform.device(0))
     before = linear(x).cpu()
@@ -223,8 +223,8 @@ def test_weights_of_8_bits_are_turned_round_and_cast(
 
 
 def test_a_weight_that_is_also_the_embedding_stays_as_it_is(platform: NpuPlatform) -> None:
-    place = Place(platform.device(0), torch.bfloat16, Ops("npu", platform.ops))
-    shared = Linear(place, {"head": 64}, 32, bias=False, weight=place.empty(64, 32))
+    context = BuildContext(platform.device(0), torch.bfloat16, Ops("npu", platform.ops))
+    shared = Linear(context, {"head": 64}, 32, bias=False, weight=context.empty(64, 32))
     platform.post_load(nn.ModuleList([shared]))
     assert platform._sdk().get_npu_format(shared.weight) != FRACTAL_NZ
 

@@ -26,10 +26,10 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("aiter", 20, "aiter's paged attention, hand-written for these devices", aiter),
-        UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
+        UNBUILT.attention("aiter", 20, aiter),
+        UNBUILT.attention("triton", 10),
     ),
-    "sampling": (UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),),
+    "sampling": (UNBUILT.backend("pytorch", 10),),
 }
 
 FACTS = PlatformFacts(

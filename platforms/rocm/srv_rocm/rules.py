@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from srv.args.rules.reserve import RESERVED_MEMORY, published, published_fraction
-from srv.args.rules.speculative import trees_by_token
-from srv.platform.facts import Contribution, Default, Requires, Seen, Unfit
+from srv.args.rules.reserve import RESERVED_MEMORY, published_contributions, published_fraction
+from srv.args.rules.speculative import draft_tree_constraint
+from srv.platform.facts import Contribution, Default, Requires, ResolutionContext, Unfit
 
 _GPT_OSS = "GptOssForCausalLM"
 _LATENT_HEADS = (16, 128)
@@ -13,40 +13,40 @@ _PACKAGE = "amd-aiter"  # the package "aiter" of the public index is another pro
 _TRITON_PACKAGE = "triton-kernels"
 
 
-def aiter(seen: Seen) -> Requires | Unfit:
+def aiter(context: ResolutionContext) -> Requires | Unfit:
     """aiter's attention: pages of one token, or of 16 in its unified kernel; latent attention for some head counts."""
     reasons: list[str] = []
-    if seen.device.versions and _PACKAGE not in seen.device.versions:
+    if context.device.versions and _PACKAGE not in context.device.versions:
         reasons.append(f"the package {_PACKAGE} is not installed")
-    model = seen.model
+    model = context.model
     if model is not None and model.architecture == _GPT_OSS:
         reasons.append(f"{_GPT_OSS} has attention sinks, which only triton computes here")
     latent = model is not None and "kv_lora_rank" in model.config
     if model is not None and latent:
-        ranks = seen["tp_size"] or 1
+        ranks = context["tp_size"] or 1
         if model.heads % ranks or model.heads // ranks not in _LATENT_HEADS:
             allowed = " or ".join(map(str, _LATENT_HEADS))
             reasons.append(f"latent attention needs {allowed} heads a rank, and {model.heads} on {ranks} ranks are not")
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (1,) if latent else (1, 16)})
 
 
-def _long_context_share(seen: Seen) -> float:
+def _long_context_share(context: ResolutionContext) -> float:
     """15 % of what is left, for what the kernels set aside for each part of a long context."""
-    uses_aiter = "aiter" in (seen["prefill_attention_backend"], seen["decode_attention_backend"])
-    long = seen["context_length"] is not None and seen["context_length"] > _LONG_CONTEXT
+    uses_aiter = "aiter" in (context["prefill_attention_backend"], context["decode_attention_backend"])
+    long = context["context_length"] is not None and context["context_length"] > _LONG_CONTEXT
     return 0.15 if uses_aiter and long else 0.0
 
 
-def _gpt_oss_experts(seen: Seen) -> str | None:
-    if seen.model is None or seen.model.architecture != _GPT_OSS or seen["ep_size"] != 1:
+def _gpt_oss_experts(context: ResolutionContext) -> str | None:
+    if context.model is None or context.model.architecture != _GPT_OSS or context["ep_size"] != 1:
         return None
-    installed = not seen.device.versions or _TRITON_PACKAGE in seen.device.versions
+    installed = not context.device.versions or _TRITON_PACKAGE in context.device.versions
     return "triton_kernel" if installed else None
 
 
 DEFAULTS = (
     Default(
-        "triton_attention_num_kv_splits", lambda seen: 16, "these devices have twice the units to keep busy, or more"
+        "triton_attention_num_kv_splits", lambda context: 16, "these devices have twice the units to keep busy, or more"
     ),
     Default(
         "moe_runner_backend",
@@ -58,15 +58,15 @@ DEFAULTS = (
 )
 
 CONTRIBUTIONS = (
-    *published(),
+    *published_contributions(),
     Contribution(
         RESERVED_MEMORY,
         "long_contexts",
         _long_context_share,
         f"aiter's attention sets 15 % of the rest aside for contexts of more than {_LONG_CONTEXT} tokens",
         reads=("prefill_attention_backend", "decode_attention_backend", "context_length"),
-        of_rest=True,
+        of_remaining=True,
     ),
 )
 
-CONSTRAINTS = (trees_by_token(),)
+CONSTRAINTS = (draft_tree_constraint(),)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from srv.args.rules.speculative import trees_by_token
-from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.args.rules.speculative import draft_tree_constraint
+from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv_xpu.unbuilt import UNBUILT
 
 VARIANTS = ("pvc", "bmg")
@@ -24,9 +24,9 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "float32", "float16", "bfloat16"})
 
 
-def _intel_xpu(seen: Seen) -> Requires | Unfit:
+def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
     """Its kernels read pages of 64 or 128 tokens; those of latent attention shorter ones too."""
-    model = seen.model
+    model = context.model
     if model is not None and model.architecture in _SINKS:
         return Unfit((f"{model.architecture} has attention sinks, which only triton computes here",))
     if model is not None and model.architecture.startswith(_CHUNKED):
@@ -37,10 +37,10 @@ def _intel_xpu(seen: Seen) -> Requires | Unfit:
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("intel_xpu", 20, "Intel's flash attention over pages of 64 or 128 tokens", _intel_xpu),
-        UNBUILT.attention("triton", 10, "the Triton kernels of srv-kernels"),
+        UNBUILT.attention("intel_xpu", 20, _intel_xpu),
+        UNBUILT.attention("triton", 10),
     ),
-    "sampling": (UNBUILT.backend("pytorch", 10, "sorting and cumulative sums in torch"),),
+    "sampling": (UNBUILT.backend("pytorch", 10),),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, constraints=(trees_by_token(),), backends=BACKENDS)
+FACTS = PlatformFacts(capabilities, PROFILES, constraints=(draft_tree_constraint(),), backends=BACKENDS)

@@ -33,7 +33,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     if device is None:
         remedy = "Look at ZE_AFFINITY_MASK, and check the driver (Level Zero) with clinfo or xpu-smi"
         return ProbeResult(False, "torch sees no Intel GPU", remedy, "no_device")
-    return UNBUILT.found(device)
+    return UNBUILT.probe_result(device)
 
 
 def obstacle(root: Path, variants: list[str], built_for: str | None) -> ProbeResult | None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from srv.platform.facts import BackendSpec, Contribution, Default, DeviceFacts, PlatformFacts, Requires, Seen, Unfit
+from srv.platform.facts import (
+    BackendSpec,
+    Contribution,
+    Default,
+    DeviceFacts,
+    PlatformFacts,
+    Requires,
+    ResolutionContext,
+    Unfit,
+)
 from srv_toy_device.limits import attention_bytes, sampling_bytes
 from srv_toy_device.settings import DEFAULT_MEMORY
 
@@ -22,10 +31,10 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return _CAPABILITIES
 
 
-def check_attention(seen: Seen) -> Requires | Unfit:
+def check_attention(context: ResolutionContext) -> Requires | Unfit:
     """Any page size and head size; one pool of full attention, with keys as long as values."""
     reasons = []
-    for group in seen.model.cache_groups if seen.model else ():
+    for group in context.model.cache_groups if context.model else ():
         if group.kind != "full":
             reasons.append(f"cache group of kind {group.kind!r} is not full attention")
         if group.key_dim != group.value_dim:
@@ -33,16 +42,16 @@ def check_attention(seen: Seen) -> Requires | Unfit:
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 
-def check_sampling(seen: Seen) -> Requires | Unfit:
+def check_sampling(context: ResolutionContext) -> Requires | Unfit:
     return Requires()
 
 
-def dtype(seen: Seen) -> str | None:
-    return "float32" if seen.model is not None and seen.model.dtype == "float16" else None
+def dtype(context: ResolutionContext) -> str | None:
+    return "float32" if context.model is not None and context.model.dtype == "float16" else None
 
 
-def workspace(seen: Seen) -> float:
-    return 0 if seen.model is None else attention_bytes(seen.model) + sampling_bytes(seen.model)
+def workspace(context: ResolutionContext) -> float:
+    return 0 if context.model is None else attention_bytes(context.model) + sampling_bytes(context.model)
 
 
 FACTS = PlatformFacts(
@@ -65,7 +74,6 @@ FACTS = PlatformFacts(
                 check=check_attention,
                 target="srv_toy_device.attention:ToyPagedAttention",
                 kv_order=KV_ORDER,
-                summary="gathers each row's pages, then an explicit softmax in float32",
                 graphs=True,
             ),
         ),
@@ -75,7 +83,6 @@ FACTS = PlatformFacts(
                 priority=10,
                 check=check_sampling,
                 target="srv_toy_device.sampling:ToySampling",
-                summary="sorts each row, filters, and inverts the cumulative distribution",
             ),
         ),
     },

@@ -6,7 +6,7 @@ vocabulary) may exceed them.
 
 from __future__ import annotations
 
-from srv.models.facts import ModelFacts
+from srv.specs import ModelFacts
 
 # Tokens whose keys and values are gathered from the pool at once, over the rows of a piece.
 GATHERED_TOKENS = 1 << 14

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from srv.errors import PlatformUnavailable
-from srv.memory.layout import KVLayout
 from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpArgs, OpImpl
+from srv.specs import KVLayout
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import KV_ORDER
 from srv_toy_device.graphs import ToyGraphs
@@ -69,7 +69,7 @@ class ToyPlatform:
             shape = (pages + 1, layout.page_size, group.kv_heads, dim)
             return tuple(torch.zeros(shape, dtype=dtype, device=self.device(0)) for _ in group.layers)
 
-        return KVBuffers(layout, pages, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+        return KVBuffers(layout, keys=buffers(group.key_dim), values=buffers(group.value_dim))
 
     @property
     def ops(self) -> Sequence[OpImpl]:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from srv.memory.layout import KVLayout
-from srv.models.facts import CacheGroup, ModelFacts
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
+from srv.specs import CacheGroup, KVLayout, ModelFacts
 from srv_toy_device.attention import ToyPagedAttention
 from srv_toy_device.device import Accelerator
 from srv_toy_device.limits import attention_bytes
@@ -31,7 +30,7 @@ class Pool:
         group = CacheGroup("full", tuple(range(2)), layer.kv_heads, layer.head_dim, layer.head_dim)
         self.kv: KVBuffers = self.platform.kv_buffers(KVLayout(group, page_size, dtype), pages)
         device = self.platform.device(0)
-        self.backend = ToyPagedAttention(BackendContext(self.platform, device, self.kv, max_rows=8, max_tokens=512))
+        self.backend = ToyPagedAttention(BackendContext(self.platform, device, self.kv, max_rows=8))
         self.page_size = page_size
         self.free = list(range(1, pages + 1))
         random.Random(0).shuffle(self.free)
@@ -203,4 +202,4 @@ def test_host_tensors_are_refused(toy: Accelerator) -> None:
 def test_a_pool_is_needed(toy: Accelerator) -> None:
     platform = ToyPlatform(toy)
     with pytest.raises(ValueError, match="KV pool"):
-        ToyPagedAttention(BackendContext(platform, platform.device(0), None, 1, 1))
+        ToyPagedAttention(BackendContext(platform, platform.device(0), None, 1))

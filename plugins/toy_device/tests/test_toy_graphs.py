@@ -263,7 +263,7 @@ def test_capturing_writes_page_zero_alone(small: Small) -> None:
 
 def test_graphs_stay_within_what_is_reserved_for_them(small: Small) -> None:
     def reserved(served: LocalEngine) -> float:
-        parts = served.situation.resolved.quantities["reserved_memory"].parts
+        parts = served.context.resolved.quantities["reserved_memory"].parts
         return {part.name: part.amount for part in parts}["graphs"]
 
     with engine(small) as served:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from srv.models.facts import CacheGroup
 from srv.platform.capabilities import CAPABILITIES
 from srv.platform.checks import check_manifest
 from srv.platform.facts import Requires, Unfit
 from srv.platform.manifest import ProbeContext
+from srv.specs import CacheGroup
 from srv_toy_device import facts
 from srv_toy_device.manifest import MANIFEST, probe
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from srv.errors import PlatformUnavailable
-from srv.memory.layout import KVLayout
-from srv.models.facts import CacheGroup
 from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.specs import CacheGroup, KVLayout
 from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_toy_device.device import Accelerator
@@ -25,7 +24,7 @@ GROUP = CacheGroup("full", (0, 1, 2), kv_heads=2, key_dim=8, value_dim=4)
 
 @pytest.fixture
 def platform(toy: Accelerator) -> Platform:
-    return MANIFEST.create(EngineContext(device=FACTS.profiles["toy1"], rank=0, local_rank=0))
+    return MANIFEST.create(EngineContext(device=FACTS.profiles["toy1"], local_rank=0))
 
 
 def test_it_keeps_the_contract(platform: Platform) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from srv.models.facts import ModelFacts
 from srv.platform.interface import BackendContext, SamplingBatch
+from srv.specs import ModelFacts
 from srv_toy_device.device import Accelerator
 from srv_toy_device.limits import sampling_bytes
 from srv_toy_device.platform import ToyPlatform
@@ -23,7 +23,7 @@ VOCAB = 50
 @pytest.fixture
 def backend(toy: Accelerator) -> ToySampling:
     platform = ToyPlatform(toy)
-    return ToySampling(BackendContext(platform, platform.device(0), None, 8, 64))
+    return ToySampling(BackendContext(platform, platform.device(0), None, 8))
 
 
 def batch(

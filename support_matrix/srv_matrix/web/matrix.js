@@ -1,6 +1,6 @@
-// The filterable matrix, drawn from SUPPORT (support.json). State lives in the address alone
+// The filterable matrix, rendered from SUPPORT (support.json). All state is in the URL fragment
 // (#platform=npu&status=planned&cell=page_size@npu:a3), so every view and every open cell is a link.
-// Functions above `start` touch no document.
+// Functions above `start` do not access the document.
 "use strict";
 
 const WORDS = {
@@ -30,7 +30,7 @@ function placesOf(data, state) {
     .filter((place) => !state.variant || place.split(":")[1] === state.variant);
 }
 
-// Every list of things with cells is shown, whatever its name; arguments come first.
+// All lists of entries with cells are shown, whatever their name; arguments come first.
 function entriesOf(data) {
   const { arguments: first = [], ...others } = data;
   const lists = [["arg", first], ...Object.entries(others).map(([name, list]) => [name.replace(/s$/, ""), list])];
@@ -40,11 +40,11 @@ function entriesOf(data) {
     .map((entry) => ({ flags: [], values: {}, help: "", group: "", options: "", ...entry, ...namesOf(entry) }));
 }
 
-// What records call it, "endpoint:POST /generate", and the part of that which tells it from its like.
+// The feature of its records, such as "endpoint:POST /generate", and the name without the kind.
 function namesOf(entry) {
-  const told = entry.name || entry.feature;
-  if (entry.kind === "arg") return { feature: told, name: told };
-  const name = told.startsWith(`${entry.kind}:`) ? told.slice(entry.kind.length + 1) : told;
+  const full = entry.name || entry.feature;
+  if (entry.kind === "arg") return { feature: full, name: full };
+  const name = full.startsWith(`${entry.kind}:`) ? full.slice(entry.kind.length + 1) : full;
   return { feature: `${entry.kind}:${name}`, name };
 }
 
@@ -85,9 +85,9 @@ function rowMatches(row, places, state) {
   if (!places.some((place) => cellMatches(row.cells[place], state))) return false;
   const words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return true;
-  const said = [row.feature, ...row.entry.flags, row.entry.help, row.entry.group]
+  const text = [row.feature, ...row.entry.flags, row.entry.help, row.entry.group]
     .concat(places.map((place) => (row.cells[place] || {}).reason || "")).join(" ").toLowerCase();
-  return words.every((word) => said.includes(word));
+  return words.every((word) => text.includes(word));
 }
 
 function wordOf(status) {
@@ -103,11 +103,11 @@ function cellText(cell) {
 function factsOf(row, cell) {
   return [
     ["Flags", row.entry.flags.join(", ")],
-    ["What it is", row.entry.help],
+    ["Description", row.entry.help],
     ["Options", row.entry.options],
-    ["Prints", wordOf(cell.status)],
-    ["Platform", cell.declared && `declares: ${wordOf(cell.declared)}`],
-    ["Core", cell.core && `has it: ${wordOf(cell.core)}`],
+    ["Status", wordOf(cell.status)],
+    ["Declared by the platform", cell.declared && wordOf(cell.declared)],
+    ["Implemented in core", cell.core && wordOf(cell.core)],
     ["Reason", cell.reason],
     ["Code", cell.reason_code],
     ["Needs", cell.requires],
@@ -119,12 +119,12 @@ function evidenceOf(data, cell) {
   const lines = (cell.evidence || []).map((each) =>
     [each.level, each.outcome, each.test, each.device, each.date, `commit ${each.commit}`, each.driver, each.note]
       .filter(Boolean).join(" · "));
-  if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see each of them." : "Nothing has been run for this cell.");
+  if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see the evidence of each value." : "Nothing has been run for this cell.");
   if (cell.level) lines.push(`${cell.level}: ${data.levels[cell.level] || ""}`);
   return lines;
 }
 
-// `pages`: where the platforms' own pages lie, seen from this one; empty where there are none.
+// `pages`: relative URL of the platforms' pages; empty if there are none.
 function start(data, document, window, pages) {
   const at = (id) => document.getElementById(id);
   const make = (name, text, attributes = {}) => {
@@ -148,7 +148,7 @@ function start(data, document, window, pages) {
     fill("variant", [["", "all"], ...chosen.flatMap((each) => each.variants).map((name) => [name, name])]);
     fill("status", [["", "any"], ...Object.entries(WORDS)]);
     fill("level", [["", "any"], ["verified", "run on the device (E4, E5)"],
-      ...Object.entries(data.levels).map(([name, told]) => [name, `${name}: ${told}`]), ["none", "none"]]);
+      ...Object.entries(data.levels).map(([name, meaning]) => [name, `${name}: ${meaning}`]), ["none", "none"]]);
     fill("kind", [["", "all"], ...kindsOf(data)]);
     if (at("text").value !== state.text) at("text").value = state.text;
     at("values").checked = Boolean(state.values);
@@ -162,7 +162,7 @@ function start(data, document, window, pages) {
     at("matrix").tHead.replaceChildren(head);
     at("matrix").tBodies[0].replaceChildren(...rows.map((row) => showRow(row, places)));
     at("count").textContent = rows.length ? `${rows.length} rows on ${places.length} variants`
-      : "Nothing fits these filters. Clear removes them.";
+      : "Nothing matches these filters. Clear removes them.";
     at("scroll").hidden = !rows.length;
     at("scroll").scrollTop = 0;
     const first = at("matrix").querySelector("button");
@@ -180,8 +180,8 @@ function start(data, document, window, pages) {
     const line = make("tr", "", { role: "row", class: row.value === undefined ? "" : "value" });
     const name = row.entry.flags[0] || row.entry.name;
     const title = make("th", row.value === undefined ? name : `${name} = ${row.value}`, { scope: "row", role: "rowheader" });
-    const told = row.entry.help || (row.entry.kind === "arg" ? "" : row.entry.kind);
-    if (row.value === undefined && told) title.append(make("small", told));
+    const description = row.entry.help || (row.entry.kind === "arg" ? "" : row.entry.kind);
+    if (row.value === undefined && description) title.append(make("small", description));
     line.append(title, ...places.map((place) => showCell(row, place)));
     return line;
   }
@@ -212,7 +212,7 @@ function start(data, document, window, pages) {
       if (dialog.open) dialog.close();
       return;
     }
-    if (dialog.open && opened === state.cell) return; // its focus stays where it is
+    if (dialog.open && opened === state.cell) return; // keep its focus
     opened = state.cell;
     const platform = place.split(":")[0];
     const links = [make("a", "Link to this cell", { href: writeState({ cell: state.cell }) })];
@@ -244,7 +244,7 @@ function start(data, document, window, pages) {
     show();
   }
 
-  // One cell at a time is a stop for Tab; from there the arrows lead.
+  // Only one cell is a tab stop; arrow keys move on from there.
   function move(event) {
     const line = event.target.closest("tr");
     const from = event.target.closest("td");
@@ -284,10 +284,10 @@ function start(data, document, window, pages) {
   at("matrix").addEventListener("focusin", remember);
   at("detail").addEventListener("close", () => state.cell && go({ cell: "" }, "replaceState"));
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && at("detail").open) at("detail").close(); // browsers forget to after a step back
+    if (event.key === "Escape" && at("detail").open) at("detail").close(); // browsers do not close it after going back in history
     if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     event.preventDefault();
-    event.stopImmediatePropagation(); // the theme has a search of its own on this key
+    event.stopImmediatePropagation(); // the theme has its own search on this key
     at("text").focus();
   }, true);
   window.addEventListener("hashchange", follow);
