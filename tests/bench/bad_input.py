@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 # The servers and the bad inputs of the end-to-end tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from bad_inputs import BAD_INPUTS, LIMITS
 from e2e_support import Server, events, greedy, launched, leave_after
 

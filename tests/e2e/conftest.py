@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from e2e_support import Server, served
+from letters_model import write_model
 
 from srv_matrix.pytest_plugin import ANY_MACHINE
 
@@ -26,6 +28,12 @@ def server(
     log = tmp_path_factory.mktemp("server") / "log"
     with served(log, "--device", srv_device, *arguments) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def letters_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a very small model without weights."""
+    return write_model(tmp_path_factory.mktemp("model") / "letters")
 
 
 @pytest.hookimpl(wrapper=True)

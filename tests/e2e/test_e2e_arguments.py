@@ -2,12 +2,11 @@
 
 Two servers of one model, a very small one with dummy weights: `plain` has the defaults, `other` another value
 of every argument tested here, the half of them from a file. Arguments of the engine are tested in
-`tests/core/test_args_effects.py`.
+`tests/core/args/test_effects.py`.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -17,32 +16,15 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e_support import Server, free_port, greedy, launched, wait_until
-from test_e2e_launch_errors import launch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from e2e_support import Server, free_port, greedy, launch, launched, wait_until
+from letters_model import ALPHABET, CONTEXT, write_tokenizer
 
 from srv_matrix.pytest_plugin import covers
 
 pytestmark = pytest.mark.e2e
 
-CONTEXT = 100_000  # as many steps take the little model many seconds
 KEY = "a key for tests"
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 HELLO = [{"role": "user", "content": "a b"}]
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "float32",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "vocab_size": len(ALPHABET),
-    "max_position_embeddings": CONTEXT,
-    "rms_norm_eps": 1e-5,
-}
 
 
 class Elsewhere(Server):
@@ -56,28 +38,11 @@ class Elsewhere(Server):
         return super().client(headers={"authorization": f"Bearer {KEY}"}, **more)
 
 
-def words(folder: Path, alphabet: str) -> Path:
-    """A tokenizer for which each letter is a token."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(models.WordLevel({letter: token for token, letter in enumerate(alphabet)}, unk_token="a"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = words(tmp_path_factory.mktemp("model") / "letters", ALPHABET)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def common(model: Path, srv_device: str) -> tuple[str, ...]:
+def common(letters_model: Path, srv_device: str) -> tuple[str, ...]:
     """The device under test, one slot, and a pool for two long requests."""
     pool = ("--max-running-requests", "1", "--max-total-tokens", str(2 * CONTEXT))
-    return ("--device", srv_device, "--model-path", str(model), "--load-format", "dummy", *pool)
+    return ("--device", srv_device, "--model-path", str(letters_model), "--load-format", "dummy", *pool)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +56,7 @@ def other(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("other")
     template = folder / "twice.jinja"
     template.write_text("{% for one in messages %}{{ one.content }} {{ one.content }}{% endfor %}")
-    backwards = words(folder / "backwards", ALPHABET[::-1])
+    backwards = write_tokenizer(folder / "backwards", ALPHABET[::-1])
     config = folder / "serve.yaml"
     config.write_text(f"served_model_name: another\ncontext_length: 50000\nchat_template: {template}\n")
     arguments = (

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e_support import greedy, served
-from test_e2e_arguments import model  # noqa: F401 - the very small model
-from test_e2e_launch_errors import launch
+from e2e_support import greedy, launch, served
 
 pytestmark = pytest.mark.e2e
 
@@ -36,9 +34,9 @@ STORIES = {
 
 
 @pytest.mark.parametrize("dialect", STORIES)
-def test_a_foreign_command_line_is_served(dialect: str, model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_foreign_command_line_is_served(dialect: str, letters_model: Path, tmp_path: Path) -> None:
     words, stories = STORIES[dialect]
-    foreign = [word.format(model) for word in words]
+    foreign = [word.format(letters_model) for word in words]
     pool = ("--max-total-tokens", "16384")  # of srv, as no other engine has it
     with served(tmp_path / "log", "--dialect", dialect, "--device", "cpu", *pool, *foreign) as server:
         answer = server.generate(**greedy("a b c", 4))
@@ -49,8 +47,8 @@ def test_a_foreign_command_line_is_served(dialect: str, model: Path, tmp_path: P
             assert (story["value"], story["owner"]) == (value, source)
 
 
-def test_a_row_that_nothing_carries_is_refused_before_weights_are_read(model: Path) -> None:  # noqa: F811
-    foreign = ("--checkpoint_path", str(model), "--m-split", "4")
+def test_a_row_that_nothing_carries_is_refused_before_weights_are_read(letters_model: Path) -> None:
+    foreign = ("--checkpoint_path", str(letters_model), "--m-split", "4")
     status, text, _ = launch("--device", "cpu", "--dialect", "rtp-llm", *foreign)
     assert status == 2
     assert "--m-split = 4 (set by command line, as RTP-LLM): " in text

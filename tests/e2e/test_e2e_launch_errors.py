@@ -10,13 +10,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from e2e_support import STOP_S, Server, clean_environment, free_port, greedy, served, srv_command, wait_until
+from e2e_support import STOP_S, Server, clean_environment, free_port, greedy, launch, served, srv_command, wait_until
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -25,21 +24,6 @@ from srv.models.locate import demo_model
 pytestmark = pytest.mark.e2e
 
 PROMPTLY_S = 5.0  # for refusals that need no model; a second or less on an idle machine
-
-
-def launch(*arguments: str) -> tuple[int, str, float]:
-    """(exit status, standard error, seconds) of an `srv launch` that must end by itself."""
-    started = time.monotonic()
-    done = subprocess.run(
-        srv_command("launch", *arguments),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=clean_environment(),
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr, time.monotonic() - started
 
 
 def refused(*arguments: str) -> str:

@@ -17,8 +17,8 @@ import torch
 from srv.io.messages import FlushCache, Generate
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
-from srv.server.tokenizer import load_text_processor
-from srv.testing.engine import Generated, LocalEngine
+from srv.server.text.tokenizer import load_text_processor
+from srv.testing.engine import GenerationResult, LocalEngine
 from srv.types import FinishReason, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -130,7 +130,7 @@ class Run:
 
     number: int
     cached: bool
-    result: Generated
+    result: GenerationResult
 
 
 @pytest.fixture(scope="module", params=[Setup(c, o) for c in (1, 16, 512) for o in (True, False)], ids=str)
@@ -185,7 +185,7 @@ def test_at_most_one_prompt_in_a_hundred_needed_the_excuse(tally: Tally) -> None
     assert len(tally.excused) <= EXCUSED_PART * len(TEXTS), "\n".join(tally.excused.values())
 
 
-def generate(engine: LocalEngine, wanted: Sequence[Expected], count: int = OUTPUT) -> list[Generated]:
+def generate(engine: LocalEngine, wanted: Sequence[Expected], count: int = OUTPUT) -> list[GenerationResult]:
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     return engine.generate(
         Generate(request=f"request {number}", tokens=one.prompt, params=params) for number, one in enumerate(wanted)

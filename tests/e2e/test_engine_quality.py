@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +18,16 @@ from typing import NamedTuple, TypeAlias
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from models_small import write_gguf
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
-
-from models_small import write_gguf
-
 from srv.io.messages import Generate
-from srv.models.int8 import rounded_at_load
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
-from srv.models.storage import rounded
-from srv.server.tokenizer import load_text_processor
-from srv.testing.engine import WatchedEngine
+from srv.quantization.storage import quantize_int8
+from srv.quantization.w8a8_int8 import is_quantized_online
+from srv.server.text.tokenizer import load_text_processor
+from srv.testing.engine import CheckedEngine
 from srv.types import SamplingParams
 from srv_matrix.pytest_plugin import covers
 
@@ -74,7 +70,7 @@ def read(windows: Sequence[list[int]], *flags: str, model: Path | None = None) -
     found = Read([], [])
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
     words = ["--device", "cpu", "--model-path", str(model or demo_model()), *flags]
-    with WatchedEngine.launch(words) as engine:
+    with CheckedEngine.launch(words) as engine:
         for number, window in enumerate(windows):
             (result,) = engine.generate([Generate(request=str(number), tokens=window, params=params)])
             found.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
@@ -166,8 +162,8 @@ def test_weights_and_activations_of_8_bits_lose_what_their_steps_cost(
     record_property("perplexity, plain in float32", f"{plain.perplexity:.3f}")
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if rounded_at_load(name.removesuffix(".weight")):
-            stored[name], stored[f"{name}_scale"] = rounded(tensor)
+        if is_quantized_online(name.removesuffix(".weight")):
+            stored[name], stored[f"{name}_scale"] = quantize_int8(tensor)
         else:
             stored[name] = tensor
     save_file(stored, tmp_path / "model.safetensors")

@@ -21,7 +21,13 @@ from pathlib import Path
 import pytest
 from e2e_support import Server, greedy
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.when_changed(
+        "core/srv/plugin_template", "core/srv/cli/plugin.py", "core/srv/testing", "core/srv/platform", "pyproject.toml"
+    ),
+]
 
 NAME = "acme"
 ROOT = Path(__file__).resolve().parents[2]

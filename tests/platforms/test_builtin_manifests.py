@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from every import every
 from rules_world import device, fit, model
 
 from srv.errors import PlatformUnavailable
@@ -29,18 +30,18 @@ UNBUILT = ("cuda", "rocm", "xpu")
 FOUND = find_platforms()
 
 
-class Seen(SimpleNamespace):
+class ResolutionContext(SimpleNamespace):
     """What a statement would see where the user set nothing."""
 
     def __getitem__(self, argument: str) -> None:
         return None
 
 
-def seen(platform: str, profile: str, **model: Any) -> Any:
+def context(platform: str, profile: str, **model: Any) -> Any:
     """What a statement would see of a profile and a model."""
     facts = FOUND[platform].loaded.facts
     device = facts.profiles[profile]
-    return Seen(device=device, model=SimpleNamespace(**model) if model else None)
+    return ResolutionContext(device=device, model=SimpleNamespace(**model) if model else None)
 
 
 def backend(platform: str, family: str, name: str) -> Any:
@@ -48,7 +49,7 @@ def backend(platform: str, family: str, name: str) -> Any:
     return next(spec for spec in specs if spec.name == name)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@every("name", VARIANTS)
 def test_a_built_in_platform_keeps_the_contract(name: str) -> None:
     found = FOUND[name]
     assert found.error is None
@@ -63,17 +64,17 @@ def test_automatic_choice_prefers_any_accelerator_to_the_host() -> None:
     assert len(set(priorities.values())) == len(priorities)
 
 
-@pytest.mark.parametrize("name", UNBUILT)
+@every("name", UNBUILT)
 def test_what_is_not_built_refuses_to_start(name: str) -> None:
     device = next(iter(FOUND[name].loaded.facts.profiles.values()))
     with pytest.raises(PlatformUnavailable) as raised:
-        create_platform(FOUND[name], EngineContext(device, 0, 0))
+        create_platform(FOUND[name], EngineContext(device, 0))
     assert raised.value.code == "not_implemented"
     assert raised.value.platform == name
     assert "srv plan" in raised.value.remedy
 
 
-@pytest.mark.parametrize("name", UNBUILT)
+@every("name", UNBUILT)
 def test_backends_that_are_not_built_refuse_too(name: str) -> None:
     specs = [spec for family in FOUND[name].loaded.facts.backends.values() for spec in family]
     assert specs
@@ -82,7 +83,7 @@ def test_backends_that_are_not_built_refuse_too(name: str) -> None:
             pkgutil.resolve_name(spec.target)(None)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "variant", "gibibytes", "count"),
     [
         ("npu:a3", "a3", 64, 1),
@@ -101,20 +102,20 @@ def test_a_plan_needs_no_hardware(text: str, variant: str, gibibytes: int, count
 
 def test_ascend_attention_reads_pages_of_128_tokens() -> None:
     check = backend("npu", "attention", "ascend").check
-    assert check(seen("npu", "a3")) == Requires({"page_size": (128,)})
+    assert check(context("npu", "a3")) == Requires({"page_size": (128,)})
 
 
-@pytest.mark.parametrize(("profile", "chunk"), [("a2-32gb", 4096), ("a2", 8192), ("a3", 8192)])
+@every(("profile", "chunk"), [("a2-32gb", 4096), ("a2", 8192), ("a3", 8192)])
 def test_npu_chunks_by_the_card_s_memory(profile: str, chunk: int) -> None:
     defaults = FOUND["npu"].loaded.facts.defaults
     (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
-    assert default.compute(seen("npu", profile)) == chunk
+    assert default.compute(context("npu", profile)) == chunk
 
 
 def test_a_processor_takes_short_chunks() -> None:
     defaults = FOUND["cpu"].loaded.facts.defaults
     (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
-    assert default.compute(seen("cpu", "avx512")) == 256
+    assert default.compute(context("cpu", "avx512")) == 256
 
 
 def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:
@@ -137,7 +138,7 @@ def cpu_dtype(features: tuple[str, ...], variant: str, dtype: str, fmt: str) -> 
     return default.compute(SimpleNamespace(device=device, model=SimpleNamespace(dtype=dtype, format=fmt)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@every(
     ("features", "variant", "dtype", "fmt", "expected"),
     [
         (("avx512_bf16",), "avx512", "float16", "gguf", "bfloat16"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from every import every
 
 from srv.platform.host import torch_build
 from srv_cpu import probe as cpu
@@ -93,7 +94,7 @@ def test_cpu_memory_is_what_the_control_group_leaves(
 H100 = ("NVIDIA H100 80GB HBM3", 80 * GIB, 9, 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("driver", "built_for", "code", "says"),
     [
         (cuda.Driver((12, 8), ()), "12.8", "no_device", "CUDA_VISIBLE_DEVICES"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from every import every
 from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, part_of, said
 
 from srv.args.resolve import resolve
 from srv.args.statement import UserInput
-from srv.models.facts import CacheGroup, ModelFacts
 from srv.platform.registry import find_platforms
+from srv.specs import CacheGroup, ModelFacts
 
 PROFILES = [(name, profile) for name, facts in FACTS.items() for profile in facts.profiles]
 MISTRAL = {
@@ -40,7 +41,7 @@ def test_aiter_reads_pages_of_one_token_or_of_16() -> None:
     assert aiter(None) == {"page_size": (1, 16)}
 
 
-@pytest.mark.parametrize(
+@every(
     ("heads", "ranks", "fits"),
     [(16, None, True), (128, None, True), (128, 8, True), (128, 4, False), (64, None, False), (16, 3, False)],
 )
@@ -86,7 +87,7 @@ def test_rocm_s_own_figures() -> None:
     assert said("rocm", "moe_runner_backend", device("rocm", "gfx950", torch="2.9"), GPT_OSS) is None
 
 
-@pytest.mark.parametrize(("platform", "profile"), [("rocm", "gfx942"), ("npu", "a3"), ("xpu", "bmg")])
+@every(("platform", "profile"), [("rocm", "gfx942"), ("npu", "a3"), ("xpu", "bmg")])
 def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str) -> None:
     on = device(platform, profile)
     refused = {"speculative_eagle_topk": "excluded"}
@@ -97,7 +98,7 @@ def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str
     assert broken(platform, on, page_size=16) == {}
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "reason"),
     [
         ({"heads": 256, "kv_heads": 8}, None),
@@ -147,7 +148,7 @@ def test_packed_rows_of_npus_have_a_limit_where_every_step_is_packed() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("own", "user", "reason"),
     [
         ("float32", {}, None),
@@ -165,7 +166,7 @@ def test_the_fused_attention_of_npus_reads_one_type_of_16_bits(
     assert answer == (reason or {"page_size": (128,)})
 
 
-@pytest.mark.parametrize(
+@every(
     ("profile", "memory", "chunk", "few", "many"),
     [("a2-32gb", 32, 4096, 16, 64), ("a2", 64, 8192, 64, 256), ("a3", 64, 8192, 64, 256)],
 )
@@ -202,8 +203,8 @@ def test_intel_s_kernels_have_no_attention_sinks_and_no_chunks() -> None:
     assert fit(on, "xpu", "attention", "triton", GPT_OSS) == {}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("platform", "profile"), PROFILES)
+@every("family", FAMILIES)
+@every(("platform", "profile"), PROFILES)
 def test_what_follows_from_a_family_is_never_what_the_platform_refuses(
     platform: str, profile: str, family: str
 ) -> None:
@@ -212,7 +213,7 @@ def test_what_follows_from_a_family_is_never_what_the_platform_refuses(
     assert done.config.model.context_length == 65536
 
 
-@pytest.mark.parametrize(("platform", "profile"), PROFILES)
+@every(("platform", "profile"), PROFILES)
 def test_every_statement_names_what_it_is_about_and_why(platform: str, profile: str) -> None:
     facts = FACTS[platform]
     for default in facts.defaults:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from every import every
 from rules_world import FACTS, GIB, LATENT, model
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, Resolved, UserInput, UserStatement
-from srv.models.facts import ModelFacts
 from srv.platform.registry import find_platforms
+from srv.specs import ModelFacts
 
 LLAMA = model(hidden_size=4096, layers=32, heads=32, head_dim=128, vocab_size=128256, context_length=131072)
 SHORT = replace(LLAMA, context_length=8192)
@@ -55,14 +56,14 @@ def test_the_table_has_every_profile_of_these_platforms() -> None:
     assert set(TABLE) == {(name, each) for name in ("cuda", "rocm", "npu") for each in FACTS[name].profiles}
 
 
-@pytest.mark.parametrize("place", TABLE, ids=":".join)
-@pytest.mark.parametrize("about", [SHORT, replace(LATENT, context_length=8192), None], ids=["dense", "latent", "none"])
+@every("place", TABLE, ids=":".join)
+@every("about", [SHORT, replace(LATENT, context_length=8192), None])
 def test_the_fraction_is_that_of_the_published_rule(place: tuple[str, str], about: ModelFacts | None) -> None:
     memory, tokens, few, _ = TABLE[place]
     assert fraction(place, about) == pytest.approx(published(memory, tokens, few), abs=0.0006)
 
 
-@pytest.mark.parametrize(
+@every(
     ("place", "expected"),
     [(("cuda", "sm90"), 0.836), (("cuda", "sm90-141gb"), 0.907), (("cuda", "sm100"), 0.858)],
 )
@@ -70,7 +71,7 @@ def test_figures_worked_out_by_hand(place: tuple[str, str], expected: float) -> 
     assert fraction(place, LLAMA) == expected
 
 
-@pytest.mark.parametrize("place", [place for place in TABLE if place[0] == "rocm"], ids=":".join)
+@every("place", [place for place in TABLE if place[0] == "rocm"], ids=":".join)
 def test_aiter_s_reserve_for_long_contexts_multiplies(place: tuple[str, str]) -> None:
     memory, tokens, few, _ = TABLE[place]
     assert fraction(place, LLAMA) == pytest.approx(published(memory, tokens, few) * 0.85, abs=0.0006)
@@ -94,14 +95,14 @@ def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
     """What a user cannot set yet is asked of the parts themselves."""
     assert fraction(("cuda", "sm90"), chunked_prefill_size=2048) == pytest.approx(published(80, 2048, 256), abs=0.0006)
     by_name = {each.name: each for each in FACTS["cuda"].contributions}
-    seen: dict[str, Any] = {
+    context: dict[str, Any] = {
         "graph_max_batch_size": None, "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
         "tp_size": 4, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True,
     }  # fmt: skip
-    view = _View(80, seen)
+    view = _View(80, context)
     amounts = {name: each.compute(view) / 2**20 for name, each in by_name.items()}
     assert amounts == {"runtime": 512, "steps": 1.5 * 1024 * 2, "graphs": 2 * 512, "ranks": 1024}
-    seen["graph_max_batch_size"], seen["chunked_prefill_size"] = 24, -1
+    context["graph_max_batch_size"], context["chunked_prefill_size"] = 24, -1
     assert by_name["graphs"].compute(view) / 2**20 == 48
     assert by_name["steps"].compute(view) / 2**20 == 1.5 * 4096 * 2
 
@@ -125,4 +126,4 @@ def test_who_publishes_no_rule_keeps_core_s_estimate() -> None:
     parts = {part.name for part in done.quantities["reserved_memory"].parts}
     assert {"activations", "sampling"} <= parts
     assert done.config.memory.mem_fraction_static == 0.88
-    assert "nobody has published figures" in done.stories["mem_fraction_static"].reason
+    assert "no published figures exist" in done.provenance["mem_fraction_static"].reason

@@ -14,7 +14,7 @@ from pathlib import Path
 import install
 from machine import cores, machine_kind, plain_type
 
-from srv.memory.layout import SCALE_BYTES
+from srv.specs import SCALE_BYTES
 
 THREADS = 2
 SEQUENCES = 16

@@ -66,6 +66,6 @@ def weight_bytes(peer: Peer) -> int | None:
 def text_tokens() -> list[int]:
     from srv.models.locate import locate
     from srv.models.read import read_facts
-    from srv.server.tokenizer import load_text_processor
+    from srv.server.text.tokenizer import load_text_processor
 
     return load_text_processor(read_facts(locate(None))).encode(perplexity.TEXT.read_text())

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from every import every
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -214,9 +215,7 @@ def test_rounds_take_turns_forwards_and_backwards() -> None:
     assert [race.order(3, number) for number in range(3)] == [[0, 1, 2], [2, 1, 0], [0, 1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "enough"), [([], False), ([0.1, 0.1], False), ([0.1] * race.REPEATS, True), ([race.REPEAT_S], True)]
-)
+@every(("seconds", "enough"), [([], False), ([0.1, 0.1], False), ([0.1] * race.REPEATS, True), ([race.REPEAT_S], True)])
 def test_a_short_load_is_repeated_and_a_long_one_is_not(seconds: list[float], enough: bool) -> None:
     assert race.repeated(seconds) is enough
 

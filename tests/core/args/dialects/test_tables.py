@@ -1,0 +1,115 @@
+"""The dialect tables: complete, well-formed, and consistent with the arguments."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from dialects_reference import RTP_LLM_PAGE, SGLANG_FLAGS
+from every import every
+
+from srv.args.config import ARGUMENTS, find_any
+from srv.args.dialects import DIALECTS, Row, read_dialect
+from srv.args.dialects.conversions import CONVERSIONS
+from srv.args.dialects.table import STATUSES, plain
+from srv.errors import Refusal
+
+ROWS = [(name, row) for name in DIALECTS for row in read_dialect(name).rows]
+IDS = [f"{name}{row.name}" for name, row in ROWS]
+
+
+def inner_rows(row: Row) -> Iterator[Row]:
+    """A row, and the rows of its JSON keys."""
+    yield row
+    for each in row.fields.values():
+        yield from inner_rows(each)
+
+
+def test_every_row_of_the_page_of_rtp_llm_has_a_row_here() -> None:
+    known = read_dialect("rtp-llm").by_flag
+    assert len(RTP_LLM_PAGE) == 94
+    assert [flag for flag, _ in RTP_LLM_PAGE if plain(flag) not in known] == []
+    listed = [flag for flag, _ in RTP_LLM_PAGE]
+    for row in read_dialect("rtp-llm").rows:
+        assert row.page_rows == listed.count(row.name), row.name
+
+
+def test_the_counts_of_rtp_llm_add_up_to_its_page() -> None:
+    counts = read_dialect("rtp-llm").counts()
+    assert dict(counts) == {"mapped": 14, "converted": 45, "refused": 35}
+    assert sum(counts.values()) == len(RTP_LLM_PAGE)
+
+
+def test_vllm_covers_the_most_used_flags() -> None:
+    assert len(read_dialect("vllm").rows) >= 60
+
+
+@every("flag", SGLANG_FLAGS)
+def test_every_flag_of_sglang_is_known(flag: str) -> None:
+    known = flag == "--config" or find_any(flag) is not None or plain(flag) in read_dialect("sglang").by_flag
+    assert known, f"{flag} is neither an argument of srv nor in a row"
+
+
+@every(("name", "row"), ROWS)
+def test_conversions_and_arguments_of_a_row_exist(name: str, row: Row) -> None:
+    for each in inner_rows(row):
+        assert each.conversion in CONVERSIONS
+        assert [target for target in each.targets if target not in ARGUMENTS] == []
+
+
+@every(("name", "row"), ROWS)
+def test_row_has_the_inputs_of_its_conversion(name: str, row: Row) -> None:
+    known = read_dialect(name).by_flag
+    for each in inner_rows(row):
+        if each.refused:
+            assert each.remedy
+            assert each.conversion == "same"
+        elif each.conversion == "choice":
+            assert each.values
+        elif each.conversion == "json_fields":
+            assert each.fields
+        else:
+            assert each.to
+        partners = [partner.partition("=")[0] for partner in (*each.partners, each.yields_to) if partner]
+        assert all(partner in (known if partner.startswith("--") else row.fields) for partner in partners)
+
+
+@every(("name", "row"), ROWS)
+def test_reasons_are_clauses_and_remedies_are_sentences(name: str, row: Row) -> None:
+    for each in inner_rows(row):
+        assert not each.refused.endswith(".")
+        assert each.remedy == "" or each.remedy.endswith((".", ".)"))
+        for flag in (word.strip("(),.;:`") for word in f"{each.remedy} {each.note}".split()):
+            if flag.startswith("--"):
+                assert find_any(flag) or plain(flag) in read_dialect(name).by_flag, flag
+
+
+def test_conversions_are_all_used() -> None:
+    used = {each.conversion for _, row in ROWS for each in inner_rows(row)}
+    assert CONVERSIONS.keys() == used
+
+
+def test_a_status_is_one_of_three() -> None:
+    assert {row.status for _, row in ROWS} == set(STATUSES)
+
+
+def test_spellings_are_unique_within_a_dialect() -> None:
+    for name in DIALECTS:
+        flags = list(itertools.chain.from_iterable(row.flags for row in read_dialect(name).rows))
+        assert len({plain(flag) for flag in flags}) == len(flags)
+
+
+def test_unknown_dialect_is_refused_with_the_available_ones() -> None:
+    with pytest.raises(Refusal, match="Available dialects: rtp-llm, vllm, sglang") as refused:
+        read_dialect("tgi")
+    assert refused.value.rejections[0].code == "unknown_dialect"
+
+
+@every(("name", "row"), ROWS)
+def test_settings_in_a_table_are_valid(name: str, row: Row) -> None:
+    for each in inner_rows(row):
+        pairs = [pair for settings in (*each.values.values(), each.also) for pair in settings.items()]
+        for argument, text in pairs:
+            if "{}" not in text:
+                assert ARGUMENTS[argument].validation_error(ARGUMENTS[argument].parse(text)) is None, (argument, text)

@@ -1,0 +1,161 @@
+"""Backend selection in resolution: compatibility with the user's values, reasons, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from args_world import backend, fits, manifest, resolved, unfit, user
+from every import every
+
+from srv.args.statement import UserInput
+from srv.errors import PluginError, Refusal, Rejected
+from srv.platform.facts import Requires, ResolutionContext, Unfit
+from srv.platform.manifest import Manifest
+
+
+def refused(said: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejected, ...]:
+    with pytest.raises(Refusal) as refusal:
+        resolved(said, platform, **given)
+    return refusal.value.rejections
+
+
+def test_highest_priority_that_fits_is_chosen_and_the_others_have_reasons() -> None:
+    platform = manifest(
+        backend("slow", 1), backend("good", 5), backend("best", 9, unfit("head_dim 64 is too large", "no sinks"))
+    )
+    made = resolved(on=platform)
+    choice = made.backends["prefill_attention_backend"]
+    assert choice.spec.name == "good"
+    assert dict(choice.rejected) == {
+        "best": ("head_dim 64 is too large", "no sinks"),
+        "slow": ("fits, but its priority 1 is not higher than 5",),
+    }
+    assert made.config.platform.attention_backend == made.config.platform.decode_attention_backend == "good"
+
+
+def test_backend_for_one_slot_is_chosen_only_there() -> None:
+    late = backend("late", 9, lambda context: Requires(slots=("decode_attention_backend",)))
+    platform = manifest(late, backend("any", 1))
+    made = resolved(on=platform).config.platform
+    assert (made.prefill_attention_backend, made.decode_attention_backend) == ("any", "late")
+    (rejected,) = refused(user(attention_backend="late"), platform)
+    assert (rejected.code, rejected.reason) == ("backend_unfit", "it fits only decode_attention_backend here")
+
+
+def test_backend_with_a_requirement_that_the_user_violates_is_skipped() -> None:
+    platform = manifest(backend("wide", 9, fits({"page_size": (64, 128)})), backend("any", 1))
+    assert resolved(on=platform).config.memory.page_size == 64
+    made = resolved(user(page_size=16), platform)
+    assert made.config.platform.attention_backend == "any"
+    assert dict(made.backends["decode_attention_backend"].rejected)["wide"] == (
+        "requires page_size 64 or 128, not 16 (set by command line)",
+    )
+
+
+def test_explicit_choice_that_does_not_fit_is_refused_with_its_reasons() -> None:
+    platform = manifest(backend("wide", 9, fits({"page_size": (64,)})), backend("any", 1))
+    (rejected,) = refused(user(attention_backend="wide", page_size=16), platform)
+    assert (rejected.code, rejected.what, rejected.value) == ("backend_unfit", "attention_backend", "wide")
+    assert "requires page_size 64, not 16" in rejected.reason
+    assert "any" in rejected.remedy
+
+
+def test_refusal_has_the_reasons_of_all_backends_if_none_fits() -> None:
+    platform = manifest(backend("a", 2, unfit("no FP8")), backend("b", 1, unfit("no windows")))
+    (rejected,) = refused(None, platform)
+    assert rejected.code == "no_backend_fits"
+    assert "a: no FP8; b: no windows" in rejected.reason
+
+
+def test_platform_without_a_backend_is_refused() -> None:
+    codes = [rejected.code for rejected in refused(None, manifest(backends={}))]
+    assert codes == ["no_backend", "no_backend"]  # attention once, sampling once
+
+
+def test_unknown_backend_names_the_nearest() -> None:
+    (rejected,) = refused(user(attention_backend="plian"), manifest())
+    assert rejected.remedy == "Did you mean plain? Available backends: plain."
+
+
+def test_prefill_and_decode_must_use_the_same_kv_order() -> None:
+    platform = manifest(backend("a", 9, kv_order="page_token_head"), backend("b", 5, kv_order="page_head_token"))
+    said = user(prefill_attention_backend="a", decode_attention_backend="b")
+    (rejected,) = refused(said, platform)
+    assert rejected.code == "backends_disagree"
+    assert "page_token_head" in rejected.reason
+    assert "page_head_token" in rejected.reason
+
+
+def test_automatic_decode_backend_uses_the_kv_order_of_the_selected_prefill_backend() -> None:
+    platform = manifest(
+        backend("a", 9, kv_order="page_token_head"),
+        backend("b", 5, kv_order="page_head_token"),
+        backend("c", 4, kv_order="page_head_token"),
+    )
+    made = resolved(user(prefill_attention_backend="c"), platform)
+    assert made.config.platform.prefill_attention_backend == "c"
+    assert made.config.platform.decode_attention_backend == "b"
+    assert made.config.platform.attention_backend is None
+    assert "same axis order" in dict(made.backends["decode_attention_backend"].rejected)["a"][0]
+
+
+def test_requirements_of_two_backends_are_intersected() -> None:
+    platform = manifest(
+        backend("a", 9, fits({"page_size": (16, 32)})),
+        backend("b", 5, fits({"page_size": (64, 32)})),
+    )
+    said = user(prefill_attention_backend="a", decode_attention_backend="b")
+    assert resolved(said, platform).config.memory.page_size == 32
+    clash = manifest(backend("a", 9, fits({"page_size": (16,)})), backend("b", 5, fits({"page_size": (64,)})))
+    (rejected,) = refused(said, clash)
+    assert "a requires page_size 16, but b requires page_size 64" in rejected.reason
+
+
+def test_equal_priority_is_refused_until_the_user_names_one() -> None:
+    platform = manifest(backend("left", 5), backend("right", 5))
+    (rejected,) = refused(None, platform)
+    assert rejected.code == "equal_backends"
+    assert "left and right" in rejected.reason
+    assert resolved(user(attention_backend="right"), platform).config.platform.attention_backend == "right"
+
+
+def test_third_party_backend_can_be_chosen() -> None:
+    made = resolved(backends={"sampling": (backend("loaded_dice", 99),)})
+    assert made.config.platform.sampling_backend == "loaded_dice"
+
+
+def test_check_can_read_only_the_users_values() -> None:
+    read_values: list[Any] = []
+
+    def check(context: ResolutionContext) -> Requires | Unfit:
+        read_values.append((context["page_size"], context["port"], context.device.variant, context["dtype"]))
+        return Requires()
+
+    resolved(user(page_size=16, dtype="auto"), manifest(backend("curious", check=check)))
+    assert set(read_values) == {(16, None, "mk1", None)}
+
+
+@every(
+    ("check", "message"),
+    [
+        (lambda context: True, "check returned bool"),
+        (lambda context: context["nothing"], "reads nothing"),
+        (lambda context: 1 // 0, "ZeroDivisionError"),
+        (fits({"nothing": (1,)}), "nothing, which is not an argument"),
+        (fits({"page_size": (0,)}), "must be at least 1"),
+        (fits({"page_size": ()}), "it allows no value of page_size"),
+    ],
+)
+def test_bad_check_is_reported_by_its_owner(check: Any, message: str) -> None:
+    with pytest.raises(PluginError, match="attention backend odd") as error:
+        resolved(on=manifest(backend("odd", check=check)))
+    assert message in str(error.value)
+
+
+def test_choice_prints_its_reasons() -> None:
+    platform = manifest(backend("good", 5), backend("best", 9, unfit("no sinks")))
+    assert str(resolved(on=platform).backends["prefill_attention_backend"]) == (
+        "prefill_attention_backend = good because it has the highest priority (5) of the backends that fit\n"
+        "    not best: no sinks"
+    )

@@ -1,0 +1,207 @@
+"""The native decoder gives transformers' logits, on small random models of every architecture it claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_reference_ops import reference_impls
+from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of
+
+from srv.errors import ModelError, PluginError
+from srv.models.architectures.decoder import Decoder
+from srv.models.architectures.decoder_config import decoder_config
+from srv.models.read import read_facts
+from srv.models.transformers.hf_check import DenseCache
+from srv.platform.interface import OpArgs, OpImpl
+from srv.platform.ops import Ops
+
+ROPE = {"rope_theta": 500.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, **ROPE}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SHORT = {"short_factor": [1.0, 1.2, 1.7, 3.0], "long_factor": [2.0, 3.0, 5.0, 8.0]}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied_no_groups": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_wide_heads": ("llama", {"head_dim": 16, "rms_norm_eps": 1e-3}),
+    "rope_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5, **ROPE}}),
+    "rope_dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, **ROPE}}),
+    "rope_yarn": ("llama", {"rope_parameters": YARN}),
+    "rope_yarn_factor": ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 1.7, "beta_fast": 8}}),
+    "rope_yarn_mscale": ("llama", {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 0.5}}),
+    "rope_yarn_untruncated": ("llama", {"rope_parameters": {**YARN, "truncate": False, "beta_slow": 0.5}}),
+    "rope_llama3": ("llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 32, **ROPE}}),
+    "rope_longrope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "longrope", **SHORT, "original_max_position_embeddings": 64, **ROPE}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral_window": ("mistral", {"sliding_window": 5}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_window": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_bias_window": (
+        "qwen3",
+        {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_native_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    kind, fields = CASES[case]
+    model = small_model(kind, **fields)
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of(model)
+    ours = built(tmp_path, impl="srv")
+    assert isinstance(ours, Decoder)
+    expected = expected_logits(model, tokens)
+    torch.testing.assert_close(our_logits(ours, tokens), expected, atol=2e-4, rtol=1e-4)
+    assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
+
+
+@pytest.mark.parametrize("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])
+def test_rope_dialect_before_transformers_5(case: str, tmp_path: Path) -> None:
+    """`rope_scaling` beside `rope_theta`, its kind under `type`, means the same."""
+    kind, fields = CASES[case]
+    model = small_model(kind, **fields)
+    model.save_pretrained(tmp_path)
+    scaling = dict(fields["rope_parameters"])
+    scaling["type"] = scaling.pop("rope_type")
+    theta = scaling.pop("rope_theta")
+    edit_config(tmp_path, rope_parameters=None, rope_scaling=scaling, rope_theta=theta)
+    tokens = tokens_of(model)
+    torch.testing.assert_close(
+        our_logits(built(tmp_path), tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4
+    )
+
+
+def test_rope_parameters_change_the_logits(tmp_path: Path) -> None:
+    """Each variant is really applied: no two of them give the same logits."""
+    seen: list[torch.Tensor] = []
+    for case in ("llama", "rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"):
+        model = small_model(*CASES[case][:1], **CASES[case][1])
+        model.save_pretrained(tmp_path / case)
+        seen.append(our_logits(built(tmp_path / case), tokens_of(model)))
+    for index, logits in enumerate(seen):
+        assert all((logits - other).abs().max() > 1e-2 for other in seen[:index])
+
+
+def test_attention_layers_have_the_shapes_and_windows_of_the_configuration(tmp_path: Path) -> None:
+    kind, fields = CASES["qwen3_bias_window"]
+    small_model(kind, **fields).save_pretrained(tmp_path)
+    layers = [layer.attention.layer for layer in built(tmp_path).layers]
+    assert [layer.index for layer in layers] == [0, 1, 2]
+    assert [layer.window for layer in layers] == [6, None, 6]
+    assert {(layer.heads, layer.kv_heads, layer.head_dim, layer.scale) for layer in layers} == {(6, 2, 8, 8**-0.5)}
+
+
+def test_windows_begin_at_a_layer_where_the_configuration_lists_no_types(tmp_path: Path) -> None:
+    """Configurations that were written before transformers 5."""
+    kind, fields = CASES["qwen2_window"]
+    small_model(kind, **fields).save_pretrained(tmp_path)
+    edit_config(tmp_path, layer_types=None)
+    assert decoder_config("Qwen2ForCausalLM", read_facts(tmp_path).config).windows == (None, 4, 4)
+
+
+def test_model_is_ready_for_inference(tmp_path: Path) -> None:
+    small_model("qwen2").save_pretrained(tmp_path)
+    model = built(tmp_path, dtype=torch.bfloat16)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {parameter.device for parameter in model.parameters()} == {HOST}
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    model = small_model("llama", initializer_range=0.1)
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of(model)
+    wide, narrow = built(tmp_path), built(tmp_path, dtype=torch.bfloat16)
+    exact = our_logits(wide, tokens)
+    with torch.inference_mode():
+        cache = DenseCache()
+        cache.rows = (("a", 0, len(tokens)),)
+        got = narrow.logits(narrow(tokens, torch.arange(len(tokens)), cache.attend))
+    assert got.dtype == torch.bfloat16
+    assert (got.float() - exact).norm() / exact.norm() < 0.05
+
+
+def test_a_linear_layer_uses_the_kernel_it_is_given(tmp_path: Path) -> None:
+    """What a platform's `post_load` relies on: forward goes through `kernel`, weights are reachable."""
+    model = small_model("llama")
+    model.save_pretrained(tmp_path)
+    ours = built(tmp_path)
+    assert isinstance(ours, Decoder)
+    tokens = tokens_of(model)
+    before = our_logits(ours, tokens)
+    repacked = ours.lm_head.weight.t().contiguous()
+    ours.lm_head.kernel = lambda x: 2 * (x @ repacked)
+    torch.testing.assert_close(our_logits(ours, tokens), 2 * before, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "'spiral'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "lacks factor"),
+        ({"num_local_experts": 8}, "num_local_experts = 8"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping = 30.0"),
+        ({"logits_scaling": 4.0}, "logits_scaling = 4.0"),
+    ],
+)
+def test_what_native_layers_do_not_do_is_refused_by_name(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    edit_config(tmp_path, **fields)
+    with pytest.raises(ModelError, match="unsupported_config") as caught:
+        built(tmp_path, impl="srv")
+    assert named in str(caught.value)
+
+
+def test_automatic_choice_falls_to_transformers_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model("llama", hidden_act="gelu")
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of(model)
+    with caplog.at_level("INFO", logger="srv.models.build"):
+        ours = built(tmp_path)
+    assert "through transformers: hidden_act = 'gelu'" in caplog.text
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4)
+
+
+def test_ops_are_bound_with_the_sizes_of_the_model(tmp_path: Path) -> None:
+    """What an implementation decides by: dtype and sizes, for each op that the layers call."""
+    small_model("qwen3").save_pretrained(tmp_path)
+    asked: set[tuple[str, torch.dtype, tuple[tuple[str, int], ...]]] = set()
+
+    def noting(impl: OpImpl) -> OpImpl:
+        def supports(args: OpArgs) -> None:
+            asked.add((impl.op, args.dtype, tuple(sorted(args.sizes.items()))))
+
+        return replace(impl, supports_args=supports)
+
+    built(tmp_path, dtype=torch.bfloat16, ops=Ops("reference", [noting(impl) for impl in reference_impls()]))
+    assert asked == {
+        ("rms_norm", torch.bfloat16, (("dim", 48),)),
+        ("rms_norm", torch.bfloat16, (("dim", 8),)),
+        ("add_rms_norm", torch.bfloat16, (("dim", 48),)),
+        ("rotary", torch.bfloat16, (("head_dim", 8), ("rotary_dim", 8))),
+        ("silu_and_mul", torch.bfloat16, (("dim", 80),)),
+    }
+
+
+def test_an_op_that_the_platform_lacks_is_named(tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    some = [impl for impl in reference_impls() if impl.op != "silu_and_mul"]
+    with pytest.raises(PluginError, match="op silu_and_mul"):
+        built(tmp_path, ops=Ops("reference", some))

@@ -1,0 +1,175 @@
+"""Facts of Hugging Face folders: from config.json and safetensors headers, without torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srv.errors import ModelError
+from srv.models.read import read_facts
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+
+def folder(tmp_path: Path, **fields: Any) -> Path:
+    config = {name: value for name, value in {**LLAMA, **fields}.items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]], cut: int = 0) -> None:
+    """A file with the header of `tensors` (type, shape, bytes) and zeros as data, `cut` bytes short."""
+    at, header = 0, {}
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    raw = json.dumps(header).encode()
+    whole = struct.pack("<Q", len(raw)) + raw + bytes(at)
+    path.write_bytes(whole[: len(whole) - cut])
+
+
+def refusal(path: Path) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        read_facts(path)
+    return caught.value
+
+
+def test_configuration_without_weights(tmp_path: Path) -> None:
+    facts = read_facts(folder(tmp_path))
+    assert (facts.format, facts.dtype, facts.weight_bytes) == ("config", "bfloat16", 0)
+    assert (facts.layers, facts.heads, facts.kv_heads, facts.head_dim) == (2, 4, 2, 8)
+    assert (facts.end_tokens, facts.context_length) == ((2,), 128)
+    assert facts.parameters == 2 * 100 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
+    assert facts.name == tmp_path.name
+    tied = read_facts(folder(tmp_path, tie_word_embeddings=True))
+    assert facts.parameters - tied.parameters == 100 * 32
+
+
+def test_weights_speak_for_themselves(tmp_path: Path) -> None:
+    folder(tmp_path, torch_dtype="float32")
+    safetensors(tmp_path / "model.safetensors", {"a": ("F16", [4, 8], 64), "b": ("F32", [8], 32)})
+    facts = read_facts(tmp_path)
+    assert (facts.format, facts.dtype, facts.parameters, facts.weight_bytes) == ("safetensors", "float16", 40, 96)
+
+
+def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
+    folder(tmp_path)
+    for name in ("one", "two", "stray"):
+        safetensors(tmp_path / f"{name}.safetensors", {name: ("BF16", [2], 4)})
+    index = {"weight_map": {"one": "one.safetensors", "two": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_facts(tmp_path).parameters == 4
+
+
+def test_truncated_weights(tmp_path: Path) -> None:
+    folder(tmp_path)
+    tensors = {"a": ("F32", [64], 256)}
+    safetensors(tmp_path / "model.safetensors", tensors)
+    whole = (tmp_path / "model.safetensors").stat().st_size
+    for cut in (1, 100, 256, 257, whole - 3, whole):
+        safetensors(tmp_path / "model.safetensors", tensors, cut=cut)
+        assert refusal(tmp_path).code == "truncated", f"{cut} bytes short"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (struct.pack("<Q", 2**40) + bytes(64), "claims"),
+        (struct.pack("<Q", 8) + b"not json", "not valid JSON"),
+        (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
+        (struct.pack("<Q", 8) + b'{"a":{}}', "cannot be read"),
+    ],
+)
+def test_damaged_weights(raw: bytes, said: str, tmp_path: Path) -> None:
+    (folder(tmp_path) / "model.safetensors").write_bytes(raw)
+    error = refusal(tmp_path)
+    assert (error.code, said in error.reason) == ("damaged", True), str(error)
+
+
+def test_sizes_that_contradict_the_shape(tmp_path: Path) -> None:
+    safetensors(folder(tmp_path) / "model.safetensors", {"a": ("F32", [64], 128)})
+    assert refusal(tmp_path).code == "damaged"
+
+
+def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2, 7]}))
+    assert read_facts(tmp_path).end_tokens == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"architectures": ..., "model_type": "riddle"}, "unknown_architecture", "'riddle'"),
+        ({"hidden_size": ...}, "unsupported_config", "hidden_size"),
+        ({"num_hidden_layers": 4_000_000_000}, "unsupported_config", "4000000000"),
+        ({"num_hidden_layers": "two"}, "unsupported_config", "'two'"),
+        ({"num_attention_heads": 0}, "unsupported_config", "heads"),
+        ({"head_dim": "x"}, "unsupported_config", "makes no sense"),
+        ({"kv_lora_rank": 512}, "unsupported_config", "kv_lora_rank"),
+        ({"layer_types": ["full_attention", "mamba"]}, "unsupported_config", "mamba"),
+    ],
+)
+def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, said: str, tmp_path: Path) -> None:
+    error = refusal(folder(tmp_path, **fields))
+    assert (error.code, said in error.reason) == (code, True), str(error)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
+def test_config_that_is_no_json_object(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert refusal(tmp_path).code == "damaged"
+
+
+def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (folder(tmp_path) / "pytorch_model.bin").write_bytes(b"x")
+    error = refusal(tmp_path)
+    assert error.code == "unsupported_format"
+    assert "safetensors" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
+        ({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, 64),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 128),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 128),
+    ],
+)
+def test_context_that_one_rotation_serves(fields: dict[str, Any], context: int, tmp_path: Path) -> None:
+    assert read_facts(folder(tmp_path, **fields)).context_length == context
+
+
+def test_other_authors_names(tmp_path: Path) -> None:
+    gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 77}
+    gone = dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+        ...,
+    )
+    facts = read_facts(folder(tmp_path, architectures=["GPT2LMHeadModel"], model_type="gpt2", **gone, **gpt2))
+    assert (facts.hidden_size, facts.layers, facts.heads, facts.kv_heads) == (32, 3, 4, 4)
+    assert facts.context_length == 77
+
+
+def test_hub_cache_folder_is_named_after_its_hub_id(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--some-model" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    assert read_facts(folder(snapshot)).name == "org/some-model"

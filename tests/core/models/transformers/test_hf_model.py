@@ -1,0 +1,200 @@
+"""Models that only transformers knows: on our attention they give its own logits, or they are refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, small_model, tokens_of
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel
+
+from srv.errors import ModelError
+from srv.models.transformers.hf_check import DenseCache, largest_difference
+from srv.models.transformers.hf_model import HFModel
+from srv.platform.interface import AttentionLayer
+
+PLAIN = {"num_key_value_heads": 6}  # classes that do not share keys between heads
+GPT2 = {**PLAIN, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 128}
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SERVED: dict[str, dict[str, Any]] = {
+    "gpt_neox": PLAIN,
+    "gpt2": GPT2,
+    "phi": PLAIN,
+    "phi3": PLAIN,
+    "olmo2": {},
+    "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8},
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2, "embedding_multiplier": 2.0},
+    "cohere2": {"sliding_window": 5, "logit_scale": 0.25},
+    "starcoder2": {"sliding_window": 5},
+    "opt": {**PLAIN, "ffn_dim": 80, "word_embed_proj_dim": 48},
+    "mixtral": EXPERTS,
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
+}
+
+
+def saved(kind: str, fields: dict[str, Any], folder: Path) -> Any:
+    """A random model of any architecture of transformers, saved to `folder`."""
+    config = AutoConfig.for_model(kind, **{**SIZES, "pad_token_id": 0, "num_hidden_layers": 2, **fields})
+    model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_logits_equal_transformers_own_attention(kind: str, tmp_path: Path) -> None:
+    model = saved(kind, SERVED[kind], tmp_path)
+    tokens = tokens_of(model)
+    ours = built(tmp_path)
+    assert isinstance(ours, HFModel)
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
+
+
+def test_layers_are_learned_from_the_model(tmp_path: Path) -> None:
+    saved("gemma2", SERVED["gemma2"], tmp_path)
+    first, second = built(tmp_path).attention_layers
+    assert (first.window, second.window) == (5, None)
+    assert (first.soft_cap, first.heads, first.kv_heads, first.head_dim) == (50.0, 6, 2, 8)
+    assert first.scale == pytest.approx(8**-0.5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_native_architectures_may_run_through_transformers_too(kind: str, tmp_path: Path) -> None:
+    model = small_model(kind)
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of(model)
+    ours = built(tmp_path, impl="transformers")
+    assert isinstance(ours, HFModel)
+    torch.testing.assert_close(our_logits(ours, tokens), our_logits(built(tmp_path), tokens), atol=2e-4, rtol=1e-4)
+
+
+def test_native_layers_are_refused_for_other_architectures(tmp_path: Path) -> None:
+    saved("gpt2", GPT2, tmp_path)
+    with pytest.raises(ModelError, match="GPT2LMHeadModel has no native layers") as caught:
+        built(tmp_path, impl="srv")
+    assert caught.value.code == "unsupported_config"
+
+
+def test_dummy_weights(tmp_path: Path) -> None:
+    model = saved("gpt_neox", PLAIN, tmp_path)
+    tokens = tokens_of(model)
+    first, again, other = (our_logits(built(tmp_path, load_format="dummy", seed=s), tokens) for s in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+
+
+def test_bfloat16_passes_its_own_check(tmp_path: Path) -> None:
+    saved("olmo2", {}, tmp_path)
+    model = built(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("bloom", {"n_layer": 2, "n_head": 6, "seq_length": 128}, "does not support attention backends"),
+        ("gptj", {**GPT2, "rotary_dim": 4}, "does not support attention backends"),
+        ("nemotron", {}, "does not pass keyword arguments"),
+        ("gpt_oss", {**EXPERTS, "head_dim": 8}, "s_aux"),
+        ("bert", {}, "not causal"),
+    ],
+)
+def test_architectures_that_do_not_fit_are_refused(
+    kind: str, fields: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    saved(kind, fields, tmp_path)
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert (caught.value.code, said in caught.value.reason) == ("unsupported_architecture", True), str(caught.value)
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    edit_config(tmp_path, architectures=["RiddleForCausalLM"], model_type="riddle")
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert caught.value.code == "unsupported_architecture"
+    assert str(caught.value) == (
+        f"model RiddleForCausalLM ({tmp_path}): srv has no such architecture, and transformers"
+        f" {transformers.__version__} does not know that type (model_type 'riddle'). Serve a Llama, Mistral or"
+        " Qwen model or a causal one that transformers knows, or install a newer release [unsupported_architecture]"
+    )
+
+
+def test_what_transformers_says_is_cut_short(tmp_path: Path) -> None:
+    saved("gpt_neox", PLAIN, tmp_path)
+    edit_config(tmp_path, hidden_act="soft" * 1000)
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert caught.value.code == "unsupported_config"
+    assert "transformers cannot make it: KeyError" in str(caught.value)
+    assert len(str(caught.value)) < 800
+
+
+def test_a_model_that_ignores_its_positions_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    forward = LlamaModel.forward
+
+    def blind(self: LlamaModel, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **{**kwargs, "position_ids": None})
+
+    monkeypatch.setattr(LlamaModel, "forward", blind)
+    with pytest.raises(ModelError, match="logits are off by") as caught:
+        built(tmp_path, impl="transformers")
+    assert caught.value.code == "unsupported_architecture"
+
+
+def test_a_model_with_missing_weights(tmp_path: Path) -> None:
+    saved("gpt_neox", PLAIN, tmp_path)
+    edit_config(tmp_path, num_hidden_layers=3)
+    with pytest.raises(ModelError, match=r"gpt_neox\.layers\.2") as caught:
+        built(tmp_path)
+    assert caught.value.code == "missing_tensors"
+
+
+def test_facts_that_contradict_the_model(tmp_path: Path) -> None:
+    """The KV pool follows the facts, so a layer that differs from them must not run."""
+    saved("olmo2", {}, tmp_path)
+    edit_config(tmp_path, head_dim=4)
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert caught.value.code in ("shape_mismatch", "unsupported_config")
+
+
+def test_progress_ends_complete(tmp_path: Path) -> None:
+    saved("gpt_neox", PLAIN, tmp_path)
+    calls: list[tuple[int, int, str]] = []
+    built(tmp_path, progress=lambda *call: calls.append(call))
+    assert calls[0][1] == 0
+    assert calls[-1][0] == calls[-1][1] > 0
+
+
+def test_the_experiment_sees_tokens_mixed_outside_attention() -> None:
+    """A model whose output depends on its neighbour in the pass, and one that is clean."""
+    table = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    layer = AttentionLayer(0, 2, 2, 4, 0.5)
+
+    def run(tokens: Tensor, cache: DenseCache | None, shift: float) -> Tensor:
+        x = table[tokens]
+        x = x + shift * torch.cat((torch.zeros(1, 8), x[:-1]))
+        heads = x.view(-1, 2, 4)
+        if cache is None:
+            cache = DenseCache()
+            cache.rows = (("whole", 0, len(tokens)),)
+        return cache.attend(layer, heads, heads, heads).flatten(1)
+
+    def difference(shift: float) -> float:
+        host = torch.device("cpu")
+        return largest_difference(50, host, lambda t: run(t, None, shift), lambda t, p, c: run(t, c, shift))
+
+    assert difference(0.0) < 1e-5
+    assert difference(1.0) > 0.1
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="transformers")

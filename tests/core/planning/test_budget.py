@@ -1,0 +1,122 @@
+"""The memory budget: pages from bytes, its limits, its breakdown, and the refusal if nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from args_world import CONFIG, GIB, device, model
+from every import every
+
+from srv.args.config import make_config
+from srv.errors import Refusal
+from srv.models.architectures.decoder_config import decoder_config
+from srv.planning.budget import bytes_per_page, compute, estimate, weight_bytes
+from srv.specs import CacheGroup, KVLayout
+
+TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
+
+
+def config(**values: object):  # type: ignore[no-untyped-def]
+    return make_config({"dtype": "bfloat16", "context_length": 1000, "mem_fraction_static": 0.5, **values})
+
+
+def test_weights_and_pool_stay_within_the_static_fraction() -> None:
+    budget = compute(config(page_size=16), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    page = 16 * TOKEN
+    assert budget.pages == (7 * GIB // page - 1,)  # half of 16 GiB, less the one in use, less page 0
+    assert GIB + (budget.pages[0] + 1) * page <= 8 * GIB
+    assert (budget.page_size, budget.max_request_tokens) == (16, 1000)
+
+
+def test_reserved_memory_stays_free_with_any_fraction() -> None:
+    settings = config(mem_fraction_static=0.99)
+    plain = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB)
+    kept = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB, reserved_bytes=GIB)
+    assert (kept.pages[0] + 1) * TOKEN <= 3 * GIB < (plain.pages[0] + 1) * TOKEN
+
+
+def test_max_total_tokens_limits_the_pages() -> None:
+    budget = compute(config(page_size=16, max_total_tokens=100), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert budget.pages == (6,)
+    assert budget.max_request_tokens == 96
+    assert dict(budget.breakdown)["limit"] == "max_total_tokens 100 allows 6 pages"
+
+
+def test_estimate_counts_the_weights() -> None:
+    budget = estimate(config(), model(), device(1 * GIB))
+    static = GIB // 2
+    assert budget.pages == ((static - 200_000_000) // TOKEN - 1,)
+    assert "190.73 MiB of weights in bfloat16" in dict(budget.breakdown)["memory"]
+
+
+@every(
+    ("values", "free"),
+    [
+        ({}, 0),
+        ({}, 8 * GIB),  # the memory allowed by the fraction is already in use
+        ({"page_size": 10**9}, 15 * GIB),
+        ({"page_size": 16, "max_total_tokens": 15}, 15 * GIB),
+        ({"page_size": 1, "mem_fraction_static": 0.0626}, 15 * GIB + TOKEN),
+    ],
+)
+def test_pool_without_room_for_one_request_is_refused(values: dict[str, object], free: int) -> None:
+    values = {"mem_fraction_static": 0.5, **values}
+    total = 16 * GIB
+    if values["mem_fraction_static"] == 0.0626:
+        values["mem_fraction_static"] = (GIB + TOKEN) / total  # one page, which is needed as page 0
+    with pytest.raises(Refusal, match="pool_too_small") as refusal:
+        compute(config(**values), model(), free_bytes=free, total_bytes=total)
+    assert "--mem-fraction-static" in refusal.value.rejections[0].remedy
+
+
+def test_one_page_of_two_tokens_is_enough() -> None:
+    budget = compute(config(page_size=2, max_total_tokens=2), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert (budget.pages, budget.max_request_tokens) == ((1,), 2)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(Refusal, match=r"0 bytes of 128\.00 MiB are free"):
+        estimate(config(), model(), device(2**27))
+
+
+def test_page_bytes_are_the_sum_over_cache_groups() -> None:
+    groups = (CacheGroup("full", (0, 1), 4, 64, 64), CacheGroup("window", (2,), 2, 32, 32))
+    two = model(cache_groups=groups)
+    assert bytes_per_page(config(), two) == 2 * 4 * 128 * 2 + 2 * 64 * 2
+    assert len(compute(config(), two, free_bytes=15 * GIB, total_bytes=16 * GIB).pages) == 2
+
+
+def test_kv_dtype_determines_the_size_of_a_page() -> None:
+    assert bytes_per_page(config(kv_cache_dtype="float32"), model()) == 2 * bytes_per_page(config(), model())
+
+
+def test_unresolved_dtype_counts_as_the_largest() -> None:
+    """It is unresolved on a platform that declares no floating-point dtype."""
+    unresolved = config(dtype="auto", kv_cache_dtype="auto")
+    assert bytes_per_page(unresolved, model()) == bytes_per_page(config(kv_cache_dtype="float32"), model())
+
+
+def test_int8_page_includes_its_scales() -> None:
+    group = CacheGroup("full", (0, 1, 2), 4, 64, 32)
+    assert KVLayout(group, 16, "int8").bytes_per_page() == 3 * 16 * 4 * (64 + 4 + 32 + 4)
+    assert KVLayout(group, 16, "float16").bytes_per_page() == 3 * 16 * 4 * (64 + 32) * 2
+
+
+def test_quantized_gguf_weights_count_as_nine_bits() -> None:
+    """Weights that are dequantized, by an argument or by another loader, count in the model's dtype."""
+    quantized = dataclasses.replace(model(), gguf_quantized_params=1600)
+    plain = weight_bytes(config(), model())
+    assert weight_bytes(config(), quantized) == plain - 1600 * 2 + 1800
+    for values in ({"dequantize_weights": True}, {"model_impl": "transformers"}, {"load_format": "dummy"}):
+        assert weight_bytes(config(**values), quantized) == plain
+
+
+def test_int8_weights_count_as_one_byte() -> None:
+    plain = weight_bytes(config(), model())
+    assert weight_bytes(config(), dataclasses.replace(model(), int8_params=1000)) == plain - 1000
+    sizes = decoder_config("LlamaForCausalLM", CONFIG)
+    small = model(config=CONFIG, parameters=sizes.parameters)
+    matrices = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of two layers
+    assert sizes.projection_params == matrices
+    assert weight_bytes(config(torchao_config="int8dq"), small) == 2 * (sizes.parameters - matrices) + matrices

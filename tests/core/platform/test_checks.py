@@ -1,0 +1,164 @@
+"""The static contract checks: every invalid manifest is refused with the member, the reason and a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from every import every
+
+from srv.errors import PluginError
+from srv.platform.checks import check_backends, check_manifest
+from srv.platform.facts import BackendSpec, Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires
+from srv.platform.manifest import Manifest, ProbeResult
+
+DEVICE = DeviceFacts("one", 1 << 30, 1, "Example")
+FACTS = PlatformFacts(lambda device: frozenset({"paged_kv"}), {"one": DEVICE})
+SPEC = BackendSpec("plain", 1, lambda context: Requires(), "package.module:Class", "page_token_head")
+PART = Contribution("reserved_memory", "part", lambda context: 0, "so it is")
+GOOD = Manifest(
+    name="example",
+    api=(1, 0),
+    core=">=0.1,<1",
+    variants=("one",),
+    priority=3,
+    summary="an example",
+    facts=FACTS,
+    probe=lambda context: ProbeResult(True, device=DEVICE),
+    create=lambda context: None,  # type: ignore[arg-type, return-value]
+)
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {"facts": replace(FACTS, **changes)}
+
+
+def no_argument() -> ProbeResult:
+    return ProbeResult(True, device=DEVICE)
+
+
+def two_arguments(context: object, other: object) -> ProbeResult:
+    return ProbeResult(True, device=DEVICE)
+
+
+def test_a_good_manifest_passes_and_is_returned() -> None:
+    assert check_manifest(GOOD, "srv-example", "1.0", "example") is GOOD
+
+
+@every(
+    ("changes", "member", "reason"),
+    [
+        ({"api": (1,)}, "Manifest.api", "(1,)"),
+        ({"api": "1.0"}, "Manifest.api", "'1.0'"),
+        ({"api": (2, 0)}, "Manifest.api", "2.0"),
+        ({"api": (0, 9)}, "Manifest.api", "0.9"),
+        ({"core": "newest"}, "Manifest.core", "is not a version specifier"),
+        ({"core": ">=7"}, "Manifest.core", "works with srv >=7"),
+        ({"name": "Example One"}, "Manifest.name", "is not a valid platform name"),
+        ({"name": "sample"}, "Manifest.name", "'example'"),
+        ({"variants": ["one"]}, "Manifest.variants", "['one']"),
+        ({"variants": ()}, "Manifest.variants", "empty"),
+        ({"variants": ("one", "two")}, "PlatformFacts.profiles", "no profile named 'two'"),
+        ({"priority": "high"}, "Manifest.priority", "not of type int"),
+        ({"priority": True}, "Manifest.priority", "not of type int"),
+        ({"priority": -1}, "Manifest.priority", "-1"),
+        ({"summary": " "}, "Manifest.summary", "empty"),
+        ({"simulated": 1}, "Manifest.simulated", "not of type bool"),
+        ({"options": "page_size"}, "Manifest.options", "'page_size'"),
+        ({"probe": no_argument}, "Manifest.probe", "signature ()"),
+        ({"probe": None}, "Manifest.probe", "not callable"),
+        ({"create": two_arguments}, "Manifest.create", "signature (context"),
+        ({"worker_env": lambda device: {}}, "Manifest.worker_env", "signature (device)"),
+        ({"facts": {}}, "Manifest.facts", "not of type PlatformFacts"),
+        (facts(capabilities=lambda: frozenset()), "PlatformFacts.capabilities", "signature ()"),
+        (facts(capabilities=lambda device: {"paged_kv"}), "PlatformFacts.capabilities('one')", "frozenset"),
+        (facts(capabilities=lambda device: frozenset({"paged"})), "PlatformFacts.capabilities('one')", "'paged'"),
+        (facts(capabilities=lambda device: 1 / 0), "PlatformFacts.capabilities('one')", "ZeroDivisionError"),
+        (facts(profiles={"one": DEVICE, "big": DeviceFacts("two", 1, 1)}), "PlatformFacts.profiles['big']", "'two'"),
+        (facts(profiles={"one": DeviceFacts("one", 0, 1)}), "PlatformFacts.profiles['one']", "describes no device"),
+        (facts(defaults=[]), "PlatformFacts.defaults", "not of type tuple"),
+        (facts(defaults=(SPEC,)), "PlatformFacts.defaults[0]", "not of type Default"),
+        (facts(defaults=(Default("page_size", lambda: 1, "so"),)), "PlatformFacts.defaults[0].compute", "()"),
+        (facts(defaults=(Default("page_size", lambda context: 1, ""),)), "PlatformFacts.defaults[0].reason", "empty"),
+        (
+            facts(contributions=(replace(PART, replaces="runtime"),)),
+            "PlatformFacts.contributions[0].replaces",
+            "is 'runtime'",
+        ),
+        (
+            facts(contributions=(replace(PART, of_remaining=1),)),
+            "PlatformFacts.contributions[0].of_remaining",
+            "not of type bool",
+        ),
+        (
+            facts(constraints=(Constraint("dtype", "bad", lambda context: None, ""),)),
+            "PlatformFacts.constraints[0].remedy",
+            "empty",
+        ),
+        (facts(backends={"weather": ()}), "backends['weather']", "is not a backend family"),
+        (facts(backends={"attention": [SPEC]}), "backends['attention']", "not of type tuple"),
+        (facts(backends={"attention": (SPEC, SPEC)}), "backends['attention']", "plain twice"),
+    ],
+)
+def test_a_broken_manifest_is_refused(changes: dict[str, Any], member: str, reason: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        check_manifest(replace(GOOD, **changes), "srv-example", "1.0", "example")
+    error = raised.value
+    assert error.distribution == "srv-example"
+    assert error.member == member
+    assert reason in error.reason
+    assert error.remedy
+
+
+@every(
+    ("changes", "reason"),
+    [
+        ({"priority": 1.5}, "not of type int"),
+        ({"target": "package.module.Class"}, "package.module.Class"),
+        ({"kv_order": ""}, "empty"),
+        ({"check": lambda: Requires()}, "signature ()"),
+        ({"name": ""}, "empty"),
+    ],
+)
+def test_a_broken_backend_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        check_backends("attention", (replace(SPEC, **changes),), "srv-example")
+    assert reason in raised.value.reason
+
+
+def test_equal_priorities_within_a_family_are_refused() -> None:
+    rival = replace(SPEC, name="other")
+    with pytest.raises(PluginError, match="plain and other have the same priority 1"):
+        check_backends("attention", (SPEC, rival), "srv-example")
+
+
+def test_unknown_member_is_refused_with_the_nearest_known_one() -> None:
+    @dataclass(frozen=True)
+    class Larger(Manifest):
+        simulate: bool = False
+
+    larger = Larger(**{name: getattr(GOOD, name) for name in Manifest.__dataclass_fields__})
+    with pytest.raises(PluginError, match="Did you mean simulated") as raised:
+        check_manifest(larger, "srv-example", "1.0")
+    assert raised.value.member == "Manifest.simulate"
+
+
+def test_an_older_contract_version_keeps_working() -> None:
+    """A srv that supports contract versions 1.0 to 2.1 accepts plugins for each of them, and no others."""
+    for api in ((1, 0), (2, 0), (2, 1)):
+        manifest = replace(GOOD, api=api)
+        assert check_manifest(manifest, "srv-example", "1.0", api=(2, 1), oldest=(1, 0)) is manifest
+    with pytest.raises(PluginError, match="Install a newer srv"):
+        check_manifest(replace(GOOD, api=(2, 2)), "srv-example", "1.0", api=(2, 1), oldest=(1, 0))
+    with pytest.raises(PluginError, match="Install a newer srv-example"):
+        check_manifest(GOOD, "srv-example", "1.0", api=(3, 0), oldest=(2, 0))
+
+
+def test_the_text_of_a_refusal() -> None:
+    with pytest.raises(PluginError) as raised:
+        check_manifest(replace(GOOD, api=(1, 7)), "srv-example", "4.2", core="0.1.0")
+    assert str(raised.value) == (
+        "plugin srv-example: Manifest.api: srv-example 4.2 was written for contract version 1.7, "
+        "but this srv 0.1.0 supports 1.0 to 1.2. Install a newer srv, or an older srv-example"
+    )

@@ -1,0 +1,97 @@
+"""`srv.platform.installed` reads the same entry points as `importlib.metadata`, from the same files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from every import every
+
+from srv.platform.installed import Entry, entries
+
+GROUP = "srv.platforms"
+
+
+def from_metadata(group: str) -> set[Entry]:
+    """The entry points of a group by importlib.metadata."""
+    return {
+        Entry(each.group, each.name, each.value, each.dist.name, each.dist.version)
+        for each in importlib.metadata.entry_points(group=group)
+        if each.dist is not None
+    }
+
+
+def distribution(folder: Path, name: str, lines: Iterable[str], version: str = "1.0", kind: str = "dist") -> Path:
+    info = folder / f"{name.replace('-', '_')}-{version}.{kind}-info"
+    info.mkdir(parents=True)
+    header = "METADATA" if kind == "dist" else "PKG-INFO"
+    (info / header).write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: not this one\n")
+    (info / "entry_points.txt").write_text("\n".join((f"[{GROUP}]", *lines)))
+    return info
+
+
+@every("group", [GROUP, "srv.commands", "srv.backends.attention"])
+def test_entry_points_are_those_of_importlib(group: str) -> None:
+    assert set(entries(group)) == from_metadata(group)
+    assert len(entries(group)) == len(from_metadata(group))
+
+
+def test_every_form_of_a_line_and_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ("# a comment", "", "one = a.b:C", "  two=a.b", "three = a:B.c [extra,more]", "[other]", "four = d:E")
+    distribution(tmp_path, "My-Plugin", lines)
+    distribution(tmp_path, "older-kind", ("five = f:G",), kind="egg")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    here = {each for each in entries(GROUP) if each.distribution in ("My-Plugin", "older-kind")}
+    assert {(each.name, each.value) for each in here} == {
+        ("one", "a.b:C"),
+        ("two", "a.b"),
+        ("three", "a:B.c"),
+        ("five", "f:G"),
+    }
+    assert {(each.distribution, each.version, each.module) for each in here if each.name in ("one", "five")} == {
+        ("My-Plugin", "1.0", "a.b"),
+        ("older-kind", "1.0", "f"),
+    }
+    assert {each._replace(value="") for each in here} == {
+        each._replace(value="") for each in from_metadata(GROUP) if each.distribution in ("My-Plugin", "older-kind")
+    }
+
+
+def test_first_distribution_of_a_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distribution(tmp_path / "later", "my.plugin", ("old = a:B",), "1.0")
+    distribution(tmp_path / "first", "my-plugin", ("new = a:B",), "2.0")
+    for folder in ("later", "first"):
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    assert [(each.name, each.version) for each in entries(GROUP) if each.value == "a:B"] == [("new", "2.0")]
+
+
+def test_damaged_files_and_missing_folders_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(entries(GROUP))
+    info = distribution(tmp_path, "damaged", ())
+    (info / "entry_points.txt").write_bytes(b"[srv.platforms]\nbad = \xff\xfe:X\n")
+    without = distribution(tmp_path, "no-header", ("alone = a:B",))
+    (without / "METADATA").unlink()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))
+    assert set(entries(GROUP)) - before == {Entry(GROUP, "alone", "a:B", "no_header", "")}
+
+
+def test_an_archive_on_the_path_is_left_to_importlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distribution(tmp_path, "in-archive", ("zipped = a:B",))
+    with zipfile.ZipFile(tmp_path / "plugins.zip", "w") as archive:
+        for file in sorted(tmp_path.rglob("*.*-info/*")):
+            archive.write(file, file.relative_to(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "plugins.zip")])
+    assert [(each.name, each.distribution) for each in entries(GROUP) if each.value == "a:B"] == [
+        ("zipped", "in-archive")
+    ]
+
+
+def test_entry_loads_the_object_that_it_names() -> None:
+    entry = Entry(GROUP, "x", "pathlib:Path", "d", "1")
+    assert entry.load() is Path
+    assert entry.module == "pathlib"

@@ -1,0 +1,145 @@
+"""Probes in child processes: whatever a plugin does there, the result here has a reason and a remedy."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from platform_plugins import manifest_source, write_plugin
+
+from srv.platform.facts import DeviceFacts
+from srv.platform.manifest import ProbeResult
+from srv.platform.probe import probe, probe_all
+from srv.platform.registry import InstalledPlatform, find_platforms
+
+DEVICE = DeviceFacts("one", 1 << 30, 2, "Example device", {"driver": "1.0"}, ("fast",))
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def write(folder: Path, name: str, body: str, after: str = "") -> None:
+    write_plugin(folder, name, manifest_source(name, probe=body, after=after))
+
+
+def test_device_facts_are_transferred_unchanged(plugins: Path) -> None:
+    write(plugins, "facts", "return ProbeResult(True, device=DEVICE, notes=('warm',))")
+    assert probe(find_platforms()["facts"]) == ProbeResult(True, device=DEVICE, notes=("warm",))
+
+
+def test_refusal_is_transferred_unchanged(plugins: Path) -> None:
+    write(plugins, "refuses", "return ProbeResult(False, 'no driver', 'Install it', 'driver_missing')")
+    assert probe(find_platforms()["refuses"]) == ProbeResult(False, "no driver", "Install it", "driver_missing")
+
+
+BAD_PROBES = {
+    "crashes": ("import os; os.kill(os.getpid(), 11)", "probe_crashed", "SIGSEGV"),
+    "leaves": ("import os, sys; print('bye', file=sys.stderr, flush=True); os._exit(7)", "probe_crashed", "(bye)"),
+    "exits": ("raise SystemExit(0)", "probe_raised", "SystemExit"),
+    "raises": ("raise ValueError('odd driver')", "probe_raised", "ValueError: odd driver (manifest.py:"),
+    "wrong_type": ("return {'available': True}", "probe_garbage", "returned a dict"),
+    "wrong_field": ("return ProbeResult(True, device='gpu')", "probe_garbage", "wrong type"),
+    "silent": ("return ProbeResult(False)", "probe_garbage", "without reason"),
+    "vague": ("return ProbeResult(True)", "probe_garbage", "describes no device"),
+    "forger": (
+        "import os; [os.write(fd, b'garbage') for fd in range(3, 256) if os.path.exists(f'/proc/self/fd/{fd}')]",
+        "probe_garbage",
+        "cannot be parsed",
+    ),
+}
+
+
+def test_bad_probes_become_results(plugins: Path) -> None:
+    for name, (body, _, _) in BAD_PROBES.items():
+        write(plugins, name, body)
+    installed = find_platforms()
+    results = probe_all({name: installed[name] for name in BAD_PROBES})
+    for name, (_, code, reason) in BAD_PROBES.items():
+        result = results[name]
+        assert (result.available, result.code) == (False, code), name
+        assert reason in result.reason
+        assert f"srv-{name}" in result.remedy
+
+
+def test_output_of_a_probe_does_not_affect_its_result(plugins: Path) -> None:
+    noise = "print('noise ' * 200000); import os; os.system('echo more; echo noise >&2')"
+    body = f"{noise}; return ProbeResult(True, device=DEVICE)"
+    write(plugins, "chatty", body)
+    assert probe(find_platforms()["chatty"]).available
+
+
+def test_hanging_probe_is_killed_with_its_children(plugins: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    body = (
+        "import subprocess, pathlib, time; "
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid)); time.sleep(60)"
+    )
+    write(plugins, "hangs", body)
+    started = time.monotonic()
+    result = probe(find_platforms()["hangs"], timeout_s=1.5)
+    assert time.monotonic() - started < 5
+    assert result.code == "probe_timeout"
+    assert "1.5 s" in result.reason
+    assert _ends(int(pid_file.read_text()))
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process is gone, or dead and waiting to be collected, within two seconds."""
+    for _ in range(40):
+        status = Path(f"/proc/{pid}/stat")
+        try:
+            os.kill(pid, 0)
+            if status.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_manifest_that_imports_torch_is_detected_in_the_child(plugins: Path) -> None:
+    """This process may have imported torch already, but the child has not."""
+    write(plugins, "heavy", "return ProbeResult(True, device=DEVICE)")
+    found = find_platforms()["heavy"]
+    module = plugins / "plugin_heavy" / "manifest.py"
+    module.write_text(f"{module.read_text()}\nimport torch\n")
+    result = probe(found)
+    assert result.code == "manifest_impure"
+    assert "torch" in result.reason
+
+
+def test_torch_autoload_is_off_in_the_child(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    body = "import os; return ProbeResult(False, os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'], 'none', 'shown')"
+    write(plugins, "autoload", body)
+    assert probe(find_platforms()["autoload"]).reason == "0"
+
+
+def test_bad_probes_do_not_delay_the_others(plugins: Path) -> None:
+    write(plugins, "slow", "import time; time.sleep(60)")
+    write(plugins, "quick", "return ProbeResult(True, device=DEVICE)")
+    write(plugins, "dead", "import os; os.abort()")
+    found = {name: each for name, each in find_platforms().items() if name in ("slow", "quick", "dead")}
+    results = probe_all(found, timeout_s=4)
+    assert list(results) == list(found)
+    assert results["quick"].available
+    assert results["dead"].code == "probe_crashed"
+    assert results["slow"].code == "probe_timeout"
+
+
+def test_a_refused_plugin_is_not_started(plugins: Path) -> None:
+    write(plugins, "refused", "return 1", after="raise RuntimeError('half installed')")
+    found = find_platforms()["refused"]
+    result = probe(found)
+    assert result.code == "plugin_refused"
+    assert "half installed" in result.reason
+
+
+def test_no_platforms_give_no_results() -> None:
+    empty: dict[str, InstalledPlatform] = {}
+    assert probe_all(empty) == {}

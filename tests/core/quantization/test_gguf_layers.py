@@ -1,0 +1,90 @@
+"""GGUF files whose blocks stay as they are: the layers that hold them, and that they compute what the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from models_small import built, expected_logits, our_logits, small_model, tokens_of, write_gguf
+
+from srv.models.base import CausalLM
+from srv.models.layers.embedding import Embedding
+from srv.models.layers.linear import Linear
+from srv.quantization.gguf_layers import OP_TYPES, GGUFEmbedding, GGUFLinear
+
+Kinds = Callable[[str], Kind]
+
+# Rows of K-quants come in 256s.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.1}
+
+
+def agree(ours: CausalLM, model: Any) -> bool:
+    """Whether our logits are transformers' on twelve tokens; NaN agrees with nothing."""
+    tokens = tokens_of(model, 12)
+    return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
+
+
+def stored(folder: Path, arch: str = "llama", kind: Kind | Kinds = Kind.Q8_0, **fields: Any) -> tuple[CausalLM, Any]:
+    """Our model over a file whose matrices are of one type, or of what their names give; and transformers' model."""
+    model = small_model(arch, **WIDE, num_attention_heads=8, head_dim=32, **fields)
+    one, many = (kind, None) if isinstance(kind, Kind) else (Kind.F32, kind)
+    write_gguf(folder / "model.gguf", model, arch, one, kinds=many)
+    return built(folder / "model.gguf", dequantize=False), model
+
+
+@pytest.mark.parametrize("kind", OP_TYPES)
+def test_every_type_with_rows_stored_for_interleaved_rotation(kind: str, tmp_path: Path) -> None:
+    ours, model = stored(tmp_path, kind=Kind[kind])
+    assert agree(ours, model)
+    assert {type(module) for module in ours.modules() if isinstance(module, (GGUFLinear, Linear))} == {GGUFLinear}
+    assert isinstance(ours.embedding, GGUFEmbedding)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_biases_and_architectures_whose_rows_stay_in_place(arch: str, tmp_path: Path) -> None:
+    ours, model = stored(tmp_path, arch)
+    assert agree(ours, model)
+
+
+def test_an_embedding_that_is_also_the_output_layer_is_held_once(tmp_path: Path) -> None:
+    ours, model = stored(tmp_path, tie_word_embeddings=True)
+    assert agree(ours, model)
+    assert isinstance(ours.lm_head, GGUFLinear)
+    assert isinstance(ours.embedding, GGUFEmbedding)
+    assert ours.lm_head.matrices == [ours.embedding.matrix]
+
+
+def test_parts_of_one_product_may_be_of_different_types(tmp_path: Path) -> None:
+    """As files have it that give values and ways down more bits than the rest."""
+
+    def kinds(name: str) -> Kind:
+        return Kind.Q6_K if "v_proj" in name or "down_proj" in name else Kind.Q4_K
+
+    ours, model = stored(tmp_path, kind=kinds)
+    assert agree(ours, model)
+    (first, second) = ours.layers[0].attention.qkv_proj.matrices
+    assert (first.quant_type, second.quant_type) == ("Q4_K", "Q6_K")
+
+
+def test_what_is_stored_as_plain_numbers_stays_plain(tmp_path: Path) -> None:
+    def kinds(name: str) -> Kind:
+        return Kind.F16 if "k_proj" in name or "embed" in name else Kind.Q8_0
+
+    ours, model = stored(tmp_path, kind=kinds)
+    assert agree(ours, model)
+    attention = ours.layers[0].attention
+    assert isinstance(attention.qkv_proj, Linear)  # its three parts lie in one matrix, and one of them is plain
+    assert isinstance(attention.o_proj, GGUFLinear)
+    assert isinstance(ours.embedding, Embedding)
+
+
+def test_without_being_asked_the_weights_become_plain(tmp_path: Path) -> None:
+    model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
+    write_gguf(tmp_path / "model.gguf", model, "llama", Kind.Q8_0)
+    ours = built(tmp_path / "model.gguf")
+    assert not any(isinstance(module, (GGUFLinear, GGUFEmbedding)) for module in ours.modules())
+    assert agree(ours, model)

@@ -1,0 +1,303 @@
+"""Checkpoints of modelslim: what is stored in 8 bits is multiplied as the format says, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from srv.errors import ModelError
+from srv.models.read import read_facts
+from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+
+DESCRIPTION = "quant_model_description.json"
+STEP, OFFSET = 0.04, 5
+
+
+class Stored(nn.Module):
+    """A layer as the format describes it, in float64, from its stored tensors."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.tensors = {name: tensor.double() for name, tensor in tensors.items()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        got, wide = self.tensors, x.double()
+        if "input_scale" in got:
+            steps = (wide / got["input_scale"] + got["input_offset"]).round().clamp(-128, 127)
+            return ((steps @ got["weight"].T + got["quant_bias"]) * got["deq_scale"]).float()
+        scale = wide.abs().amax(-1, keepdim=True) / 127
+        out = (wide / scale).round() @ got["weight"].T * scale * got["weight_scale"][:, 0]
+        return (out + got.get("bias", torch.zeros(()).double())).float()
+
+
+def stored_tensors(linear: nn.Linear, kind: str) -> dict[str, Tensor]:
+    scale = linear.weight.abs().amax(1, keepdim=True) / 127
+    whole = (linear.weight / scale).round().to(torch.int8)
+    if kind == "W8A8_DYNAMIC":
+        tensors = {"weight": whole, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+        return tensors if linear.bias is None else tensors | {"bias": linear.bias.data.clone()}
+    deq_scale = (scale[:, 0] * STEP).contiguous()
+    bias = torch.zeros(()) if linear.bias is None else linear.bias
+    folded = (bias / deq_scale).round().int() - OFFSET * whole.int().sum(1).int()
+    return {
+        "weight": whole,
+        "input_scale": torch.tensor([STEP]),
+        "input_offset": torch.tensor([float(OFFSET)]),
+        "quant_bias": folded,
+        "deq_scale": deq_scale,
+    }
+
+
+def quantize(folder: Path, model: Any, kind_of: Callable[[str], str]) -> None:
+    """Write the model with some linear layers in 8 bits, and let those of `model` compute what was stored."""
+    model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    kinds = {"model_quant_type": "W8A8", **dict.fromkeys(weights, "FLOAT")}
+    for name, module in list(model.named_modules()):
+        kind = kind_of(name) if isinstance(module, nn.Linear) else "FLOAT"
+        if kind == "FLOAT":
+            continue
+        tensors = stored_tensors(module, kind)
+        weights = {key: value for key, value in weights.items() if key.rpartition(".")[0] != name}
+        weights |= {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
+        kinds |= {f"{name}.{suffix}": kind for suffix in tensors}
+        model.set_submodule(name, Stored(tensors))
+    save_file(weights, folder / "model.safetensors")
+    (folder / DESCRIPTION).write_text(json.dumps(kinds))
+
+
+def everything(kind: str) -> Callable[[str], str]:
+    return lambda name: kind if name.endswith("_proj") else "FLOAT"
+
+
+def mixed(name: str) -> str:
+    """Dynamic attention, static gates, float ways down, and the head in 8 bits."""
+    if "self_attn" in name or name == "lm_head":
+        return "W8A8_DYNAMIC"
+    return "FLOAT" if name.endswith("down_proj") else "W8A8"
+
+
+def rewritten(folder: Path, **changes: Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    weights = {**load_file(path), **{name.replace("__", "."): value for name, value in changes.items()}}
+    save_file({name: value for name, value in weights.items() if value is not None}, path)
+
+
+def described(folder: Path, **changes: str) -> None:
+    path = folder / DESCRIPTION
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def check(folder: Path, model: Any) -> None:
+    """Our logits are those of the model whose layers compute what was stored, but for steps that fall the other way."""
+    tokens = tokens_of(model, 12)
+    ours, wanted = our_logits_of(folder, tokens), expected_logits(model, tokens)
+    assert float((ours - wanted).abs().max()) < 0.05 * float(wanted.std())
+
+
+def our_logits_of(folder: Path, tokens: Tensor) -> Tensor:
+    return our_logits(built(folder), tokens)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kinds", [everything("W8A8_DYNAMIC"), everything("W8A8"), mixed])
+def test_logits_are_those_of_the_stored_integers(arch: str, kinds: Callable[[str], str], tmp_path: Path) -> None:
+    """Qwen2 has biases: beside dynamic layers, folded into static ones."""
+    model = small_model(arch)
+    plain = expected_logits(model, tokens_of(model, 12))
+    quantize(tmp_path, model, kinds)
+    check(tmp_path, model)
+    moved = expected_logits(model, tokens_of(model, 12)) - plain
+    assert float(moved.abs().max()) > 0.05 * float(plain.std())  # so that unquantized logits would have been found out
+
+
+def test_the_facts_say_how_it_is_stored(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), mixed)
+    facts = read_facts(tmp_path)
+    assert (facts.quantization, facts.dtype) == ("modelslim", "float32")
+
+
+def test_each_layer_is_of_its_kind(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), mixed)
+    kinds = {name: type(module).__name__ for name, module in built(tmp_path).named_modules()}
+    assert kinds["layers.0.attention.qkv_proj"] == kinds["lm_head"] == "DynamicInt8Linear"
+    assert kinds["layers.1.mlp.gate_up_proj"] == "StaticInt8Linear"
+    assert kinds["layers.2.mlp.down_proj"] == "Linear"
+
+
+def test_a_description_within_the_configuration(tmp_path: Path) -> None:
+    model = small_model("llama")
+    quantize(tmp_path, model, mixed)
+    edit_config(tmp_path, quantization_config=json.loads((tmp_path / DESCRIPTION).read_text()))
+    (tmp_path / DESCRIPTION).unlink()
+    assert read_facts(tmp_path).quantization == "modelslim"
+    check(tmp_path, model)
+
+
+def test_a_description_of_floats_alone_is_a_plain_checkpoint(tmp_path: Path) -> None:
+    model = small_model("llama")
+    quantize(tmp_path, model, everything("FLOAT"))
+    assert read_facts(tmp_path).quantization is None
+    check(tmp_path, model)
+
+
+def test_tied_embeddings_stay_plain_and_layers_do_not(tmp_path: Path) -> None:
+    model = small_model("llama", tie_word_embeddings=True)
+    quantize(tmp_path, model, everything("W8A8_DYNAMIC"))
+    check(tmp_path, model)
+    assert type(built(tmp_path).layers[0].attention.qkv_proj) is DynamicInt8Linear  # type: ignore[index, union-attr]
+
+
+def test_offsets_stored_as_whole_numbers(tmp_path: Path) -> None:
+    model = small_model("llama")
+    quantize(tmp_path, model, everything("W8A8"))
+    stored = load_file(tmp_path / "model.safetensors")
+    rewritten(tmp_path, **{name: t.to(torch.int8) for name, t in stored.items() if name.endswith("input_offset")})
+    check(tmp_path, model)
+
+
+def test_another_methods_configuration_is_not_taken_for_a_description(tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    edit_config(tmp_path, quantization_config={"quant_method": "other", "model.layers.0.mlp.up_proj.weight": "W8A8"})
+    assert read_facts(tmp_path).quantization == "other"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.input_layernorm.bias", "model.layers.1.self_attn.k_proj.kv_cache_scale"]
+)
+def test_outliers_in_norms_and_quantized_caches_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8"))
+    described(tmp_path, **{name: "W8A8"})
+    with pytest.raises(ModelError, match="outliers") as caught:
+        read_facts(tmp_path)
+    assert caught.value.code == "unsupported_quantization"
+    assert name in caught.value.reason
+
+
+def test_scales_stored_as_the_bits_of_float32(tmp_path: Path) -> None:
+    """Checkpoints for float16 hold deq_scale as int64: a float32 in the lower half, a kernel's flags in the upper."""
+    model = small_model("llama")
+    quantize(tmp_path, model, everything("W8A8"))
+    scales = {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k.endswith("deq_scale")}
+    flag = 1 << 46
+    rewritten(tmp_path, **{name: scale.view(torch.int32).long() | flag for name, scale in scales.items()})
+    check(tmp_path, model)
+
+
+def test_what_static_layers_store_twice_is_passed_over(tmp_path: Path) -> None:
+    model = small_model("qwen2")
+    quantize(tmp_path, model, everything("W8A8"))
+    rows = model.config.hidden_size
+    name = "model.layers.0.self_attn.q_proj"
+    twice = {f"{name}.weight_scale": torch.ones(rows, 1), f"{name}.weight_offset": torch.zeros(rows, 1)}
+    rewritten(tmp_path, **twice, **{f"{name}.bias": torch.full((rows,), 9.0)})
+    check(tmp_path, model)
+
+
+def refused(folder: Path, **options: Any) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        built(folder, **options)
+    return caught.value
+
+
+QKV = "model__layers__0__self_attn__"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "code", "told"),
+    [
+        ("W8A8_DYNAMIC", {QKV + "k_proj__weight_offset": torch.eye(16, 1)}, "unsupported_quantization", "is not 0"),
+        (
+            "W8A8",
+            {QKV + "k_proj__input_scale": torch.tensor([2 * STEP])},
+            "unsupported_quantization",
+            "q_proj.input_scale = 0.04, model.layers.0.self_attn.k_proj.input_scale = 0.08",
+        ),
+        (
+            "W8A8",
+            {QKV + "v_proj__input_offset": torch.tensor([7.0])},
+            "unsupported_quantization",
+            "v_proj.input_offset = 7",
+        ),
+        ("W8A8_DYNAMIC", {QKV + "o_proj__bias": torch.zeros(48)}, "unexpected_tensors", "o_proj.bias"),
+        ("W8A8", {QKV + "o_proj__input_scale": torch.zeros(1)}, "unsupported_quantization", "not above 0"),
+        ("W8A8", {QKV + "o_proj__weight": torch.zeros(48, 48)}, "dtype_mismatch", "stored as float32"),
+        ("W8A8", {QKV + "o_proj__quant_bias": torch.zeros(48)}, "dtype_mismatch", "computes with int32"),
+        ("W8A8", {QKV + "o_proj__deq_scale": None}, "missing_tensors", "o_proj.deq_scale"),
+        ("W8A8", {QKV + "o_proj__scale": torch.zeros(1)}, "unexpected_tensors", "o_proj.scale"),
+    ],
+)
+def test_tensors_that_cannot_be_multiplied_are_named(
+    kind: str, changes: dict[str, Tensor | None], code: str, told: str, tmp_path: Path
+) -> None:
+    quantize(tmp_path, small_model("llama"), everything(kind))
+    rewritten(tmp_path, **changes)
+    error = refused(tmp_path)
+    assert error.code == code
+    assert told in error.reason
+
+
+def test_integers_where_the_description_has_floats_are_refused(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("FLOAT"))
+    rewritten(tmp_path, model__layers__0__self_attn__o_proj__weight=torch.ones(48, 48, dtype=torch.int8))
+    assert refused(tmp_path).code == "dtype_mismatch"
+
+
+def test_kinds_that_differ_within_one_matrix_are_refused(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8_DYNAMIC"))
+    described(tmp_path, **{"model.layers.1.self_attn.v_proj.weight": "FLOAT"})
+    error = refused(tmp_path)
+    assert error.code == "unsupported_quantization"
+    assert "model.layers.1.self_attn.v_proj is FLOAT" in error.reason
+
+
+def test_kinds_that_are_not_known_are_refused_before_any_weight(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8"))
+    described(tmp_path, **{"model.layers.1.mlp.up_proj.weight": "W4A8_DYNAMIC"})
+    with pytest.raises(ModelError, match="W4A8_DYNAMIC") as caught:
+        read_facts(tmp_path)
+    assert caught.value.code == "unsupported_quantization"
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_description_is_refused(text: str, tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8"))
+    (tmp_path / DESCRIPTION).write_text(text)
+    with pytest.raises(ModelError, match="JSON") as caught:
+        read_facts(tmp_path)
+    assert caught.value.code == "damaged"
+
+
+def test_two_descriptions_are_refused(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8"))
+    (tmp_path / "quant_model_description_w8a8.json").write_text("{}")
+    with pytest.raises(ModelError, match="2 descriptions"):
+        read_facts(tmp_path)
+
+
+def test_transformers_is_not_asked_to_multiply_them(tmp_path: Path) -> None:
+    quantize(tmp_path, small_model("llama"), everything("W8A8"))
+    error = refused(tmp_path, impl="transformers")
+    assert error.code == "unsupported_quantization"
+    assert "--model-impl" in error.remedy
+
+
+def test_random_weights_of_every_kind(tmp_path: Path) -> None:
+    """Without weights, too, the layers are of the described kinds, and their products are of ordinary size."""
+    model = small_model("llama")
+    quantize(tmp_path, model, mixed)
+    (tmp_path / "model.safetensors").unlink()
+    ours = built(tmp_path, load_format="dummy")
+    x = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    for kind in (DynamicInt8Linear, StaticInt8Linear):
+        linear = next(module for module in ours.modules() if isinstance(module, kind))
+        spread = float(linear(x).std()) / (0.02 * model.config.hidden_size**0.5)
+        assert 0.8 < spread < 1.25

@@ -1,0 +1,258 @@
+"""Checkpoints of w8a8_int8, and plain ones whose layers are made 8-bit integers as they are loaded."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from srv.errors import ModelError
+from srv.models.read import read_facts
+from srv.quantization import w8a8_int8 as int8
+from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.storage import quantize_int8
+
+PART: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
+LIMIT = 0.1  # of the logits' spread: 8 bits of random weights and activations, three layers of 48
+DESCRIBED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "kv_cache_scheme": None,
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**PART, "strategy": "channel", "dynamic": False},
+            "input_activations": {**PART, "strategy": "token", "dynamic": True},
+            "output_activations": None,
+        }
+    },
+}
+
+
+def saved(folder: Path, arch: str = "llama", **fields: Any) -> Any:
+    """A plain random model on disk, in float32."""
+    model = small_model(arch, **fields)
+    model.save_pretrained(folder)
+    return model
+
+
+def quantize(folder: Path, described: bool = True, flat: bool = False, dtype: torch.dtype = torch.float32) -> None:
+    """The folder's projections in 8 bits, as the method stores them. `flat`: scales are [out]."""
+    path = folder / "model.safetensors"
+    stored: dict[str, Tensor] = {}
+    for name, tensor in load_file(path).items():
+        if name.endswith("_proj.weight"):
+            stored[name], scale = quantize_int8(tensor)
+            stored[f"{name}_scale"] = (scale[:, 0].contiguous() if flat else scale).to(dtype)
+        else:
+            stored[name] = tensor
+    save_file(stored, path)
+    if described:
+        edit_config(folder, quantization_config=DESCRIBED)
+
+
+def logits(folder: Path, tokens: Tensor, **options: Any) -> Tensor:
+    return our_logits(built(folder, **options), tokens)
+
+
+def distance(model: Any, ours: Tensor, tokens: Tensor) -> float:
+    """Root mean square, in standard deviations of the plain model's logits."""
+    plain = expected_logits(model, tokens)
+    return float((ours - plain).square().mean().sqrt() / plain.std())
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_a_checkpoint_and_rounding_at_load_are_one_model_and_near_the_plain_one(arch: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, arch)
+    tokens = tokens_of(model, 12)
+    made = logits(tmp_path, tokens, online_quantization="int8dq")
+    assert 0.001 < distance(model, made, tokens) < LIMIT
+    quantize(tmp_path)
+    assert torch.equal(logits(tmp_path, tokens), made)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_scales_of_either_shape_and_a_configuration_that_says_nothing(flat: bool, tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    tokens = tokens_of(model, 12)
+    made = logits(tmp_path, tokens, online_quantization="int8dq")
+    quantize(tmp_path, described=False, flat=flat)
+    assert read_facts(tmp_path).quantization is None
+    assert torch.equal(logits(tmp_path, tokens, quantization="w8a8_int8"), made)
+
+
+def test_scales_of_16_bits_are_widened(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    tokens = tokens_of(model, 12)
+    quantize(tmp_path, dtype=torch.bfloat16)
+    assert distance(model, logits(tmp_path, tokens), tokens) < LIMIT
+
+
+def test_the_facts_count_integers_and_name_the_method(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    plain = read_facts(tmp_path)
+    quantize(tmp_path)
+    facts = read_facts(tmp_path)
+    weights = sum(p.numel() for name, p in model.named_parameters() if name.endswith("_proj.weight"))
+    assert (plain.quantization, plain.int8_params) == (None, 0)
+    assert (facts.quantization, facts.int8_params, facts.dtype) == ("w8a8_int8", weights, "float32")
+
+
+def test_embeddings_and_the_output_layer_stay_plain(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for options in ({"online_quantization": "int8wo"}, {}):
+        kinds = {name: type(module).__name__ for name, module in built(tmp_path, **options).named_modules()}
+        eight = "WeightOnlyInt8Linear" if options else "DynamicInt8Linear"
+        assert kinds["layers.0.attention.qkv_proj"] == kinds["layers.2.mlp.down_proj"] == eight
+        assert (kinds["lm_head"], kinds["embedding"]) == ("Linear", "Embedding")
+        if options:
+            quantize(tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_weights_alone_in_8_bits_are_nearer_to_the_plain_model(arch: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, arch)
+    tokens = tokens_of(model, 12)
+    both, weights = (
+        distance(model, logits(tmp_path, tokens, online_quantization=word), tokens) for word in ("int8dq", "int8wo")
+    )
+    assert 0.001 < weights < both < LIMIT
+
+
+def test_weights_alone_in_8_bits_are_those_of_their_steps(tmp_path: Path) -> None:
+    """The plain layers with the same weights, rounded: nothing else is."""
+    model = saved(tmp_path, "qwen2")
+    tokens = tokens_of(model, 12)
+    ours = logits(tmp_path, tokens, online_quantization="int8wo")
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            whole, scale = quantize_int8(parameter.detach())
+            parameter.data = whole * scale
+    torch.testing.assert_close(ours, expected_logits(model, tokens), atol=5e-4, rtol=1e-4)
+
+
+def test_a_tied_head_stays_plain(tmp_path: Path) -> None:
+    model = saved(tmp_path, tie_word_embeddings=True)
+    tokens = tokens_of(model, 12)
+    assert 0.001 < distance(model, logits(tmp_path, tokens, online_quantization="int8dq"), tokens) < LIMIT
+
+
+def test_rounding_gives_127_steps_to_the_largest_of_each_row() -> None:
+    weight = torch.tensor([[0.5, -127.0, 1.5], [0.0, 0.0, 0.0], [2.0, 4.0, -1.0]])
+    whole, scale = quantize_int8(weight)
+    assert whole.tolist() == [[0, -127, 2], [0, 0, 0], [64, 127, -32]]
+    assert scale.tolist() == [[1.0], [0.0], [pytest.approx(4 / 127)]]
+
+
+def test_without_weights_the_configuration_says_which_layers(tmp_path: Path) -> None:
+    saved(tmp_path)
+    ignored = ["lm_head", "re:model.layers.1.mlp.*", "model.layers.2.mlp.down_proj"]
+    edit_config(tmp_path, quantization_config={**DESCRIBED, "ignore": ignored})
+    (tmp_path / "model.safetensors").unlink()
+    layers = built(tmp_path, load_format="dummy")
+    eight = {name for name, module in layers.named_modules() if isinstance(module, DynamicInt8Linear)}
+    assert "layers.1.attention.qkv_proj" in eight
+    assert "layers.0.mlp.down_proj" in eight
+    assert not eight & {"lm_head", "layers.1.mlp.gate_up_proj", "layers.1.mlp.down_proj", "layers.2.mlp.down_proj"}
+
+
+def changed(**at: Any) -> dict[str, Any]:
+    """DESCRIBED with some entries otherwise: of itself, or of a part of its group (weights__num_bits)."""
+    told = copy.deepcopy(DESCRIBED)
+    for name, value in at.items():
+        part, _, key = name.partition("__")
+        if key:
+            told["config_groups"]["group_0"][part][key] = value
+        elif name in told["config_groups"]["group_0"]:
+            told["config_groups"]["group_0"][name] = value
+        else:
+            told[name] = value
+    return told
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        ({"format": "pack-quantized"}, "its format is pack-quantized, not int-quantized"),
+        ({"weights__num_bits": 4}, "group_0 has weights with num_bits 4, not 8"),
+        ({"weights__type": "float"}, "weights with type float, not int"),
+        ({"weights__strategy": "group"}, "weights with strategy group, not channel"),
+        ({"weights__symmetric": False}, "weights with symmetric False, not True"),
+        ({"input_activations": None}, "group_0 has no input_activations"),
+        ({"input_activations__dynamic": False}, "input_activations with dynamic False, not True"),
+        ({"input_activations__strategy": "tensor"}, "input_activations with strategy tensor, not token"),
+        ({"output_activations": PART}, "quantizes the outputs of layers as well (output_activations)"),
+        ({"kv_cache_scheme": PART}, "it has a kv_cache_scheme"),
+        ({"transform_config": {"config_groups": {"u": {}}}}, "it has a transform_config"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse, in the format sparse-24-bitmask"),
+        ({"config_groups": {}}, "it has no config_groups"),
+        ({"config_groups": {"group_0": 1}}, "its group_0 is 1"),
+    ],
+)
+def test_other_schemes_of_compressed_tensors_are_refused_in_words(at: Any, told: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    quantize(tmp_path)
+    edit_config(tmp_path, quantization_config=changed(**at))
+    assert read_facts(tmp_path).quantization == "compressed-tensors"
+    error = refused(tmp_path)
+    assert error.code == "unsupported_quantization"
+    assert told in error.reason
+    assert "w8a8_int8" in error.remedy
+
+
+def test_what_says_nothing_else_is_the_method() -> None:
+    for told in (DESCRIBED, changed(sparsity_config={"format": "dense"}, sparsity={}), {"quant_method": "w8a8_int8"}):
+        assert int8.method(told) == "w8a8_int8"
+    assert int8.method({"quant_method": "awq"}) == "awq"
+    assert int8.method({}) == "unknown"
+
+
+def refused(folder: Path, **options: Any) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        built(folder, **options)
+    return caught.value
+
+
+def test_integers_are_not_rounded_again(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    quantize(tmp_path)
+    error = refused(tmp_path, online_quantization="int8dq")
+    assert (error.code, "w8a8_int8" in error.reason) == ("unsupported_quantization", True)
+    edit_config(tmp_path, quantization_config=None)
+    assert "quantized already (int8)" in refused(tmp_path, online_quantization="int8dq").reason
+    write_gguf(tmp_path / "model.gguf", model, "llama")
+    assert "gguf" in refused(tmp_path / "model.gguf", online_quantization="int8dq").reason
+
+
+def test_a_layer_without_its_scale_is_refused_by_name(tmp_path: Path) -> None:
+    saved(tmp_path)
+    quantize(tmp_path)
+    path = tmp_path / "model.safetensors"
+    name = "model.layers.0.self_attn.o_proj.weight_scale"
+    save_file({key: value for key, value in load_file(path).items() if key != name}, path)
+    error = refused(tmp_path)
+    assert (error.code, name in error.reason) == ("missing_tensors", True)
+
+
+def test_layers_of_transformers_take_no_integers(tmp_path: Path) -> None:
+    saved(tmp_path)
+    error = refused(tmp_path, impl="transformers", online_quantization="int8dq")
+    assert (error.code, "would be quantized with int8dq at load" in error.reason) == ("unsupported_quantization", True)
+    quantize(tmp_path)
+    assert refused(tmp_path, impl="transformers").code == "unsupported_quantization"
+
+
+def test_random_weights_of_rounded_layers(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    ours = built(tmp_path, load_format="dummy", online_quantization="int8dq")
+    linear = next(module for module in ours.modules() if isinstance(module, DynamicInt8Linear))
+    x = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(3), device=HOST)
+    assert 0.8 < float(linear(x).std()) / (0.02 * model.config.hidden_size**0.5) < 1.25

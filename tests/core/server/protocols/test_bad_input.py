@@ -1,0 +1,358 @@
+"""Bad input gets a clear 4xx in OpenAI's formatter, reaches no engine, and leaves the server serving."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+from server_support import MODEL, serving
+
+from srv.errors import RequestError
+from srv.server.app import REQUEST_BODIES
+from srv.server.fields import Refused, RequestBody, field_table
+from srv.server.http.body import BodyLimits, parse
+from srv.server.protocols.native_fields import NativeSampling
+from srv.server.protocols.openai_fields import ChatMessage, StreamOptions
+
+pytestmark = pytest.mark.anyio
+HELLO = [{"role": "user", "content": "hi"}]
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+LIMITS = BodyLimits()
+NESTED: dict[str, type[RequestBody]] = {
+    "messages[]": ChatMessage,
+    "stream_options": StreamOptions,
+    "sampling_params": NativeSampling,
+}
+SMALLEST: dict[str, dict[str, Any]] = {
+    COMPLETION: {"prompt": "a"},
+    CHAT: {"messages": HELLO},
+    "/generate": {"text": "a"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [97]},
+    "/abort_request": {"abort_all": True},
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "part"),
+    [
+        (COMPLETION, {}, "prompt", "required"),
+        (COMPLETION, {"prompt": None}, "prompt", "null"),
+        (COMPLETION, {"prompt": 3}, "prompt", "an integer"),
+        (COMPLETION, {"prompt": ""}, "prompt", "empty"),
+        (COMPLETION, {"prompt": []}, "prompt", "nothing to continue"),
+        (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "empty"),
+        (COMPLETION, {"prompt": ["a", 1]}, "prompt", "it holds a string and an integer"),
+        (COMPLETION, {"prompt": [True]}, "prompt", "it holds a boolean"),
+        (COMPLETION, {"prompt": [1.5]}, "prompt", "it holds a number"),
+        (COMPLETION, {"prompt": [[1], ["a"]]}, "prompt[1]", "integers"),
+        (COMPLETION, {"prompt": [-1]}, "prompt", "-1"),
+        (COMPLETION, {"prompt": [260]}, "prompt", "0 to 259"),
+        (COMPLETION, {"prompt": [10**30]}, "prompt", "vocabulary"),
+        (COMPLETION, {"prompt": "a" * 256}, "prompt", "context is 256"),
+        (COMPLETION, {"prompt": "a" * 100, "max_tokens": 157}, "max_tokens", "at most 156"),
+        (COMPLETION, {"prompt": "a", "max_tokens": -1}, "max_tokens", "-1"),
+        (COMPLETION, {"prompt": "a", "max_tokens": 10**30}, "max_tokens", "less than"),
+        (COMPLETION, {"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
+        (COMPLETION, {"prompt": "a", "max_tokens": "3"}, "max_tokens", "integer"),
+        (COMPLETION, {"prompt": "a", "max_tokens": 1.5}, "max_tokens", "integer"),
+        (COMPLETION, {"prompt": "a", "min_tokens": 20, "max_tokens": 10}, "min_tokens", "more than max_tokens"),
+        (COMPLETION, {"prompt": "a", "temperature": -0.1}, "temperature", "-0.1"),
+        (COMPLETION, {"prompt": "a", "temperature": 1e30}, "temperature", "less than or equal"),
+        (COMPLETION, {"prompt": "a", "temperature": "hot"}, "temperature", '"hot"'),
+        (COMPLETION, {"prompt": "a", "temperature": True}, "temperature", "number"),
+        (COMPLETION, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+        (COMPLETION, {"prompt": "a", "top_p": 1.1}, "top_p", "1.1"),
+        (COMPLETION, {"prompt": "a", "top_k": 0}, "top_k", "-1"),
+        (COMPLETION, {"prompt": "a", "top_k": 10**12}, "top_k", "-1"),
+        (COMPLETION, {"prompt": "a", "min_p": 2}, "min_p", "2"),
+        (COMPLETION, {"prompt": "a", "repetition_penalty": 0}, "repetition_penalty", "0.01"),
+        (COMPLETION, {"prompt": "a", "frequency_penalty": 3}, "frequency_penalty", "2"),
+        (COMPLETION, {"prompt": "a", "presence_penalty": -3}, "presence_penalty", "-2"),
+        (COMPLETION, {"prompt": "a", "seed": -1}, "seed", "-1"),
+        (COMPLETION, {"prompt": "a", "seed": 2**63}, "seed", "less than"),
+        (COMPLETION, {"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+        (COMPLETION, {"prompt": "a", "n": 129}, "n", "128"),
+        (COMPLETION, {"prompt": ["a"] * 20, "n": 100}, "prompt", "1024"),
+        (COMPLETION, {"prompt": "a", "stop": ""}, "stop", "empty"),
+        (COMPLETION, {"prompt": "a", "stop": ["a", ""]}, "stop", "empty"),
+        (COMPLETION, {"prompt": "a", "stop": [1]}, "stop", "strings"),
+        (COMPLETION, {"prompt": "a", "stop": ["a"] * 17}, "stop", "16"),
+        (COMPLETION, {"prompt": "a", "stop": "a" * 2000}, "stop", "1024"),
+        (COMPLETION, {"prompt": "a", "stop_token_ids": ["a"]}, "stop_token_ids", "integers"),
+        (COMPLETION, {"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids", "999"),
+        (COMPLETION, {"prompt": "a", "logit_bias": {"a": 1}}, "logit_bias", '"a"'),
+        (COMPLETION, {"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias", "101"),
+        (COMPLETION, {"prompt": "a", "logit_bias": {"1": True}}, "logit_bias", "-100 to 100"),
+        (COMPLETION, {"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias", "999"),
+        (COMPLETION, {"prompt": "a", "logit_bias": [1]}, "logit_bias", "object"),
+        (COMPLETION, {"prompt": "a", "logprobs": 21}, "logprobs", "20"),
+        (COMPLETION, {"prompt": "a", "logprobs": True}, "logprobs", "integer"),
+        (COMPLETION, {"prompt": "a", "stream": 1}, "stream", "true or false"),
+        (COMPLETION, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream = true"),
+        (COMPLETION, {"prompt": "a", "temprature": 1}, "temprature", "did you mean temperature"),
+        (COMPLETION, {"prompt": "a", "max_new_tokens": 1}, "max_new_tokens", "called max_tokens"),
+        (COMPLETION, {"prompt": "a", "z" * 500: 1}, "z" * 80 + "... (500 characters)", "remove it"),
+        (COMPLETION, {"prompt": "a", "suffix": "b"}, "suffix", "not implemented"),
+        (COMPLETION, {"prompt": "a", "best_of": 2}, "best_of", "not implemented"),
+        (COMPLETION, [], None, "JSON object"),
+        (CHAT, {}, "messages", "required"),
+        (CHAT, {"messages": []}, "messages", "at least 1"),
+        (CHAT, {"messages": "hi"}, "messages", "array"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]", "object"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "null"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "required"),
+        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", '"tool"'),
+        (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "integer"),
+        (CHAT, {"messages": [{"role": "user", "content": "x", "nme": "y"}]}, "messages[0].nme", "messages[0].name"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+            "image_url",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "text"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "context is 256"),
+        (CHAT, {"messages": HELLO * 300}, "messages", "300"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools", "tool calling"),
+        (CHAT, {"messages": HELLO, "tool_choice": "auto"}, "tool_choice", "tool calling"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "constrained"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "logprobs = true"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "disagree"),
+        (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens", "at least 1"),
+        (
+            CHAT,
+            {"messages": HELLO, "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs.messages",
+            "the server sets it",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "stream": True, "stream_options": {"include_use": True}},
+            "stream_options.include_use",
+            "did you mean stream_options.include_usage",
+        ),
+        (CHAT, {"messages": HELLO, "rid": 3}, "rid", "string"),
+        ("/tokenize", {}, "prompt", "either"),
+        ("/tokenize", {"prompt": [1]}, "prompt", "texts"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "messages"),
+        ("/detokenize", {"tokens": "a"}, "tokens", "token ids"),
+        ("/detokenize", {"tokens": [999]}, "tokens", "999"),
+        ("/detokenize", {}, "tokens", "required"),
+        ("/abort_request", {}, "rid", "either"),
+        ("/abort_request", {"rid": 3}, "rid", "string"),
+    ],
+)  # fmt: skip
+async def test_bad_value_is_a_400_that_names_the_field(path: str, body: Any, param: str | None, part: str) -> None:
+    async with serving() as server:
+        response = await server.http.post(path, json=body)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param, error
+        assert part in error["message"]
+        assert not server.engine.received
+        assert (await server.post(COMPLETION, prompt="a")).status_code == 200
+
+
+async def test_all_problems_are_told_together() -> None:
+    async with serving() as server:
+        response = await server.post(CHAT, messages=HELLO, temperature=-1, top_p=7, tools=[1])
+        message = response.json()["error"]["message"]
+        assert "temperature = -1" in message
+        assert "top_p = 7" in message
+        assert "tools is not implemented" in message
+
+
+async def test_error_text_says_what_value_why_and_what_to_do() -> None:
+    async with serving() as server:
+        response = await server.post(COMPLETION, prompt="a", temperature=-1)
+        assert response.json() == {
+            "error": {
+                "message": "temperature = -1 is refused: it must be greater than or equal to 0."
+                " 0 always takes the most likely token.",
+                "type": "invalid_request_error",
+                "param": "temperature",
+                "code": "invalid_value",
+            }
+        }
+
+
+async def test_what_can_never_fit_the_pages_is_refused() -> None:
+    async with serving(max_request_tokens=64) as server:
+        prompt = await server.post(COMPLETION, prompt="a" * 64)
+        output = await server.post(COMPLETION, prompt="a" * 32, max_tokens=33)
+        for response in (prompt, output):
+            assert response.json()["error"]["code"] == "request_too_large"
+            assert "KV pool holds 64 tokens" in response.json()["error"]["message"]
+        assert (await server.post(COMPLETION, prompt="a" * 32, max_tokens=32)).status_code == 200
+
+
+async def test_unknown_model_and_path_and_wrong_method() -> None:
+    async with serving() as server:
+        for body, path in (({"prompt": "a"}, COMPLETION), ({"messages": HELLO}, CHAT), ({"prompt": "a"}, "/tokenize")):
+            response = await server.post(path, model="gpt-9", **body)
+            assert response.status_code == 404
+            assert response.json()["error"]["code"] == "model_not_found"
+            assert MODEL in response.json()["error"]["message"]
+        unknown = await server.http.get("/v2/nothing")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_path")
+        method = await server.http.get(COMPLETION)
+        assert (method.status_code, method.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert method.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "part"),
+    [
+        (b"", "invalid_json", "empty"),
+        (b"{", "invalid_json", "JSON"),
+        (b'{"prompt": "a",}', "invalid_json", "trailing comma"),
+        (b'{"prompt": "a"} x', "invalid_json", "JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "invalid_json", "temperature = NaN is refused"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "invalid_json", "temperature = -Infinity is refused"),
+        (b'{"prompt": "a", "temperature": 1e999}', "invalid_json", "out of range"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 6000 + b"}", "invalid_json", "out of range"),
+        (b'{"prompt": "\xff\xfe"}', "invalid_utf8", "UTF-8"),
+        (b'{"prompt": "\xed\xa0\x80"}', "invalid_utf8", "UTF-8"),
+        (b'{"prompt": "NaN", "stop": [Infinity]}', "invalid_json", "a value = Infinity is refused"),
+        (b'{"prompt": "\\ud800"}', "invalid_json", "JSON: a \\ud800-\\udfff escape in it is not half of a pair"),
+        (b"[" * 8_000, "invalid_json", "nested"),
+        (b"[" * 17_000, "too_many_values", "split"),
+        (b'{"prompt": [' + b"1," * 300_000 + b"1]}", "too_many_values", "131072"),
+    ],
+)
+async def test_bodies_that_are_no_json(body: bytes, code: str, part: str) -> None:
+    async with serving() as server:
+        response = await server.http.post(COMPLETION, content=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == code
+        assert part in response.json()["error"]["message"]
+
+
+def test_values_inside_strings_do_not_count() -> None:
+    text = 'a,[{"\\' * 100_000
+    assert parse(msgspec.json.encode({"prompt": text}), LIMITS) == {"prompt": text}
+    with pytest.raises(RequestError, match="more than 10 JSON values"):
+        parse(msgspec.json.encode({"x": ["a" * 20_000, *range(11)]}), BodyLimits(values=10))
+    with pytest.raises(RequestError, match="cannot be read as JSON"):
+        parse(b'{"x": "' + b"y" * 20_000, LIMITS)
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
+    async with serving(max_prompt_bytes=1000) as server:
+        for body, path in (({"prompt": "é" * 501}, COMPLETION), ({"prompt": "a" * 1001}, "/tokenize")):
+            response = await server.post(path, **body)
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert "1000" in response.json()["error"]["message"]
+
+
+async def test_no_chat_template_is_said() -> None:
+    async with serving() as server:
+        server.app.state.service.text.has_chat_template = False
+        response = await server.post(CHAT, messages=HELLO)
+        assert response.json()["error"]["code"] == "no_chat_template"
+
+
+# ---- the schema walk ----------------------------------------------------------------------------------------
+
+
+def _refused() -> list[tuple[str, str]]:
+    return [
+        (path, row.name)
+        for path, model in REQUEST_BODIES.items()
+        for row in field_table(model)
+        if row.status == "refused"
+    ]
+
+
+def _marks(model: type[RequestBody], name: str) -> Refused:
+    return next(mark for mark in model.model_fields[name].metadata if isinstance(mark, Refused))
+
+
+@pytest.mark.parametrize(("path", "name"), _refused())
+async def test_every_refused_field_is_refused_by_name_and_its_neutral_values_pass(path: str, name: str) -> None:
+    async with serving() as server:
+        response = await server.post(path, **SMALLEST[path], **{name: {"ask": "something"}})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, name, "not_implemented")
+        assert not server.engine.received
+        for neutral in _marks(REQUEST_BODIES[path], name).neutral:
+            response = await server.post(path, **SMALLEST[path], **{name: neutral})
+            assert response.status_code == 200, (neutral, response.text)
+
+
+@pytest.mark.parametrize("path", REQUEST_BODIES)
+async def test_every_other_field_refuses_a_value_of_a_wrong_type(path: str) -> None:
+    """No field is accepted and ignored: each one reads its value."""
+    wrong = {"not": "this"}
+    async with serving() as server:
+        for row in field_table(REQUEST_BODIES[path]):
+            if row.status == "refused" or row.name == "chat_template_kwargs":  # the latter takes any object
+                continue
+            smallest = {} if row.name == "input_ids" else SMALLEST[path]
+            response = await server.post(path, **{**smallest, row.name: wrong})
+            assert response.status_code in (400, 404), row.name
+            assert response.json()["error"]["param"].startswith(row.name), row.name
+
+
+@pytest.mark.parametrize(("where", "model"), NESTED.items())
+def test_nested_bodies_refuse_by_name_too(where: str, model: type[RequestBody]) -> None:
+    smallest = {"role": "user", "content": "x"} if model is ChatMessage else {}
+    for row in field_table(model):
+        if row.status == "refused":
+            with pytest.raises(RequestError) as caught:
+                model.parse({**smallest, row.name: {"ask": 1}}, where)
+            assert caught.value.param == f"{where}.{row.name}"
+            assert caught.value.code == "not_implemented"
+
+
+@pytest.mark.parametrize("model", [*REQUEST_BODIES.values(), *NESTED.values()])
+def test_every_field_has_a_status_and_says_why(model: type[RequestBody]) -> None:
+    for row in field_table(model):
+        assert row.status in ("implemented", "no_effect", "refused")
+        assert len(row.reason) > 3, f"{model.__name__}.{row.name} has no description"
+
+
+@pytest.mark.parametrize("name", ["user", "safety_identifier", "prompt_cache_key"])
+async def test_fields_without_effect_are_accepted(name: str) -> None:
+    async with serving() as server:
+        assert (await server.post(CHAT, messages=HELLO, **{name: "u1"})).status_code == 200
+
+
+def test_openai_parameters_are_all_known() -> None:
+    """Every parameter of the installed openai client is a field here, implemented or refused by name."""
+    completions = pytest.importorskip("openai.resources.chat.completions", reason="needs the openai client")
+    plain = pytest.importorskip("openai.resources.completions", reason="needs the openai client")
+    own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    for method, path in ((completions.Completions.create, CHAT), (plain.Completions.create, COMPLETION)):
+        assert set(inspect.signature(method).parameters) - own <= set(REQUEST_BODIES[path].model_fields)
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETION, "prompt"), ("/tokenize", "prompt"), ("/generate", "text")])
+async def test_long_text_is_tokenized_beside_the_event_loop(path: str, field: str) -> None:
+    """The tokenizer waits for the event loop to move on, which it never would if it ran on it."""
+    async with serving(max_prompt_bytes=10_000) as server:
+        moved_on = threading.Event()
+        text = server.app.state.service.text
+
+        def slow(given: str, add_special_tokens: bool = True) -> list[int]:
+            assert moved_on.wait(10), "the event loop stood still"
+            return [1] * 300
+
+        text.encode = slow
+        request = asyncio.create_task(server.post(path, **{field: "x" * 3000 + "é" * 100 + "x" * 2000}))
+        await asyncio.sleep(0.05)
+        assert not request.done()
+        moved_on.set()
+        assert (await request).status_code in (200, 400)

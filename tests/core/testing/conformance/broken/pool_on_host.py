@@ -1,0 +1,30 @@
+"""The KV pool lies in the host's memory rather than on the device.
+
+Caught by pool.placement at L1, naming "is on cpu".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import KVBuffers
+    from srv.specs import KVLayout
+    from srv_toy_device.platform import ToyPlatform
+
+
+def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+    from dataclasses import replace
+
+    class OnHost(toy):  # type: ignore[valid-type, misc]
+        def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
+            made = super().kv_buffers(layout, pages)
+            keys, values = ([buffer.to("cpu") for buffer in some] for some in (made.keys, made.values))  # the fault
+            return replace(made, keys=tuple(keys), values=tuple(values))
+
+    return OnHost
+
+
+MANIFEST = manifest("pool_on_host", platform=platform)

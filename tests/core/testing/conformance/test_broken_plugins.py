@@ -1,0 +1,180 @@
+"""The conformance kit against plugins that are broken on purpose: each is caught by one check, and by no other.
+
+Every module of `broken/` but the `toy_*` ones is a platform plugin: the toy device's, with the one fault that its
+docstring tells, whose last line says which check catches it. It is installed as a vendor's package would be, by a
+`.dist-info` with an entry point in a folder of the import path, and the kit runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from srv.testing.conformance import Level, Outcome, Report
+from srv.testing.conformance.catalogue import CHECKS
+from srv.testing.conformance.model import read_report
+
+BROKEN = Path(__file__).parent / "broken"
+CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), naming "(?P<named>.+)"\.$', re.MULTILINE)
+CONTROLS = ("unbroken",)
+PATIENCE_S = 280.0
+
+# Checks that no plugin here makes fail, alone and at first, and why not.
+CORE_ALONE = "core does it on results that earlier checks hold right; what a plugin could break shows there"
+EXEMPT = {
+    "manifest.found": "it is about what is installed, not about a plugin; test_conformance_kit.py shows it to fail",
+    "backends.used": "it tells which backends nothing reads, and never fails",
+    "op.others": "every op that has a contract has a check of its own; one without a contract fails op.coverage",
+    "attention.undeclared": "it reports as undeclared what works, and never fails",
+    "engine.float32": "where float32 is declared it is the dtype of all other checks, so this one is skipped",
+    "engine.sampling": "core draws the noise, and L1 holds what a sampler makes of it to the one right token",
+    "engine.penalised": CORE_ALONE,
+    "engine.stop": CORE_ALONE,
+    "engine.abort": CORE_ALONE,
+    "arguments.refused": "core refuses what is declared unsupported before it asks the plugin anything else",
+    "arguments.supported": "to show it takes all of L3, and then a server for each set of values: minutes",
+    "arguments.undeclared": "it reports as undeclared what works, and never fails",
+}
+
+RUN = """
+import sys
+from srv.testing.conformance import Level, run
+device, level, path, *only = sys.argv[1:]
+run(device, Level[level], only=only).write(path)
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A broken plugin, and what its docstring says of it: the check that catches it, and what the message names."""
+
+    plugin: str
+    check: str
+    level: Level
+    named: str
+
+
+def faults() -> list[Fault]:
+    paths = sorted(path for path in BROKEN.glob("*.py") if not path.stem.startswith("toy_"))
+    return [_fault(path) for path in paths if path.stem not in CONTROLS]
+
+
+def _fault(path: Path) -> Fault:
+    said = CAUGHT.search(ast.get_docstring(ast.parse(path.read_text())) or "")
+    assert said is not None, f"the docstring of broken/{path.name} does not say which check catches it"
+    return Fault(path.stem, said["check"], Level[said["level"]], said["named"])
+
+
+FAULTS = {fault.plugin: fault for fault in faults()}
+HANGING = FAULTS["hangs_in_probe"]  # it takes the whole time that a probe has
+STATIC = [fault for fault in FAULTS.values() if fault.level is Level.L0 and fault is not HANGING]
+LIVE = [HANGING, *(fault for fault in FAULTS.values() if fault.level > Level.L0)]
+
+
+def install(plugin: str, folder: Path) -> None:
+    """What an installer leaves behind: the modules, and a `.dist-info` with an entry point."""
+    for path in (BROKEN / f"{plugin}.py", *BROKEN.glob("toy_*.py")):
+        shutil.copy(path, folder)
+    info = folder / f"srv_{plugin}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: srv-{plugin.replace('_', '-')}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[srv.platforms]\n{plugin} = {plugin}:MANIFEST\n")
+
+
+def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Report:
+    """The kit's report of all checks up to L2; above, where each is an engine of its own, of greedy output and the
+    check that the fault is for."""
+    install(plugin, folder)
+    level = max(Level.L2, FAULTS[plugin].level) if plugin in FAULTS else Level.L2
+    only = [each.name for each in CHECKS if each.level <= Level.L2] if level > Level.L2 else []
+    if only:
+        only += dict.fromkeys(("engine.greedy", FAULTS[plugin].check))
+    report = folder / "report.jsonl"
+    path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, plugin, level.name, str(report), *only],
+        env={**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return read_report(report)
+
+
+@pytest.fixture(scope="module")
+def reports(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Future[Report]]]:
+    """The reports that the selected tests wait for; two runs at a time, as most of one is spent in imports."""
+    called = [
+        item.callspec
+        for item in request.session.items
+        if getattr(item, "module", None) is request.module and hasattr(item, "callspec")
+    ]
+    plugins = [call.params["fault"].plugin if "fault" in call.params else call.params["plugin"] for call in called]
+    environment = dict(os.environ)  # taken here: pytest writes to it while the threads would read
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
+        yield {
+            plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment) for plugin in plugins
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+def told(outcomes: tuple[Outcome, ...]) -> str:
+    return "\n".join(f"{each.check}: {each.status}: {each.message} {each.remedy}" for each in outcomes)
+
+
+def assert_caught(report: Report, fault: Fault) -> None:
+    assert [each.check for each in report.failures] == [fault.check], told(report.outcomes)
+    (failure,) = report.failures
+    assert failure.level is fault.level
+    assert fault.named in failure.message, failure.message
+    assert failure.remedy.strip(), failure
+
+
+@pytest.mark.parametrize("fault", STATIC, ids=lambda fault: fault.plugin)
+def test_a_fault_that_needs_no_device_is_caught_by_name(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:
+    assert_caught(reports[fault.plugin].result(), fault)
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed(
+    "core/srv/testing", "core/srv/platform", "plugins/toy_device", "tests/core/testing/conformance"
+)
+@pytest.mark.parametrize("fault", LIVE, ids=lambda fault: fault.plugin)
+def test_a_fault_of_the_live_platform_is_caught_by_name(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:
+    assert_caught(reports[fault.plugin].result(), fault)
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed(
+    "core/srv/testing", "core/srv/platform", "plugins/toy_device", "tests/core/testing/conformance"
+)
+@pytest.mark.parametrize("plugin", CONTROLS)
+def test_the_plugin_without_a_fault_passes(plugin: str, reports: Mapping[str, Future[Report]]) -> None:
+    report = reports[plugin].result()
+    assert report.passed, told(report.failures)
+    assert {each.level for each in report.of("passed")} == {Level.L0, Level.L1, Level.L2}, told(report.outcomes)
+
+
+def test_every_check_that_a_fault_names_is_one_of_the_kit() -> None:
+    levels = {check.name: check.level for check in CHECKS}
+    assert {fault.check: fault.level for fault in FAULTS.values()}.items() <= levels.items()
+
+
+def test_every_check_has_a_broken_plugin_or_a_reason_why_not() -> None:
+    shown = {fault.check for fault in FAULTS.values()}
+    assert {check.name for check in CHECKS} - shown == set(EXEMPT)
+    assert all(EXEMPT.values())

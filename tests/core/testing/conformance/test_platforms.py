@@ -1,0 +1,143 @@
+"""`ci/platform.sh` on all that a machine without an accelerator has: cpu, toy, the simulated NPU of both generations.
+
+One run a device, in a process of its own, and every test reads what that run wrote: the doctor's word, the conformance
+report of levels 0 to 4, the evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[4]
+LEVELS = ["L0", "L1", "L2", "L3", "L4"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One device. `environment`: what brings it here. `tests`: what shows its evidence here, all of it if ()."""
+
+    device: str
+    skipped: frozenset[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    tests: tuple[str, ...] = ()
+    simulated: bool = True
+
+    @property
+    def platform(self) -> str:
+        return self.device.partition(":")[0]
+
+    @property
+    def out(self) -> Path:
+        return ROOT / "build" / "ci" / self.device.replace(":", "-")
+
+
+# Checks of what a device does not declare or cannot show; anything else that is skipped is a surprise. No dtype is
+# served twice. NPUs compute neither in float32, nor with windows, nor with capped scores.
+CPU = frozenset(("pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
+# Of weights that stay as they are, and of keys and values in 8 bits: the processor's native kernels alone have them.
+KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf", "attention.int8_kv")
+TOY = frozenset((*KEPT, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
+NPU = frozenset((*KEPT, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16"))
+
+CASES = (
+    # `make test-all` runs all evidence of the processor anyway.
+    Case("cpu", CPU, tests=("tests/platforms/cpu/test_ops.py",), simulated=False),
+    Case("toy", TOY),
+    Case("npu:a2", NPU, {"SRV_NPU_SIMULATOR": "a2"}),
+    # The same tests as on a2, which differs in what is declared; so the ones about arguments.
+    Case("npu:a3", NPU, {"SRV_NPU_SIMULATOR": "a3"}, ("tests/e2e/test_e2e_arguments.py",)),
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that has ended, and the committed evidence before and after it."""
+
+    case: Case
+    done: subprocess.CompletedProcess[str]
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+
+    def report(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.case.out / "conformance.jsonl").read_text().splitlines()]
+
+
+def evidence() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (ROOT / "support_matrix" / "evidence").iterdir()}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.device)
+def ran(request: pytest.FixtureRequest) -> Ran:
+    case: Case = request.param
+    for name in ("doctor.json", "conformance.jsonl", "evidence.jsonl"):
+        (case.out / name).unlink(missing_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTEST_"))}
+    before = evidence()
+    done = subprocess.run(
+        [
+            "bash",
+            "ci/platform.sh",
+            "--quick",
+            *(word for path in case.tests for word in ("--tests", path)),
+            case.device,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        check=False,
+        cwd=ROOT,
+        env={**inherited, "PYTHON": sys.executable, **case.environment},
+    )
+    return Ran(case, done, before, evidence())
+
+
+def test_the_script_ends_well_and_adds_nothing_to_the_matrix(ran: Ran) -> None:
+    assert ran.done.returncode == 0, ran.done.stdout[-6000:] + ran.done.stderr[-3000:]
+    assert "no benchmarks: --quick" in ran.done.stdout
+    assert ran.after == ran.before, "quick mode adds nothing to the matrix"
+
+
+def test_the_doctor_finds_what_was_asked_for(ran: Ran) -> None:
+    told = json.loads((ran.case.out / "doctor.json").read_text())
+    (platform,) = told["platforms"]
+    assert (told["can_start"], told["choice"]["platform"]) == (True, ran.case.platform)
+    assert platform["simulated"] is ran.case.simulated
+
+
+def test_it_conforms_to_level_4(ran: Ran) -> None:
+    """All that it declares holds; what is skipped is what it does not declare."""
+    run, *outcomes = ran.report()
+    assert (run["kind"], run["level"], run["device"]["platform"]) == ("run", "L4", ran.case.platform)
+    assert run["device"]["simulated"] is ran.case.simulated
+    assert ran.case.device in (ran.case.platform, f"{ran.case.platform}:{run['device']['variant']}")
+    assert surprises(outcomes, ran.case) == []
+    assert sorted({each["level"] for each in outcomes if each["status"] == "passed"}) == LEVELS
+
+
+def surprises(outcomes: list[dict[str, Any]], case: Case) -> list[str]:
+    """Every outcome that is neither a pass nor an expected skip, as a line."""
+    return [
+        f"{each['check']} {each['status']}: {each['message']} {each['remedy']}"
+        for each in outcomes
+        if each["status"] != "passed" and not (each["status"] == "skipped" and each["check"] in case.skipped)
+    ]
+
+
+def test_what_it_shows_is_of_this_platform_and_no_greener_than_it_is(ran: Ran) -> None:
+    shown = [json.loads(line) for line in (ran.case.out / "evidence.jsonl").read_text().splitlines()]
+    assert shown
+    assert {row["platform"] for row in shown} == {ran.case.platform}
+    if ran.case.simulated:
+        assert {row["level"] for row in shown} <= {"E0", "E1", "E2", "E3"}
+    if ran.case.tests:
+        assert {row["test"].partition("::")[0] for row in shown} == set(ran.case.tests)

@@ -1,0 +1,57 @@
+"""The tests of `srv.testing.simulated_device`, in a process of their own, and what its registration refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from child_pytest import ROOT, run
+
+TESTS = ROOT / "tests" / "core" / "testing" / "simulated_device"
+MAKE = """
+import torch
+from srv.testing.simulated_device import SimulatedAccelerator, install
+
+def make(name="sim", kind=SimulatedAccelerator, **options):
+    return install(name, kind, lambda: kind(name, 1 << 20, **options))
+"""
+
+
+def test_the_simulated_device_passes_its_tests() -> None:
+    outcome = run("--timeout=120", TESTS, environment={"SRV_SIMULATED_DEVICE_TESTS": "1"})
+    assert outcome.passed, outcome.end
+
+
+def python(code: str) -> str:
+    """What the code prints; the last line is an exception's text if one ended it."""
+    command = [sys.executable, "-c", MAKE + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return (done.stdout + done.stderr).strip()
+
+
+def test_a_process_has_one_device_under_one_name() -> None:
+    text = python("first = make()\nprint(make() is first is torch.sim, first.get_device_name())\nmake('other')")
+    assert text.startswith("True sim (simulated)")
+    assert "RuntimeError: other (simulated) cannot be loaded: PyTorch's one PrivateUse1 backend is 'sim'" in text
+
+
+@pytest.mark.parametrize("first", ["make()", "torch.utils.rename_privateuse1_backend('sim'); torch.sim = object()"])
+def test_what_is_there_under_the_name_must_be_of_the_kind(first: str) -> None:
+    text = python(f"{first}\nclass Mine(SimulatedAccelerator): ...\nmake(kind=Mine)")
+    assert text.endswith(
+        "RuntimeError: sim (simulated) cannot be loaded: torch.sim is there already, from another backend. "
+        "Load it in a process of its own."
+    )
+
+
+def test_it_brings_operators_of_its_own() -> None:
+    code = """
+make(operators={"double(Tensor x) -> Tensor": lambda x: x * 2})
+doubled = torch.ops.sim.double(torch.ones(2, device="sim"))
+print(doubled.device, doubled.tolist(), torch.ops.sim.double(torch.ones(1)).tolist())
+torch.ops.sim.double(torch.ones(1, device="meta"))
+"""
+    text = python(code)
+    assert text.startswith("sim:0 [2.0, 2.0] [2.0]\n")
+    assert "NotImplementedError" in text

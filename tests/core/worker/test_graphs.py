@@ -1,0 +1,157 @@
+"""Which steps replay a captured one, and what then lies in the static buffers. No device: `run` is called again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from srv.models.base import Attend, CausalLM
+from srv.platform.interface import AttentionBackend, AttentionBatch
+from srv.worker.batch import Inputs
+from srv.worker.graphs import CapturedSteps, StaticBuffers
+
+VOCAB = 3
+
+
+class Model(CausalLM):
+    """Its logits tell the token, the position and the first page of each row."""
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        pages = cast(Any, attend)(None, None, None, None)
+        return torch.stack([tokens, positions, pages[:, 0]], dim=-1).float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+class Attention:
+    """Remembers the batches it planned, and gives back their page table."""
+
+    def __init__(self) -> None:
+        self.planned: list[AttentionBatch] = []
+
+    def plan(self, batch: AttentionBatch) -> AttentionBatch:
+        self.planned.append(batch)
+        return batch
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, metadata: AttentionBatch) -> torch.Tensor:
+        return metadata.page_table
+
+
+class Again:
+    """`Graphs` that call what was captured once more."""
+
+    def __init__(self) -> None:
+        self.captured: dict[int, Callable[[], torch.Tensor]] = {}
+        self.replayed: list[tuple[int, Any]] = []
+
+    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self.captured[key] = run
+        return run()
+
+    def replay(self, key: int, metadata: Any) -> None:
+        self.replayed.append((key, metadata))
+        self.captured[key]()
+
+
+def steps(
+    rows: tuple[int, ...] = (2, 4), padding: bool = True
+) -> tuple[CapturedSteps, Attention, Again, StaticBuffers]:
+    attention, graphs = Attention(), Again()
+    buffers = StaticBuffers(rows[-1], 5, VOCAB, torch.float32, torch.device("cpu"))
+    backend = cast(AttentionBackend, attention)
+    made = CapturedSteps(Model(), backend, graphs, buffers, rows, padding=padding)
+    made.capture()
+    attention.planned.clear()
+    return made, attention, graphs, buffers
+
+
+def inputs(rows: int, tokens: int | None = None, scores: bool = False) -> Inputs:
+    """Row i feeds token 10 + i at position 20 + i."""
+    count = rows if tokens is None else tokens
+    return Inputs(
+        tokens=torch.arange(10, 10 + count),
+        positions=torch.arange(20, 20 + count),
+        query_lens=[1] * rows,
+        kv_lens=list(range(21, 21 + rows)),
+        outputs=None,
+        sampled=list(range(rows)),
+        scores=[(0, np.zeros(1, dtype=np.int64))] if scores else [],
+    )
+
+
+def table(*rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def test_the_largest_is_captured_first() -> None:
+    assert list(steps((1, 2, 8))[2].captured) == [8, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "padded", "exact"),
+    [
+        (inputs(1), 2, None),
+        (inputs(2), 2, 2),
+        (inputs(3), 4, None),
+        (inputs(4), 4, 4),
+        (inputs(5), None, None),
+        (inputs(2, tokens=3), None, None),
+        (inputs(2, scores=True), None, None),
+    ],
+    ids=["1", "2", "3", "4", "more than captured", "a prompt among them", "scored"],
+)
+def test_the_graph_that_serves_a_step(given: Inputs, padded: int | None, exact: int | None) -> None:
+    assert steps()[0].count_for(given) == padded
+    assert steps(padding=False)[0].count_for(given) == exact
+
+
+def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> None:
+    made, attention, graphs, buffers = steps()
+    made.replay(4, inputs(4), table([1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]))
+    logits = made.replay(4, inputs(3), table([1], [2], [3]))
+    assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 2.0], [12.0, 22.0, 3.0]]
+    assert (buffers.tokens[3].item(), buffers.positions[3].item()) == (0, 0)
+    assert buffers.pages.tolist() == [[1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5]
+    batch = attention.planned[-1]
+    assert (batch.query_lens, batch.kv_lens, batch.graph) == ([1] * 4, [21, 22, 23, 1], 4)
+    assert graphs.replayed[-1] == (4, batch)
+
+
+def test_every_plan_of_a_row_count_sees_the_same_addresses() -> None:
+    made, attention, _, buffers = steps()
+    for rows in (1, 2, 3, 1):
+        given = inputs(rows)
+        count = made.count_for(given)
+        assert count is not None
+        made.replay(count, given, table(*[[5]] * rows))
+    assert {batch.page_table.data_ptr() for batch in attention.planned} == {buffers.pages.data_ptr()}
+    assert [batch.page_table.shape for batch in attention.planned] == [(2, 5), (2, 5), (4, 5), (2, 5)]
+
+
+def test_a_table_that_was_given_last_is_not_copied_again_and_another_one_is() -> None:
+    made, _, _, buffers = steps()
+    pages = table([1, 2], [3, 4])
+    made.replay(2, inputs(2), pages)
+    buffers.pages.zero_()  # whoever writes to them sees whether they are filled
+    made.replay(2, inputs(2), pages)
+    assert buffers.pages.count_nonzero() == 0
+    made.replay(2, inputs(2), table([1, 2], [3, 4]))
+    assert buffers.pages[:2, :2].tolist() == [[1, 2], [3, 4]]
+
+
+def test_the_same_table_is_padded_for_another_row_count() -> None:
+    made, _, _, buffers = steps((2, 4))
+    four = table([1], [2], [3], [4])
+    made.replay(4, inputs(4), four)
+    pages = table([5])
+    made.replay(2, inputs(1), pages)
+    assert buffers.pages[:, 0].tolist() == [5, 0, 3, 4]
+    made.replay(4, inputs(1), pages)
+    assert buffers.pages[:, 0].tolist() == [5, 0, 0, 0]
+    assert buffers.tokens.tolist() == [10, 0, 0, 0]
+    assert buffers.positions.tolist() == [20, 0, 0, 0]

@@ -1,0 +1,137 @@
+"""Imagined inputs for tests of arguments: a platform, its device, a model, and a user's statements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from srv.args.resolve import resolve
+from srv.args.statement import Origin, Resolved, UserInput, UserStatement
+from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
+from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeResult
+from srv.specs import CacheGroup, ModelFacts
+
+GIB = 2**30
+CAPABLE = frozenset(
+    {
+        "paged_kv",
+        "prefix_cache",
+        "chunked_prefill",
+        "overlap",
+        "graphs",
+        "gguf_blocks",
+        "float32",
+        "float16",
+        "bfloat16",
+    },
+)
+SOURCES = {
+    Origin.COMMAND_LINE: "command line",
+    Origin.ENVIRONMENT: "environment SRV_X",
+    Origin.CONFIG_FILE: "config file serve.yaml line 1",
+}
+
+# config.json of a model that every platform supports.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def user(origin: Origin = Origin.COMMAND_LINE, /, **values: Any) -> UserInput:
+    """A user's values from one origin."""
+    return UserInput(tuple(UserStatement(name, value, origin, SOURCES[origin]) for name, value in values.items()))
+
+
+def both(*inputs: UserInput) -> UserInput:
+    """The inputs of several origins together."""
+    return UserInput(tuple(statement for each in inputs for statement in each.statements))
+
+
+def device(memory_bytes: int = 16 * GIB) -> DeviceFacts:
+    return DeviceFacts("mk1", memory_bytes, 1, name="Imagined One")
+
+
+def model(**changes: Any) -> ModelFacts:
+    """A model of 100 M parameters: 10 layers, 4 KV heads of 64, context 1000."""
+    facts = ModelFacts(
+        name="tiny",
+        path="/models/tiny",
+        format="safetensors",
+        architecture="LlamaForCausalLM",
+        config={"intermediate_size": 2048},
+        dtype="bfloat16",
+        quantization=None,
+        vocab_size=1000,
+        hidden_size=512,
+        layers=10,
+        heads=8,
+        kv_heads=4,
+        head_dim=64,
+        context_length=1000,
+        parameters=100_000_000,
+        weight_bytes=200_000_000,
+        cache_groups=(CacheGroup("full", tuple(range(10)), 4, 64, 64),),
+    )
+    return replace(facts, **changes)
+
+
+def fits(requires: dict[str, tuple[Any, ...]] | None = None) -> Any:
+    """A backend's check that always fits, requiring these values."""
+    return lambda context: Requires(requires or {})
+
+
+def unfit(*reasons: str) -> Any:
+    return lambda context: Unfit(reasons)
+
+
+def backend(name: str, priority: int = 10, check: Any = None, kv_order: str = "page_token_head") -> BackendSpec:
+    return BackendSpec(name, priority, check or fits(), f"imagined.{name}:Backend", kv_order, graphs=True)
+
+
+def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **facts: Any) -> Manifest:
+    """A platform called "imagined" with these attention backends (by default one that fits)."""
+
+    def create(context: EngineContext) -> Any:
+        raise AssertionError("arguments are resolved without a live platform")
+
+    def probe(context: ProbeContext) -> ProbeResult:
+        raise AssertionError("arguments are resolved without a probe")
+
+    facts.setdefault("backends", {"attention": attention or (backend("plain"),), "sampling": (backend("dice"),)})
+    return Manifest(
+        name="imagined",
+        api=(1, 0),
+        core=">=0.1",
+        variants=("mk1",),
+        priority=1,
+        summary="exists in tests only",
+        facts=PlatformFacts(lambda _: capabilities, {"mk1": device()}, **facts),
+        probe=probe,
+        create=create,
+    )
+
+
+def resolved(said: UserInput | None = None, on: Manifest | None = None, **given: Any) -> Resolved:
+    """Resolve on the imagined platform, with the tiny model unless `model` is given."""
+    given.setdefault("device", device())
+    given.setdefault("model", model())
+    return resolve(said or UserInput(), manifest=on or manifest(), **given)
+
+
+def reader(*names: str) -> Any:
+    """A compute function that reads these arguments and returns the value of the last one."""
+
+    def compute(context: ResolutionContext) -> Any:
+        return [context[name] for name in names][-1]
+
+    return compute

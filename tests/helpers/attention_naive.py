@@ -1,0 +1,67 @@
+"""A second attention backend, as plain as can be: one row after the other, dense attention in float32.
+
+`install` brings it to the CPU platform as a third party would: a distribution with one entry point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from platform_plugins import write_plugin
+from torch import Tensor
+
+from srv.models.transformers.hf_check import dense_attention
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+
+NAME = "naive"
+SPEC = f"""
+from srv.platform.facts import BackendSpec, Requires
+
+SPEC = BackendSpec(
+    "{NAME}", 1, lambda seen: Requires(), "attention_naive:NaiveAttention", kv_order="page_token_head"
+)
+"""
+
+
+def install(folder: Path) -> None:
+    """Write the distribution to `folder`, which the caller puts on the import path."""
+    write_plugin(folder, NAME, SPEC, group="srv.backends.attention", entry=f"cpu.{NAME}", attribute="SPEC")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`tokens`: its part of the token axis. `pages`, `offsets`: where its tokens [0, length) lie in the pool."""
+
+    tokens: slice
+    pages: Tensor
+    offsets: Tensor
+
+
+class NaiveAttention:
+    """Implements `srv.platform.interface.AttentionBackend`."""
+
+    def __init__(self, context: BackendContext) -> None:
+        assert context.kv is not None
+        self._kv = context.kv
+
+    def plan(self, batch: AttentionBatch) -> list[Row]:
+        rows: list[Row] = []
+        begin, size = 0, self._kv.layout.page_size
+        for number, (queries, length) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+            at = torch.arange(length)
+            rows.append(Row(slice(begin, begin + queries), batch.page_table[number, at // size].long(), at % size))
+            begin += queries
+        return rows
+
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: list[Row]) -> Tensor:
+        keys, values = self._kv.keys[layer.index], self._kv.values[layer.index]
+        out = torch.empty_like(q)
+        for row in metadata:
+            new = len(q[row.tokens])
+            where = row.pages[-new:], row.offsets[-new:]
+            keys[where], values[where] = k[row.tokens].to(keys.dtype), v[row.tokens].to(values.dtype)
+            held = keys[row.pages, row.offsets], values[row.pages, row.offsets]
+            out[row.tokens] = dense_attention(layer, q[row.tokens], *held).to(q.dtype)
+        return out

@@ -1,0 +1,119 @@
+"""Small random models behind a real engine, and what transformers itself generates from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from models_small import SIZES, expected_logits, randomized, small_model
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from srv.io.messages import Generate
+from srv.testing.engine import CheckedEngine
+from srv.types import SamplingParams
+
+# Windows are shorter than the prompts, so that they matter; "gemma2" has no native layers.
+FIELDS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 7},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "qwen3": {},
+    "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "pad_token_id": 0},
+}
+LENGTHS = (1, 2, 5, 9, 16, 17, 20, 33)
+OUTPUT = 14
+# Every comparison is exact, so the reference must not stand at a crossroads anywhere.
+LEAST_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class Small:
+    """A model on disk and in transformers, with prompts and their greedy continuations."""
+
+    folder: Path
+    model: Any
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+
+    def logprobs(self, tokens: Sequence[int]) -> Tensor:
+        """log_softmax of transformers' logits at every position, float32 [tokens, vocab]."""
+        return expected_logits(self.model, torch.tensor(tokens)).log_softmax(-1)
+
+
+def make_small(kind: str, folder: Path, **fields: Any) -> Small:
+    """Prompts each begin with another token, so that none hits what another one left in the prefix cache.
+
+    `fields`: of the model's configuration, other than usual.
+    """
+    model = _model(kind, fields)
+    model.save_pretrained(folder)
+    generator = torch.Generator().manual_seed(5)
+    prompts = [
+        [10 + number, *torch.randint(3, 97, (length - 1,), generator=generator).tolist()]
+        for number, length in enumerate(LENGTHS)
+    ]
+    return Small(folder, model, prompts, [greedy(model, prompt, OUTPUT) for prompt in prompts])
+
+
+def _model(kind: str, fields: Mapping[str, Any]) -> Any:
+    torch.manual_seed(0)
+    if kind != "gemma2":
+        return small_model(kind, **{**FIELDS[kind], **fields})
+    config = AutoConfig.for_model(kind, **{**SIZES, **FIELDS[kind], **fields})
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+
+
+def greedy(
+    model: Any, prompt: list[int], count: int, change: Callable[[Tensor, list[int]], Tensor] | None = None
+) -> list[int]:
+    """Greedy tokens, each from a pass over the whole text. `change(logits, output)` is done to the logits first."""
+    output: list[int] = []
+    for _ in range(count):
+        logits = expected_logits(model, torch.tensor(prompt + output))[-1]
+        best = (logits if change is None else change(logits, output)).topk(2)
+        assert best.values[0] - best.values[1] > LEAST_GAP, "a near tie in the reference: choose other prompts"
+        output.append(int(best.indices[0]))
+    return output
+
+
+@contextmanager
+def engine(
+    small: Small, page: int = 4, chunk: int = 64, overlap: bool = True, pool: int = 1024, **flags: object
+) -> Iterator[CheckedEngine]:
+    """An engine for `small` in float32. Flags that are True stand alone."""
+    threads = torch.get_num_threads()
+    words = {
+        "device": "cpu",
+        "model_path": small.folder,
+        "dtype": "float32",
+        "page_size": page,
+        "chunked_prefill_size": chunk,
+        "max_total_tokens": pool,
+        "max_running_requests": 16,
+        **({} if overlap else {"disable_overlap_schedule": True}),
+        **flags,
+    }
+    arguments: list[str] = []
+    for name, value in words.items():
+        arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    try:
+        with CheckedEngine.launch(arguments) as made:
+            torch.set_num_threads(1)  # the platform took every core, for sums of a microsecond
+            yield made
+    finally:
+        torch.set_num_threads(threads)
+
+
+def message(request: str, prompt: list[int], count: int = OUTPUT, namespace: str = "", **params: Any) -> Generate:
+    """A greedy request that only its length ends, unless `params` say otherwise."""
+    sampling = SamplingParams(max_tokens=count, **{"temperature": 0.0, "ignore_eos": True, **params})
+    return Generate(request=request, tokens=prompt, params=sampling, namespace=namespace)
+
+
+def messages(prompts: Sequence[list[int]], count: int = OUTPUT, **params: Any) -> list[Generate]:
+    return [message(f"request {number}", prompt, count, **params) for number, prompt in enumerate(prompts)]

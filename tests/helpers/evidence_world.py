@@ -1,0 +1,211 @@
+"""A tiny model to start servers with, the covering array of starts, and what each value shows to a client.
+
+What is expected of a start follows from its row alone, and from transformers' own run of the model; nothing here
+asks resolution or the support matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from models_small import SIZES, expected_logits, small_model, write_gguf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from srv.args.config import ARGUMENTS
+from srv.platform.registry import find_platforms
+
+CONTEXT = SIZES["max_position_embeddings"]
+WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
+OUTPUT = 6
+KEY = "a key of the covering array"
+STARTS = 12
+UNSET = None
+LOWEST_PORT = 1
+# What the array leaves to tests of their own, with why.
+ELSEWHERE = {
+    "device": "every start names it",
+    "model_path": "every start names one of two",
+    "attention_backend": "not every one fits every type of a pool: each has starts of its own",
+    "prefill_attention_backend": "as attention_backend",
+    "decode_attention_backend": "as attention_backend",
+    "quantization": "it is the checkpoint's own, and each has its checkpoint",
+    "torchao_config": "it takes plain weights alone, and the array has a model in blocks",
+    "disable_graphs": "not every attention backend replays steps: tests/core/args/test_effects.py starts engines",
+    "disable_graph_padding": "as disable_graphs",
+    "graph_batch_sizes": "as disable_graphs",
+    "graph_max_batch_size": "as disable_graphs",
+    "revision": "it needs a hub: a start without one refuses it, which is among the refusals",
+}
+
+
+def backends(family: str) -> tuple[str, ...]:
+    """The names that the CPU platform's package registers, on any variant."""
+    return tuple(spec.name for spec in find_platforms()["cpu"].loaded.facts.backends[family])
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The choices of an argument that core takes."""
+    argument = ARGUMENTS[name]
+    return tuple(value for value in argument.choices if argument.planned_reason(value) is None)
+
+
+def factors() -> dict[str, tuple[Any, ...]]:
+    """The values of each argument that the array starts with: every choice, both booleans, boundaries and between."""
+    return {
+        **{name: choices(name) for name in ("dtype", "kv_cache_dtype", "load_format", "model_impl")},
+        **{name: choices(name) for name in ("schedule_policy", "log_level")},
+        "sampling_backend": (*backends("sampling"), UNSET),
+        "disable_radix_cache": (False, True),
+        "disable_overlap_schedule": (True, False),
+        "served_model_name": (UNSET, "another-name"),
+        "tokenizer_path": (UNSET, "tokens"),
+        "chat_template": (UNSET, "template"),
+        "api_key": (KEY, UNSET, UNSET),
+        "host": ("127.0.0.2", "127.0.0.3", "127.0.0.4"),
+        **_numbers(),
+        "dequantize_weights": (False, True),
+    }
+
+
+def _numbers() -> dict[str, tuple[Any, ...]]:
+    return {
+        "context_length": (CONTEXT, 50, UNSET, 200),
+        "random_seed": (0, 2**63 - 1, UNSET),
+        "mem_fraction_static": (0.88, 0.4, 0.99),
+        "max_total_tokens": (4096, 1024, 100_000),
+        "page_size": (1, 2, 16, 64),
+        "max_running_requests": (256, 1, 512),
+        "max_queued_requests": (4096, 1, 8192),
+        "chunked_prefill_size": (256, 2048, 1, -1, 4096),
+        "max_prefill_tokens": (16384, 1, 32768),
+        "schedule_conservativeness": (1.0, 0.01, 2.0),
+        "port": (65535, 30000, 60000),
+        "max_request_bytes": (16 * 2**20, 1024, 32 * 2**20),
+        "max_stop_strings": (16, 1, 32),
+        "graceful_shutdown_seconds": (0.0, 30.0, 60.0),
+        "engine_start_timeout_seconds": (900.0, 1800.0),
+    }
+
+
+WHOLE_BLOCKS = 16  # the least page size of a backend that reads int8
+Row = Mapping[str, Any]  # argument -> value; UNSET: nothing is said
+MODERATE: Row = {"dtype": "float32", "host": "127.0.0.7", "max_total_tokens": 4096, "max_stop_strings": 16}
+
+
+def plain(**said: Any) -> Row:
+    """A start in which only `said` is out of the ordinary."""
+    return {**dict.fromkeys(factors()), **MODERATE, **said}
+
+
+def covering_array() -> list[Row]:
+    """`STARTS` rows in which each value of each factor occurs, and most pairs of neighbouring factors do.
+
+    A factor of n values goes through all of them in every n rows, and moves on by its own step after each round. So
+    the place of one factor's values depends on no other factor, and new values elsewhere leave a row as it was; but for
+    page sizes that no backend reads int8 in. (Nor does one beside float16: no row has the two together.)
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(STARTS)]
+    for place, (name, values) in enumerate(factors().items()):
+        if len(values) > STARTS:
+            raise ValueError(f"{name} has {len(values)} values, and there are {STARTS} starts")
+        for number, row in enumerate(rows):
+            row[name] = values[(number + (number // len(values)) * (place % len(values))) % len(values)]
+    for row in rows:
+        if row["kv_cache_dtype"] == "int8" and row["page_size"] < WHOLE_BLOCKS:
+            row["page_size"] = WHOLE_BLOCKS
+    return [*rows, smallest()]
+
+
+def smallest() -> Row:
+    """Every limit at the least that its declaration allows: requests of one token in and one out still pass."""
+    limits = {
+        "context_length": 2, "max_total_tokens": 2, "page_size": 1, "max_running_requests": 1,
+        "max_queued_requests": 1, "chunked_prefill_size": 1, "max_prefill_tokens": 1,
+        "schedule_conservativeness": 0.01, "max_request_bytes": 1024, "max_stop_strings": 1,
+        "graceful_shutdown_seconds": 0.0,
+    }  # fmt: skip
+    return plain(**limits)
+
+
+def name_of(row: Row, number: int) -> str:
+    """What a start is called in the names of tests."""
+    return "smallest" if row["context_length"] == 2 else f"start-{number}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The cells of the support matrix that a start shows: values by their text, free texts by their argument."""
+    found: list[str] = []
+    for name, value in row.items():
+        if value is not UNSET:
+            argument = ARGUMENTS[name]
+            free = argument.kind.base not in (bool, int, float) and not argument.choices and not argument.arg.family
+            found.append(name if free else f"{name}={argument.show(value)}")
+    file = "gguf" if row["load_format"] == "gguf" else "safetensors"
+    return (*found, f"model:LlamaForCausalLM/{file}")
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One random model as a folder and as a GGUF file, further files, and its own greedy tokens."""
+
+    root: Path
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "tiny"
+
+    @property
+    def gguf(self) -> Path:
+        return self.root / "tiny.gguf"
+
+    def model_path(self, row: Row) -> Path:
+        return self.gguf if row["load_format"] == "gguf" else self.folder
+
+    def words(self, row: Row, config: Path) -> list[str]:
+        """The command line of a start, beside the port; every other argument stands in the file `config`."""
+        files = {"tokens": str(self.folder), "template": str(self.root / "twice.jinja")}
+        said = {**row, "device": "cpu", "model_path": str(self.model_path(row))}
+        if said["load_format"] == "gguf":
+            said["tokenizer_path"] = "tokens"  # the little file holds names of tokens, and no merges
+        told = {name: files.get(str(value), value) for name, value in said.items() if value is not UNSET}
+        told.pop("port", None)
+        words: list[str] = []
+        in_file: dict[str, Any] = {}
+        for place, (name, value) in enumerate(told.items()):
+            if isinstance(value, bool) or place % 2:  # a switch has no word for false
+                in_file[name] = value
+            else:
+                words.append(f"{ARGUMENTS[name].flag}={value}")
+        config.write_text(yaml.safe_dump(in_file))
+        return [*words, f"--config={config}"]
+
+
+def make_tiny(root: Path) -> Tiny:
+    """Write the model; its tokens are computed here by transformers, one pass over the whole text each."""
+    torch.manual_seed(0)
+    model = small_model("llama", tie_word_embeddings=True, head_dim=16)
+    folder = root / "tiny"
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    once = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(once)
+    (root / "twice.jinja").write_text(once.replace("{{ one.content }}", "{{ one.content }} {{ one.content }}"))
+    write_gguf(root / "tiny.gguf", model, "llama")
+    prompt = tuple(3 + number % 90 for number in range(33))
+    return Tiny(root, prompt, tuple(_greedy(model, list(prompt))))
+
+
+def _greedy(model: Any, prompt: Sequence[int]) -> list[int]:
+    output: list[int] = []
+    for _ in range(OUTPUT):
+        output.append(int(expected_logits(model, torch.tensor([*prompt, *output]))[-1].argmax()))
+    return output

@@ -1,0 +1,198 @@
+"""Small random models of transformers, and the same weights as folders and GGUF files, for the model tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from models_reference_ops import reference_ops
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from srv.models.base import CausalLM
+from srv.models.build import build
+from srv.models.read import read_facts
+from srv.models.transformers.hf_check import DenseCache
+
+HOST = torch.device("cpu")
+CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+# Weights are large enough that attention, rotation and every bias move the logits visibly.
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def small_model(kind: str, **fields: Any) -> Any:
+    """A random model in float32 on its own eager attention; biases and norms random as well."""
+    from transformers import AutoModelForCausalLM
+
+    config = CONFIGS[kind](**{**SIZES, **({"head_dim": 8} if kind == "qwen3" else {}), **fields})
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+
+
+def randomized(model: Any) -> Any:
+    """Give values to the parameters that transformers initialises to zero or one."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3)
+    return model.eval()
+
+
+def tokens_of(model: Any, count: int = 24) -> Tensor:
+    return torch.randint(0, model.config.vocab_size, (count,), generator=torch.Generator().manual_seed(1))
+
+
+def expected_logits(model: Any, tokens: Tensor) -> Tensor:
+    """Transformers' own answer: one sequence in one pass."""
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
+    return logits
+
+
+def our_logits(model: CausalLM, tokens: Tensor, first: int = 7) -> Tensor:
+    """Ours: the sequence in two chunks, the second sharing its pass with a whole copy of the sequence."""
+    cache, count = DenseCache(), len(tokens)
+    positions = torch.arange(count)
+    with torch.inference_mode():
+        cache.rows = (("a", 0, first),)
+        head = model.logits(model(tokens[:first], positions[:first], cache.attend))
+        cache.rows = (("b", 0, count), ("a", first, count - first))
+        both = model(torch.cat((tokens, tokens[first:])), torch.cat((positions, positions[first:])), cache.attend)
+        rest = model.logits(both)
+    torch.testing.assert_close(torch.cat((head, rest[count:])), rest[:count], atol=2e-4, rtol=1e-4)
+    return rest[:count]
+
+
+def built(path: Path, impl: str = "auto", load_format: str = "auto", **more: Any) -> CausalLM:
+    """The model at `path` on the host in float32 with the reference ops."""
+    options: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops(), **more}
+    return build(read_facts(path), model_impl=impl, load_format=load_format, **options)  # type: ignore[arg-type]
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    """Overwrite fields of config.json; None removes one."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+GGUF_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, inner = stem.split(".", 3)
+        return f"blk.{layer}.{GGUF_NAMES[inner]}.{kind}"
+    return f"{GGUF_NAMES[stem]}.{kind}"
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The row order of llama.cpp's converter: halves of a head become neighbours."""
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def by_halves(weight: np.ndarray, heads: int) -> np.ndarray:
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+# Where the half-precision scales of a block lie, for types that the gguf library decodes but cannot make.
+SCALES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+
+
+def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.ndarray:
+    """Bytes of a matrix in a quantised type; random blocks of sane scale where the library has no encoder."""
+    if kind not in SCALES:
+        return gguf.quants.quantize(weight, kind)
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (weight.shape[0], weight.shape[1] // elements, size), dtype=np.uint8)
+    for at in SCALES[kind]:
+        data[..., at : at + 2] = np.frombuffer(np.float16(0.002).tobytes(), dtype=np.uint8)
+    return data.reshape(weight.shape[0], -1)
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    arch: str,
+    kind: Kind = Kind.F32,
+    original_context: int | None = None,
+    kinds: Callable[[str], Kind] | None = None,
+    **metadata: Any,
+) -> None:
+    """Write `model` as a GGUF file, and put what a reader gets back into `model`.
+
+    Matrices are stored in type `kind`, or in what `kinds` says of their name.
+    """
+    config, random = model.config, np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
+    writer.add_eos_token_id(2)
+    if original_context is not None:
+        writer.add_rope_scaling_orig_ctx_len(original_context)
+    for key, value in metadata.items():
+        name = key.replace("__", ".").replace("ARCH", arch)
+        writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach().numpy()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        permuted = arch == "llama" and heads is not None
+        stored = interleaved(weight, heads) if permuted else weight
+        own = kind if kinds is None else kinds(name)
+        if weight.ndim == 1 or own == Kind.F32:
+            writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored))
+            continue
+        data = blocks(np.ascontiguousarray(stored), own, random)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=own)
+        decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
+        parameter.data = torch.from_numpy((by_halves(decoded, heads) if permuted else decoded).copy())
+    factors = model.config.__dict__.get("test_divisors")
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(factors, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,39 @@
+"""The native kernels' own tests once more, over a library that was built in another way.
+
+The pytest that runs them has this module as a plugin: they skip where no library loads, which must not pass there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from child_pytest import ROOT, Outcome, run
+
+from srv_kernels.cpu.library import load
+
+HERE = Path(__file__).parent
+
+TESTS = (
+    *(ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py" for part in ("kernels", "shapes", "tape")),
+    ROOT / "tests" / "platforms" / "cpu" / "test_attention.py",
+)
+
+
+def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+    """How they end, on every instruction set that this machine and the library have, up to the first that fails."""
+    words = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *TESTS)
+    given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
+    return run(*words, seconds=850, environment=given)
+
+
+def pytest_sessionstart() -> None:
+    """Ends the run at once if the tests would not use the library that they are to show right."""
+    wanted, loaded = os.environ["SRV_CPU_LIBRARY"], load()
+    if loaded.library is None:
+        raise pytest.UsageError(f"these tests would skip: {loaded.reason}")
+    if loaded.library._name != wanted:
+        raise pytest.UsageError(f"these tests would use {loaded.library._name}, not {wanted}")

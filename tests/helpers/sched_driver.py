@@ -1,0 +1,102 @@
+"""A minimal engine loop (schedule, submit, apply) over the fake executor, for the scheduler's tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+
+from srv.io.messages import Generate, Output
+from srv.sched.plan import Plan, Result
+from srv.sched.scheduler import Limits, Scheduler
+from srv.testing.fake_executor import FakeExecutor
+from srv.types import SamplingParams
+
+END = 49  # the model's end-of-sequence token in these tests; the fake executor's vocabulary is 0..49
+
+
+def limits(**changes: object) -> Limits:
+    values: dict[str, object] = {
+        "max_running_requests": 8,
+        "max_queued_requests": None,
+        "chunked_prefill_size": 512,
+        "max_prefill_tokens": 512,
+        "page_size": 4,
+        "context_length": 1000,
+    }
+    return Limits(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def message(request: str, prompt: list[int], max_tokens: int = 8, namespace: str = "", **params: object) -> Generate:
+    sampling = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **params})  # type: ignore[arg-type]
+    return Generate(request=request, tokens=prompt, params=sampling, namespace=namespace)
+
+
+class Driver:
+    """Collects all outputs in `outputs[request]`; checks the scheduler's integrity after every call.
+
+    `admitted[step]`: the requests that start in a step, in order.
+    """
+
+    def __init__(self, bounds: Limits, pages: list[int] | None = None, executor: FakeExecutor | None = None) -> None:
+        pages = [64] if pages is None else pages
+        self.scheduler = Scheduler(bounds, pages, frozenset({END}))
+        self.executor = executor or FakeExecutor(pages, bounds.page_size)
+        self.outputs: dict[str, list[Output]] = {}
+        self.plans: list[Plan] = []
+        self.admitted: list[list[str]] = []
+        self.in_flight: deque[tuple[Plan, Future[Result]]] = deque()
+
+    def add(self, request: Generate) -> Output | None:
+        refused = self.scheduler.add(request)
+        self.collect([refused] if refused else [])
+        return refused
+
+    def abort(self, requests: list[str] | None) -> list[Output]:
+        outputs = self.scheduler.abort(requests)
+        self.collect(outputs)
+        return outputs
+
+    def submit(self) -> Plan | None:
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity(deep=True)
+        assert plan or self.in_flight or self.scheduler.idle, "no step can be scheduled although requests are left"
+        if plan is not None:
+            requests = {request.slot: request.id for request in self.scheduler._in_flight[-1][1]}
+            self.plans.append(plan)
+            self.admitted.append([requests[start.slot] for start in plan.starts])
+            self.in_flight.append((plan, self.executor.submit(plan)))
+        return plan
+
+    def apply(self) -> list[Output]:
+        plan, future = self.in_flight.popleft()
+        error = future.exception()
+        if error is None:
+            outputs = self.scheduler.apply(plan, future.result())
+        else:
+            outputs = self.scheduler.fail(plan, "step_failed", str(error))
+        self.scheduler.check_integrity(deep=True)
+        self.collect(outputs)
+        return outputs
+
+    def collect(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self.outputs.setdefault(output.request, []).append(output)
+
+    def run(self, max_steps: int = 3000) -> None:
+        """Run until no request is left. With depth 2, a step is planned while the previous one is in flight."""
+        for _ in range(max_steps):
+            while self.submit() is not None:
+                pass
+            if not self.in_flight:
+                return
+            self.apply()
+        raise AssertionError(f"requests were still running after {max_steps} steps")
+
+    def tokens(self, request: str) -> list[int]:
+        return [token for output in self.outputs.get(request, []) for token in output.tokens]
+
+    def last(self, request: str) -> Output:
+        finished = [output for output in self.outputs[request] if output.finish is not None]
+        assert len(finished) == 1, f"{request} has {len(finished)} last outputs"
+        assert finished[0] is self.outputs[request][-1]
+        return finished[0]

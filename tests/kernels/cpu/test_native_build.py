@@ -1,0 +1,109 @@
+"""How the native library is built: its compiler, and the order in which its objects are linked. Nothing is compiled."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from srv_kernels.cpu import build
+from srv_kernels.cpu.library import load
+
+MACHINES = ("x86_64", "aarch64", "riscv64")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "fault"), [("g++-of-long-ago -m64", "cannot be run"), ("g++ 'half", "is no command")]
+)
+def test_a_compiler_that_cannot_be_run_is_refused_with_who_named_it(
+    compiler: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    told = re.escape(f"CXX={compiler}, of the environment, {fault}: ") + ".*unset CXX"
+    with pytest.raises(build.CannotBuild, match=told):
+        build.build(tmp_path / "x.so")
+    assert not (tmp_path / "x.so").exists()
+
+
+def test_a_compiler_that_was_found_and_cannot_be_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "g++"
+    broken.write_bytes(b"\x7fELF of another machine")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", " ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.CannotBuild, match=r"^g\+\+ cannot be run: .*; name another in CXX$"):
+        build.build(tmp_path / "x.so")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_an_instruction_set_has_all_flags_of_those_before_it(machine: str) -> None:
+    flags = [set(each) for each in build.isas(machine).values()]
+    assert flags[0] == set()
+    assert all(before < after for before, after in itertools.pairwise(flags))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_plainest_objects_are_linked_first(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The linker keeps the first of several copies of an inline function, which every processor must be able to run."""
+    commands: list[list[str]] = []
+
+    def record(command: list[str]) -> None:
+        commands.append(command)
+        Path(command[-1]).touch()
+
+    monkeypatch.setattr(build, "_run", record)
+    build.build(tmp_path / "x.so", machine=machine)
+    *compiled, linked = commands
+    flags = {command[-1]: {word for word in command if word.startswith("-m")} for command in compiled}
+    order = [word for word in linked if word in flags]
+    assert len(order) == len(compiled) == len(build.ONCE) + len(build.PER_ISA) * len(build.isas(machine))
+    assert flags[order[0]] == set()
+    assert all(flags[before] <= flags[after] for before, after in itertools.pairwise(order))
+
+
+def test_objects_that_are_kept_are_compiled_again_only_after_an_edit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources, objects, compiled = tmp_path / "native", tmp_path / "objects", set[str]()
+    shutil.copytree(build.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
+
+    def record(command: list[str]) -> None:
+        compiled.add(Path(command[-1]).name)
+        Path(command[-1]).touch()
+
+    def compiled_after(edited: str | None) -> set[str]:
+        compiled.clear()
+        if edited is not None:
+            (sources / edited).touch()
+        build.build(tmp_path / "x.so", machine="generic", objects=objects)
+        return {name.split("-")[0].removesuffix(".o") for name in compiled - {"x.so"}}
+
+    monkeypatch.setattr(build, "_run", record)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    everything = {*build.ONCE, *build.PER_ISA}
+    assert compiled_after(None) == everything
+    assert compiled_after(None) == set()
+    assert compiled_after("linear.cpp") == {"linear"}
+    assert compiled_after("kernels.h") == everything
+
+
+def test_intels_cores_take_the_kernels_that_widen_bfloat16() -> None:
+    """Those with its products can still be asked for."""
+    told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "GenuineIntel" not in told or "avx512_bf16" not in told:
+        pytest.skip("not a processor of Intel's with products of bfloat16")
+    if load().library is None:
+        pytest.skip(f"no native kernels here: {load().reason}")
+    show = "from srv_kernels.cpu.library import load; print(load().isa)"
+    for asked, taken in (("", "avx512_vnni"), ("avx512_bf16", "avx512_bf16")):
+        environment = {**os.environ, "SRV_CPU_ISA": asked}
+        done = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == taken

@@ -1,0 +1,27 @@
+"""The native kernels' own tests again, as Clang compiles the kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from native_again import own_tests
+
+from srv_kernels.cpu import build
+
+COMPILER = "clang++"
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed(
+    "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
+)
+@pytest.mark.timeout(900)
+def test_kernels_that_clang_compiles_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which(COMPILER) is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{COMPILER} is not there (Debian: clang)")
+    monkeypatch.setenv("CXX", COMPILER)
+    outcome = own_tests(build.build(tmp_path / "clang.so"))
+    assert outcome.passed, outcome.end

@@ -1,0 +1,71 @@
+"""The native kernels of aarch64, cross-compiled and run by an emulator: what this machine's processor is not.
+
+An emulator shows that these cases come out right, on a processor with products of bytes and of bfloat16 (Armv8.6) and
+on one without. It shows nothing of speed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from srv_kernels.cpu import build
+
+COMPILER, EMULATOR, SYSTEM = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
+PACKAGES = {COMPILER: "g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.when_changed(
+        "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The driver, beside the library that it calls."""
+    for program, package in PACKAGES.items():
+        if shutil.which(program) is None:
+            told = f"{program} is not there (Debian: {package})"
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(told)
+    folder = tmp_path_factory.mktemp("aarch64")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CXX", COMPILER)
+        library = build.build(folder / "libsrv_cpu.so", machine="aarch64")
+    source, program = Path(__file__).with_name("native_driver.cpp"), folder / "driver"
+    # GCC 12 for aarch64 ends with an internal error at -O3 here.
+    options = ["-std=c++20", "-O1", "-Wall", "-Wextra", f"-I{build.SOURCES}", "-o", str(program)]
+    subprocess.run([COMPILER, *options, str(source), str(library)], check=True)
+    return program
+
+
+def run(driver: Path, processor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [EMULATOR, "-cpu", processor, "-L", SYSTEM, str(driver), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("processor", "arguments", "isa"),
+    [("cortex-a72", [], "generic"), ("max", [], "neon_bf16"), ("max", ["generic"], "generic")],
+    ids=["without Armv8.6", "with Armv8.6", "with Armv8.6, unused"],
+)
+def test_kernels_of_aarch64_keep_their_bounds(driver: Path, processor: str, arguments: list[str], isa: str) -> None:
+    done = run(driver, processor, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"isa {isa}"
+    kernels, pools, blocks = 9, 2, 10
+    assert len(lines) == 1 + 2 * (kernels + pools + blocks)  # of two types of numbers each
+
+
+@pytest.mark.timeout(900)
+def test_an_instruction_set_that_the_processor_lacks_is_refused(driver: Path) -> None:
+    done = run(driver, "cortex-a72", "neon_bf16")
+    assert done.returncode == 1
+    assert done.stdout == "neon_bf16 is not there\n"

@@ -1,0 +1,39 @@
+"""The native kernels' own tests again, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from native_again import own_tests
+
+from srv_kernels.cpu import build
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed(
+    "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
+)
+@pytest.mark.timeout(900)
+def test_no_sanitizer_complains(tmp_path: Path) -> None:
+    try:
+        compiler = build.compiler()
+    except build.CannotBuild as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+    library = build.build(tmp_path / "sanitized.so", sanitize=True)
+    # The runtimes come before the interpreter's own libraries, which were built without them.
+    runtimes = [
+        subprocess.run(
+            [*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = {
+        "LD_PRELOAD": " ".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    outcome = own_tests(library, environment)
+    assert outcome.passed, outcome.end

@@ -1,0 +1,95 @@
+"""The ops that the CPU platform binds on this very processor, each held to its contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from srv.models.formats.dummy import load_dummy
+from srv.models.layers.context import BuildContext
+from srv.platform.interface import OpArgs, Platform
+from srv.platform.manifest import EngineContext
+from srv.platform.ops import Ops
+from srv.platform.probe import probe
+from srv.platform.registry import find_platforms
+from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory
+from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.cpu.library import load
+from srv_matrix.pytest_plugin import covers
+
+SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576}
+CASES = [
+    pytest.param(
+        op,
+        dtype,
+        marks=covers(f"op:{op}/{str(dtype).removeprefix('torch.')}", platform="cpu"),
+        id=f"{op}-{str(dtype)[6:]}",
+    )
+    for op, contract in CONTRACTS.items()
+    for dtype in contract.dtypes
+]
+
+
+@pytest.fixture(scope="module")
+def platform() -> Platform:
+    found = find_platforms()["cpu"]
+    device = probe(found).device
+    assert device is not None
+    return found.loaded.create(EngineContext(device, 0))
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+def test_the_op_that_is_bound_here_keeps_its_contract(op: str, dtype: torch.dtype, platform: Platform) -> None:
+    contract = CONTRACTS[op]
+    bound = Ops("cpu", platform.ops).bind(op, OpArgs(dtype, {name: SIZES[name] for name in contract.sizes}))
+    with torch.inference_mode():
+        assert violations(contract, bound, dtype) == []
+
+
+@pytest.mark.skipif(load().library is None, reason=f"no native kernels to repack for: {load().reason}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_give_the_same_after_repacking_and_an_embedding_is_packed_once(
+    dtype: torch.dtype, platform: Platform
+) -> None:
+    place = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
+    weights = GGUFLayerFactory(place, {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"})
+    product = weights.linear({"a": 40, "b": 17}, 64, True)
+    table = weights.embedding("table", 70, 64)
+    tied = weights.tied_lm_head("head", table)
+    generator = torch.Generator().manual_seed(2)
+    for target in (product.weight_views() | table.weight_views()).values():
+        if target.dtype == torch.uint8:
+            target.copy_(torch.randint(0, 60, target.shape, generator=generator, dtype=torch.uint8))
+        else:
+            target.normal_(generator=generator)
+    x, tokens = torch.randn(5, 64, generator=generator).to(dtype), torch.tensor([0, 69, 32, 32])
+    with torch.inference_mode():
+        before = product(x), table(tokens), tied(x)
+        platform.post_load(torch.nn.ModuleList([product, table, tied]))
+        after = product(x), table(tokens), tied(x)
+    assert isinstance(table, GGUFEmbedding)
+    assert table.matrix.rows.numel() == 0
+    for old, new in zip(before, after, strict=True):
+        assert float((new - old).abs().max()) <= 0.02 * float(old.abs().max())
+
+
+@pytest.mark.parametrize("kind", [DynamicInt8Linear, WeightOnlyInt8Linear, StaticInt8Linear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_8_bit_layers_give_the_same_after_repacking(
+    kind: type[ScaledInt8Linear | StaticInt8Linear], dtype: torch.dtype, platform: Platform
+) -> None:
+    """The plain weight goes, but for float16, which the native kernels do not read."""
+    place = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
+    further = {} if kind is StaticInt8Linear else {"bias": True}
+    linear = kind(place, {"first": 40, "second": 17}, 33, **further)
+    load_dummy(linear.weight_views(), seed=2)
+    assert linear.validate_loaded() is None
+    x = torch.randn(5, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode():
+        before = linear(x)
+        platform.post_load(torch.nn.ModuleList([linear]))
+        after = linear(x)
+    repacked = load().library is not None and dtype != torch.float16
+    assert (linear.weight.numel() == 0) is repacked
+    torch.testing.assert_close(after, before, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)

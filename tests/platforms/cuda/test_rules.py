@@ -1,0 +1,274 @@
+"""NVIDIA GPUs: each demand of each attention backend taken and refused, and the rules of experts and guesses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from every import every
+from rules_world import GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, said
+
+from srv.args.resolve import resolve
+from srv.args.statement import Origin, UserInput, UserStatement
+from srv.errors import Refusal
+from srv.platform.registry import find_platforms
+from srv.specs import ModelFacts
+
+MXFP4 = model("GptOssForCausalLM", quantization="mxfp4")
+DUAL = model("Qwen2ForCausalLM", config={"dual_chunk_attention_config": {}})
+
+
+def attention(name: str, variant: str, about: ModelFacts | None = None, **user: Any) -> Any:
+    return fit(device("cuda", variant), "cuda", "attention", name, about, **user)
+
+
+@every(
+    ("name", "variants", "about"),
+    [
+        ("flashinfer", ("sm80", "sm90", "sm100"), model()),
+        ("triton", ("sm80", "sm90", "sm100"), model()),
+        ("fa3", ("sm90",), model()),
+        ("trtllm_mha", ("sm90", "sm100"), model()),
+        ("trtllm_mla", ("sm100",), LATENT),
+        ("flashmla", ("sm90", "sm100"), LATENT),
+        ("cutlass_mla", ("sm100",), LATENT),
+        ("dual_chunk_flash_attn", ("sm80", "sm90", "sm100"), DUAL),
+    ],
+)
+def test_a_backend_fits_the_variants_it_has_kernels_for(name: str, variants: tuple[str, ...], about: Any) -> None:
+    for variant in ("sm80", "sm90", "sm100"):
+        answer = attention(name, variant, about)
+        if variant in variants:
+            assert isinstance(answer, dict), answer
+        else:
+            assert answer == f"its kernels are for {', '.join(variants)}, not {variant}"
+
+
+@every(
+    ("name", "variant", "about", "pages"),
+    [
+        ("flashinfer", "sm90", model(), None),
+        ("triton", "sm90", model(), None),
+        ("fa3", "sm90", model(), None),
+        ("trtllm_mha", "sm100", model(), (64, 32, 16)),
+        ("trtllm_mla", "sm100", LATENT, (64, 32)),
+        ("flashmla", "sm90", LATENT, (64,)),
+        ("cutlass_mla", "sm100", LATENT, (128,)),
+    ],
+)
+def test_pages_are_those_that_the_kernels_read_the_best_first(name: str, variant: str, about: Any, pages: Any) -> None:
+    assert attention(name, variant, about).get("page_size") == pages
+
+
+def test_no_latent_attention_where_there_is_none() -> None:
+    assert attention("trtllm_mha", "sm100", LATENT) == "it computes no latent attention"
+    assert isinstance(attention("fa3", "sm90", LATENT), dict)
+
+
+def test_flashinfer_takes_latent_attention_by_itself_on_one_variant_and_elsewhere_if_named() -> None:
+    assert isinstance(attention("flashinfer", "sm100", LATENT), dict)
+    for variant in ("sm80", "sm90"):
+        assert "left to other kernels, unless it is named" in attention("flashinfer", variant, LATENT)
+        for naming in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+            assert isinstance(attention("flashinfer", variant, LATENT, **{naming: "flashinfer"}), dict)
+
+
+def test_flash_attention_3_reads_no_pool_of_five_exponent_bits() -> None:
+    named = {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "fa3"}
+    assert attention("fa3", "sm90", model(), **named) == "it reads no pool in fp8_e5m2"
+    assert "left to triton" in attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2")
+    assert isinstance(attention("flashinfer", "sm100", model(), kv_cache_dtype="fp8_e5m2"), dict)
+    assert isinstance(attention("triton", "sm90", model(), kv_cache_dtype="fp8_e5m2"), dict)
+
+
+@every("name", ["trtllm_mla", "flashmla", "cutlass_mla"])
+def test_latent_attention_and_nothing_else(name: str) -> None:
+    assert attention(name, "sm100", model()) == "it computes latent attention (MLA) only"
+
+
+def test_without_a_model_nothing_of_it_is_held_against_a_backend() -> None:
+    for name in ("trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla", "dual_chunk_flash_attn", "flashinfer"):
+        assert isinstance(attention(name, "sm100"), dict)
+
+
+@every(("head_dim", "fits"), [(32, False), (64, True), (80, False), (128, True), (256, True)])
+def test_flashinfer_takes_the_heads_it_compiles(head_dim: int, fits: bool) -> None:
+    assert isinstance(attention("flashinfer", "sm80", model(head_dim=head_dim)), dict) == fits
+
+
+@every("name", ["trtllm_mla"])
+def test_the_pool_s_type_is_asked_for_only_where_the_user_names_one(name: str) -> None:
+    assert "kv_cache_dtype" not in attention(name, "sm100", LATENT)
+    asked = attention(name, "sm100", LATENT, kv_cache_dtype="bfloat16")
+    assert asked["kv_cache_dtype"] == ("auto", "fp8_e4m3")
+
+
+@every(("branches", "fits"), [(None, True), (1, True), (2, False), (4, False)])
+def test_trtllm_mha_checks_a_chain_of_guesses(branches: int | None, fits: bool) -> None:
+    answer = attention("trtllm_mha", "sm100", model(), speculative_eagle_topk=branches)
+    assert isinstance(answer, dict) == fits
+
+
+@every(("branches", "chosen"), [(None, True), (1, True), (2, False)])
+def test_fa3_is_not_chosen_for_a_tree_of_guesses_but_may_be_named(branches: int | None, chosen: bool) -> None:
+    assert isinstance(attention("fa3", "sm90", model(), speculative_eagle_topk=branches), dict) == chosen
+    named = {"attention_backend": "fa3", "speculative_eagle_topk": branches}
+    assert isinstance(attention("fa3", "sm90", model(), **named), dict)
+
+
+def test_attention_in_two_chunks_excludes_what_it_cannot_do() -> None:
+    assert attention("dual_chunk_flash_attn", "sm90", DUAL) == {
+        "enable_mixed_chunk": (False,),
+        "disable_graphs": (True,),
+        "disable_radix_cache": (True,),
+    }
+    assert "has no dual_chunk_attention_config" in attention("dual_chunk_flash_attn", "sm90", model())
+
+
+@every(
+    ("about", "variant", "able"),
+    [
+        (GPT_OSS, "sm100", {"trtllm_mha", "triton"}),
+        (GPT_OSS, "sm90", {"fa3", "trtllm_mha", "triton"}),
+        (GPT_OSS, "sm80", {"triton"}),
+        (LLAMA4, "sm100", {"triton"}),
+        (LLAMA4, "sm90", {"fa3", "triton"}),
+    ],
+)
+def test_a_family_is_served_by_those_who_compute_its_attention(about: Any, variant: str, able: set[str]) -> None:
+    names = ("flashinfer", "triton", "fa3", "trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla")
+    assert {name for name in names if isinstance(attention(name, variant, about), dict)} == able
+
+
+def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
+    found = find_platforms()["cuda"].loaded
+    statements = tuple(UserStatement(name, value, Origin.COMMAND_LINE, "command line") for name, value in user.items())
+    on = found.facts.profiles[variant]
+    return resolve(UserInput(statements), manifest=found, device=on, model=about)
+
+
+@every(
+    ("about", "variant", "backend", "page"),
+    [
+        (GPT_OSS, "sm100", "trtllm_mha", 64),
+        (GPT_OSS, "sm90", "fa3", 1),
+        (GPT_OSS, "sm80", "triton", 1),
+        (LLAMA4, "sm90", "fa3", 1),
+        (LLAMA4, "sm100", "triton", 1),
+        (model(), "sm80", "flashinfer", 1),
+        (model(), "sm90", "fa3", 1),
+        (model(), "sm100", "trtllm_mha", 64),
+        (LATENT, "sm80", "triton", 1),
+        (LATENT, "sm90", "fa3", 1),
+        (LATENT, "sm100", "flashinfer", 1),
+    ],
+)
+def test_the_best_that_fits_a_family_is_chosen(about: Any, variant: str, backend: str, page: int) -> None:
+    config = resolved(variant, about).config
+    assert (config.platform.attention_backend, config.memory.page_size) == (backend, page)
+
+
+def test_trtllm_mha_computes_output_on_one_variant_more_than_prompts() -> None:
+    config = resolved("sm90", model(), decode_attention_backend="trtllm_mha").config.platform
+    assert (config.prefill_attention_backend, config.decode_attention_backend) == ("fa3", "trtllm_mha")
+    with pytest.raises(Refusal, match="it fits only decode_attention_backend here"):
+        resolved("sm90", model(), attention_backend="trtllm_mha")
+    config = resolved("sm100", model(), prefill_attention_backend="trtllm_mha").config.platform
+    assert config.prefill_attention_backend == "trtllm_mha"
+
+
+def test_a_page_size_of_the_user_s_is_never_changed() -> None:
+    config = resolved("sm100", GPT_OSS, page_size=32).config
+    assert (config.platform.attention_backend, config.memory.page_size) == ("trtllm_mha", 32)
+    config = resolved("sm100", GPT_OSS, page_size=8).config
+    assert (config.platform.attention_backend, config.memory.page_size) == ("triton", 8)
+    with pytest.raises(Refusal, match=r"requires page_size 64, not 32"):
+        resolved("sm90", LATENT, attention_backend="flashmla", page_size=32)
+
+
+@every(
+    ("about", "variant", "values", "runner"),
+    [
+        (MXFP4, "sm100", {}, "flashinfer_mxfp4"),
+        (MXFP4, "sm100", {"ep_size": 4}, "flashinfer_mxfp4"),
+        (GPT_OSS, "sm100", {}, "triton_kernel"),
+        (MXFP4, "sm90", {}, "triton_kernel"),
+        (MXFP4, "sm90", {"ep_size": 2}, None),
+        (model(), "sm100", {}, None),
+        (None, "sm100", {}, None),
+    ],
+)
+def test_who_runs_the_experts_of_gpt_oss(about: Any, variant: str, values: dict[str, Any], runner: str | None) -> None:
+    assert said("cuda", "moe_runner_backend", device("cuda", variant), about, **values) == runner
+
+
+def test_a_package_that_a_machine_lacks_is_not_chosen() -> None:
+    lacking, having = device("cuda", "sm90", torch="2.9"), device("cuda", "sm90", **{"triton-kernels": "1"})
+    assert said("cuda", "moe_runner_backend", lacking, GPT_OSS) is None
+    assert said("cuda", "moe_runner_backend", having, GPT_OSS) == "triton_kernel"
+    for family in ("attention", "sampling"):
+        answer = fit(lacking, "cuda", family, "flashinfer", model())
+        assert answer == "the package flashinfer-python is not installed"
+        installed = device("cuda", "sm90", **{"flashinfer-python": "0.6"})
+        assert isinstance(fit(installed, "cuda", family, "flashinfer", model()), dict)
+
+
+def test_gpt_oss_fuses_sums_on_the_newest_devices_alone() -> None:
+    newest = device("cuda", "sm100")
+    assert said("cuda", "enable_allreduce_fusion", newest, GPT_OSS) is True
+    assert said("cuda", "enable_allreduce_fusion", newest, GPT_OSS, enable_dp_attention=True) is None
+    assert said("cuda", "enable_allreduce_fusion", newest, model()) is None
+    assert said("cuda", "enable_allreduce_fusion", device("cuda", "sm90"), GPT_OSS) is None
+
+
+@every(
+    ("values", "about", "codes"),
+    [
+        ({}, model(), {}),
+        ({"moe_runner_backend": "flashinfer_cutlass"}, model(), {"moe_runner_backend": "method_unfit"}),
+        ({"moe_runner_backend": "flashinfer_cutlass"}, model(quantization="modelopt_fp4"), {}),
+        ({"moe_runner_backend": "flashinfer_cutlass", "quantization": "modelopt_fp4"}, model(), {}),
+        ({"moe_runner_backend": "flashinfer_cutlass"}, None, {}),
+        (
+            {"moe_runner_backend": "flashinfer_cutlass", "tp_size": 4, "ep_size": 2},
+            model(quantization="modelopt_fp4"),
+            {"ep_size": "not_divisible"},
+        ),
+        (
+            {"moe_runner_backend": "flashinfer_cutlass", "tp_size": 4, "ep_size": 4},
+            model(quantization="modelopt_fp4"),
+            {},
+        ),
+        (
+            {"moe_runner_backend": "flashinfer_trtllm", "disable_shared_experts_fusion": True},
+            model(quantization="awq"),
+            {"moe_runner_backend": "method_unfit"},
+        ),
+        (
+            {"moe_runner_backend": "flashinfer_trtllm"},
+            model(quantization="fp8"),
+            {"disable_shared_experts_fusion": "excluded"},
+        ),
+        (
+            {"moe_runner_backend": "flashinfer_trtllm", "disable_shared_experts_fusion": True},
+            model(quantization="modelopt_fp4"),
+            {},
+        ),
+        (
+            {"speculative_eagle_topk": 2, "page_size": 2, "decode_attention_backend": "triton"},
+            model(),
+            {"speculative_eagle_topk": "excluded"},
+        ),
+        ({"speculative_eagle_topk": 2, "page_size": 1, "decode_attention_backend": "triton"}, model(), {}),
+        ({"speculative_eagle_topk": 1, "page_size": 64, "decode_attention_backend": "triton"}, model(), {}),
+        ({"speculative_eagle_topk": 8, "page_size": 64, "decode_attention_backend": "flashinfer"}, model(), {}),
+    ],
+)
+def test_what_kernels_demand(values: dict[str, Any], about: Any, codes: dict[str, str]) -> None:
+    assert broken("cuda", device("cuda", "sm100"), about, **values) == codes
+
+
+def test_what_trtllm_s_experts_exclude_is_off_where_nobody_says_otherwise() -> None:
+    on = device("cuda", "sm100")
+    assert said("cuda", "disable_shared_experts_fusion", on, moe_runner_backend="flashinfer_trtllm") is True
+    assert said("cuda", "disable_shared_experts_fusion", on) is None

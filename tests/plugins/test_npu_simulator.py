@@ -1,0 +1,15 @@
+"""The NPU simulator's own tests, in a process of their own: registering a device with PyTorch cannot be undone."""
+
+from __future__ import annotations
+
+import pytest
+from child_pytest import ROOT, run
+
+PLUGIN = ROOT / "plugins" / "npu_simulator"
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed("plugins/npu_simulator", "core/srv/testing/simulated_device")
+def test_the_npu_simulator_passes_its_own_tests() -> None:
+    outcome = run("--timeout=120", PLUGIN / "tests", environment={"PYTHONPATH": str(PLUGIN)})
+    assert outcome.passed, outcome.end

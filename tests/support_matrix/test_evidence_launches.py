@@ -1,0 +1,388 @@
+"""The support page compared with servers: values that work on this CPU can be started and served with, and are reported
+by the server; all others are refused with their code before weights are read.
+
+The page is read as the committed CSV; the expected behaviour of a server follows from its command line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pytest
+import yaml
+from e2e_support import Server, free_port, launch
+from every import every
+from evidence_world import (
+    CONTEXT,
+    ELSEWHERE,
+    KEY,
+    LOWEST_PORT,
+    OUTPUT,
+    UNSET,
+    Row,
+    Tiny,
+    backends,
+    cells,
+    choices,
+    covering_array,
+    factors,
+    make_tiny,
+    name_of,
+    plain,
+)
+
+from srv.args.config import ARGUMENTS
+from srv.cli.main import main
+from srv.platform.probe import probe
+from srv.platform.registry import find_platforms
+from srv_matrix.pytest_plugin import covers
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "support" / "support.csv"
+WORKS = ("supported", "limited", "experimental")
+REFUSED = 2
+PLANNED = "planned"
+ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+IMPATIENT = ("engine_start_timeout_seconds=0.01",)
+NOT_STARTED = {"mem_fraction_static=0.01": "1 % of the memory is less than the runtime needs"}
+ROWS = covering_array()
+IMPLEMENTED = tuple(name for name, argument in ARGUMENTS.items() if argument.status == "implemented")
+
+
+class Started(Server):
+    """A server with the address, port and key of its row."""
+
+    def __init__(self, row: Row, words: Sequence[str], log: Path) -> None:
+        super().__init__(words, log, port=row["port"] or free_port())
+        self.row = row
+
+    @property
+    def base(self) -> str:
+        return f"http://{self.row['host']}:{self.port}"
+
+    def client(self, **more: Any) -> httpx.Client:
+        key = self.row["api_key"]
+        return super().client(headers={} if key is UNSET else {"authorization": f"Bearer {key}"}, **more)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return make_tiny(tmp_path_factory.mktemp("model"))
+
+
+class Ended(NamedTuple):
+    """The exit status of a server, and its log."""
+
+    status: int
+    log: str
+
+
+def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> Ended:
+    """Start a server with the values of a row, check what it reports and serves, and stop it."""
+    server = Started(row, tiny.words(row, folder / "serve.yaml"), folder / "log")
+    try:
+        server.start()
+        info = server.get("/get_server_info").json()
+        assert_reads_back(row, info["arguments"], tiny)
+        assert_shows(row, server, info, tiny)
+        assert_serves(row, server, info, tiny)
+        ended = Ended(server.stop(), server.log_text())
+        assert_log(row, ended.log)
+        return ended
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+
+
+# ---- values that work
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=covers(*cells(row), platform="cpu"), id=name_of(row, number))
+        for number, row in enumerate(ROWS, 1)
+    ],
+)
+def test_what_is_said_to_work_starts_serves_and_reads_back_equal(row: Row, tiny: Tiny, tmp_path: Path) -> None:
+    ended = start_and_judge(row, tiny, tmp_path)
+    assert ended.status == 0, ended.log
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [
+        pytest.param(
+            names,
+            backend,
+            marks=covers(*(f"{name}={backend}" for name in names), platform="cpu"),
+            id=f"{names[0]}-{backend}",
+        )
+        for backend in backends("attention")
+        for names in (("attention_backend",), ("prefill_attention_backend", "decode_attention_backend"))
+    ],
+)
+def test_each_attention_backend_serves(names: tuple[str, ...], backend: str, tiny: Tiny, tmp_path: Path) -> None:
+    ended = start_and_judge(plain(**dict.fromkeys(names, backend)), tiny, tmp_path)
+    assert ended.status == 0, ended.log
+
+
+def assert_reads_back(row: Row, reported: dict[str, Any], tiny: Tiny) -> None:
+    """The server reports every value that was set; "auto" may have been resolved to another value."""
+    values = {**row, "tokenizer_path": "tokens"} if row["load_format"] == "gguf" else dict(row)
+    if row["port"] is UNSET:
+        del values["port"]  # the test has chosen a free one
+    for name, value in values.items():
+        if value is UNSET:
+            assert reported[name]["layer"] != "user", name
+        elif value == "auto":
+            assert reported[name]["value"] in factors()[name], name
+        elif name == "api_key":
+            assert KEY not in str(reported[name])
+            assert reported[name]["layer"] == "user"
+        elif name in ("tokenizer_path", "chat_template"):
+            assert Path(reported[name]["value"]).is_relative_to(tiny.root), name
+        else:
+            assert (reported[name]["value"], reported[name]["layer"]) == (value, "user"), name
+    assert (reported["device"]["value"], reported["model_path"]["value"]) == ("cpu", str(tiny.model_path(row)))
+
+
+def assert_shows(row: Row, server: Started, info: dict[str, Any], tiny: Tiny) -> None:
+    """The effects of values that are visible without sending a prompt."""
+    assert info["page_size"] == (row["page_size"] or info["arguments"]["page_size"]["value"])
+    assert info["pages"] == [row["max_total_tokens"] // info["page_size"]]
+    for slot in ("sampling_backend", "prefill_attention_backend", "decode_attention_backend"):
+        expected = row.get(slot) or (row.get("attention_backend") if slot != "sampling_backend" else UNSET)
+        assert expected is UNSET or f"{slot} = {expected} " in info["backends"][slot]
+    model = server.get("/v1/models").json()["data"][0]
+    assert model["id"] == (row["served_model_name"] or tiny.model_path(row).name.removesuffix(".gguf"))
+    assert model["max_model_len"] == min(row["context_length"] or CONTEXT, row["max_total_tokens"])
+    anonymous = httpx.get(f"{server.base}/v1/models", timeout=30).status_code
+    assert anonymous == (200 if row["api_key"] is UNSET else 401)
+
+
+def assert_serves(row: Row, server: Started, info: dict[str, Any], tiny: Tiny) -> None:
+    """Prompts are served, with the same output twice; without rounding it is that of transformers."""
+    whole = row["context_length"] != 2
+    prompt = list(tiny.prompt) if whole else list(tiny.prompt[:1])
+    count = OUTPUT if whole else 1
+    params = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": params}
+    first, second = server.generate(**body), server.generate(**body)
+    assert first["output_ids"] == second["output_ids"]
+    assert len(first["output_ids"]) == count
+    exact = row["dtype"] in ("auto", "float32") and row["kv_cache_dtype"] in (UNSET, "auto", "float32")
+    if exact and whole and row["load_format"] != "dummy":
+        assert tuple(first["output_ids"]) == tiny.tokens
+    reused = 0 if row["disable_radix_cache"] else (len(prompt) - 1) // info["page_size"] * info["page_size"]
+    assert [each["meta_info"]["cached_tokens"] for each in (first, second)] == [0, reused]
+    limit = row["max_stop_strings"]
+    for count, status in ((limit, 200), (limit + 1, 400)):
+        stop = [f"stop {number}" for number in range(count)]
+        answer = server.post("/generate", input_ids=prompt, sampling_params={"max_new_tokens": 1, "stop": stop})
+        assert answer.status_code == status, answer.text
+    assert server.get("/flush_cache").status_code == 200
+    assert server.generate(**body)["meta_info"]["cached_tokens"] == 0
+    long = json.dumps({"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}}) + " " * 1500
+    with server.client() as client:
+        status = client.post("/generate", content=long, headers={"content-type": "application/json"}).status_code
+    assert status == (413 if row["max_request_bytes"] == 1024 else 200)
+
+
+def assert_log(row: Row, text: str) -> None:
+    level = row["log_level"] or "info"
+    assert (" INFO " in text) == (level in ("debug", "info"))
+    assert (" DEBUG " in text) == (level == "debug")
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@covers("load_format=gguf", "model:LlamaForCausalLM/gguf", platform="cpu")
+def test_a_gguf_file_serves_what_the_folder_of_the_same_model_does(tiny: Tiny, tmp_path: Path) -> None:
+    """In float32, so that the tokens are those of transformers."""
+    ended = start_and_judge(plain(load_format="gguf"), tiny, tmp_path)
+    assert ended.status == 0, ended.log
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@covers("endpoint:GET /flush_cache", platform="cpu")
+@covers(f"port={LOWEST_PORT}", platform="cpu")
+def test_the_lowest_port(tiny: Tiny, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        try:
+            free.bind(("127.0.0.6", LOWEST_PORT))
+        except PermissionError:
+            pytest.skip(
+                "this user may not listen on low ports: run as root, or lower net.ipv4.ip_unprivileged_port_start"
+            )
+    ended = start_and_judge(plain(host="127.0.0.6", port=LOWEST_PORT), tiny, tmp_path)
+    assert ended.status == 0, ended.log
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@covers(*IMPATIENT, platform="cpu")
+def test_the_least_patience(tiny: Tiny, tmp_path: Path) -> None:
+    """No engine is ready within 0.01 seconds, so the launch fails."""
+    words = [
+        *tiny.words(plain(), tmp_path / "serve.yaml"),
+        "--engine-start-timeout-seconds=0.01",
+        f"--port={free_port()}",
+    ]
+    status, text, _ = launch(*words)
+    assert (status, "not ready after 0.01 seconds" in text) == (1, True), text
+
+
+# ---- values that are refused
+
+
+@pytest.fixture(scope="module")
+def page() -> list[dict[str, str]]:
+    """The page's cells of arguments and values on the variant of this machine."""
+    found = probe(find_platforms()["cpu"]).device
+    assert found is not None
+    with PAGE.open(encoding="utf-8", newline="") as file:
+        cells_of_all = list(csv.DictReader(file))
+    variant = ("cpu", found.variant)
+    return [
+        cell
+        for cell in cells_of_all
+        if (cell["platform"], cell["variant"]) == variant and cell["kind"] in ("arg", "value")
+    ]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A safety net: a launch that is not refused otherwise fails at this port and starts no engine."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def refusals(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
+    """(argument, value) -> code of each refusal of a launch in this process, which must start nothing."""
+    assert main(["launch", *words]) == REFUSED
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert psutil.Process().children() == []
+    lines = re.findall(r"^  - (\w+) = (.*?) \(set by .*\[(\w+)\]$", printed, re.MULTILINE)
+    return {(name, value): code for name, value, code in lines}
+
+
+def batches(page: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Configurations with all values that the page says are refused, each with one value per argument."""
+    listed: dict[str, list[Any]] = {}
+    for cell in page:
+        name, _, text = cell["feature"].partition("=")
+        if cell["status"] in WORKS or ARGUMENTS[name].default == (value := another(name, text)):
+            continue
+        known = listed.setdefault(name, [])
+        known += [value] if value not in known else []
+    count = max(len(values) for values in listed.values())
+    return [{name: values[n] for name, values in listed.items() if n < len(values)} for n in range(count)]
+
+
+def another(name: str, text: str) -> Any:
+    """The value that a cell names; for the cell of an argument, a valid value that is not the default."""
+    argument = ARGUMENTS[name]
+    if text:
+        return argument.parse(text)
+    of_type: dict[type, tuple[Any, ...]] = {
+        bool: (True, False),
+        int: (2, 3, 1, 0, 64, 4096),
+        float: (0.5, 2.0),
+        Path: (Path("x"),),
+    }
+    texts = ("x", "1", "{}", '{"x": 1}', "[]", "x=1", "/x", "127.0.0.1:1", "all", "default")
+    tried = argument.choices or of_type.get(argument.kind.base, texts)
+    values = [(value,) if argument.kind.many else value for value in tried]
+    return next(value for value in values if value != argument.default and argument.validation_error(value) is None)
+
+
+def test_what_is_said_not_to_work_is_refused_with_its_code(
+    page: list[dict[str, str]], tiny: Tiny, tmp_path: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, with one value for many arguments at once, set by a file, which can set all of them."""
+    codes = {cell["feature"]: PLANNED if cell["core"] == PLANNED else cell["reason_code"] for cell in page}
+    tried: set[str] = set()
+    wrong: list[str] = []
+    for batch in batches(page):
+        config = tmp_path / "serve.yaml"
+        config.write_text(yaml.safe_dump({name: ARGUMENTS[name].kind.dump(value) for name, value in batch.items()}))
+        base = ["--device=cpu", f"--model-path={tiny.folder}", f"--port={taken_port}", f"--config={config}"]
+        found = refusals(base, capsys)
+        for name, value in batch.items():
+            shown = ARGUMENTS[name].show(value)
+            cell = f"{name}={shown}" if f"{name}={shown}" in codes else name
+            tried |= {cell, name}
+            if found.get((name, shown)) != codes[cell]:
+                wrong.append(f"{cell}: the page says {codes[cell]}, the launch {found.get((name, shown))}")
+    assert wrong == []
+    default = {f"{name}={argument.show(argument.default)}" for name, argument in ARGUMENTS.items()}
+    assert {cell["feature"] for cell in page if cell["status"] not in WORKS} - default <= tried
+
+
+@every(
+    ("words", "code"),
+    [
+        (("--speculative-algorithm=NGRAM",), "planned"),
+        (("--attention-backend=flashmla",), "unknown_backend"),
+        (("--revision=main",), "revision_without_hub"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.e2e
+def test_a_real_process_refuses_the_same(words: tuple[str, ...], code: str, tiny: Tiny) -> None:
+    status, text, _ = launch("--device=cpu", f"--model-path={tiny.folder}", f"--port={free_port()}", *words)
+    assert (status, f"[{code}]" in text, "engine" in text) == (REFUSED, True, False), text
+
+
+# ---- completeness
+
+
+def test_whatever_the_page_says_of_what_core_has_is_tried(page: list[dict[str, str]]) -> None:
+    """Each working cell of an implemented argument is a value of one of the servers above.
+
+    Numbers that other tests cover have their own cells, which the page shows as verified.
+    """
+    started = {cell for row in ROWS for cell in cells(row)} | {f"port={LOWEST_PORT}", *IMPATIENT, *NOT_STARTED}
+    started |= {f"{slot}={name}" for slot in ATTENTION for name in backends("attention")}
+    started |= {f"quantization={method}" for method in choices("quantization")}  # tests/core/args/test_effects.py
+    started |= {f"torchao_config={method}" for method in choices("torchao_config")}  # also there
+    started |= {
+        f"{name}={value}" for name in ("disable_graphs", "disable_graph_padding") for value in ("true", "false")
+    }
+    started |= {f"graph_max_batch_size={size}" for size in (1, 16)} | {"graph_batch_sizes=1"}
+    started |= {cell.partition("=")[0] for cell in started} | ELSEWHERE.keys()
+    numbers = [name for name in IMPLEMENTED if ARGUMENTS[name].kind.base in (int, float)]
+    working = [
+        cell["feature"]
+        for cell in page
+        if cell["status"] in WORKS
+        and not (cell["feature"].partition("=")[0] in numbers and cell["level"] in ("E4", "E5"))
+    ]
+    assert [cell for cell in working if cell.partition("=")[0] in IMPLEMENTED and cell not in started] == []
+
+
+def test_every_choice_and_both_switches_are_among_the_starts() -> None:
+    found = {cell for row in ROWS for cell in cells(row)}
+    for name in IMPLEMENTED:
+        argument = ARGUMENTS[name]
+        if name not in ELSEWHERE and (argument.choices or argument.kind.base is bool):
+            values = ("true", "false") if argument.kind.base is bool else argument.choices
+            expected = {f"{name}={value}" for value in values if argument.planned_reason(argument.parse(value)) is None}
+            assert expected <= found

@@ -1,0 +1,410 @@
+"""Records of the support matrix: their contents and sources, and that `srv plan` agrees with them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from every import every
+from matrix_world import CAPABLE, VARIANTS, evidence, manifest, matrix, row, table
+
+from srv.args.config import ARGUMENTS
+from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
+from srv.args.spec import Argument
+from srv.cli import main as cli
+from srv.models.architectures.decoder_config import NATIVE
+from srv.models.config.gguf_config import ARCHITECTURES
+from srv.platform.facts import Support
+from srv.platform.registry import find_platforms
+from srv_matrix.feature_page import feature_page
+from srv_matrix.features import OTHERS
+from srv_matrix.inventory import Inventory, Op, observe
+from srv_matrix.inventory import read as read_inventory
+from srv_matrix.marks import mark
+from srv_matrix.matrix import Matrix, make_matrix
+from srv_matrix.pairs import pairs
+from srv_matrix.records import Level, Record, Status, by_key, lower
+from srv_matrix.repository import MatrixError, Repository
+from srv_matrix.sample import sample_models
+from srv_matrix.sweep import values_of
+from srv_matrix.variant_context import make_variant_context
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANNED = next(name for name, argument in ARGUMENTS.items() if argument.arg.planned and argument.kind.base is bool)
+
+
+@pytest.fixture(scope="module")
+def undeclared() -> Matrix:
+    """The imagined platform without support declarations."""
+    return matrix()
+
+
+def cell(of: Matrix, feature: str, variant: str = "mk1") -> Record:
+    found = of.cell(feature, "imagined", variant)
+    assert found is not None, feature
+    return found
+
+
+def test_every_argument_has_a_record_on_every_variant(undeclared: Matrix) -> None:
+    assert all(cell(undeclared, name, variant) for name in ARGUMENTS for variant in VARIANTS)
+
+
+def test_a_cell_prints_the_lower_of_its_two_facts() -> None:
+    assert lower(Status.SUPPORTED, Status.PLANNED) is Status.PLANNED
+    assert lower(Status.UNSUPPORTED, Status.PLANNED) is Status.UNSUPPORTED
+    assert lower(Status.UNKNOWN, Status.PLANNED) is Status.PLANNED
+    assert lower(Status.SUPPORTED, Status.LIMITED) is Status.LIMITED
+
+
+def test_planned_and_unsupported_are_distinguished() -> None:
+    shown = matrix(Support(PLANNED, "unsupported", "the device cannot", variants=("mk2",)))
+    one, two = cell(shown, PLANNED), cell(shown, PLANNED, "mk2")
+    assert (one.status, one.declared, one.core, one.reason_code) == (
+        Status.PLANNED,
+        Status.UNKNOWN,
+        Status.PLANNED,
+        "planned",
+    )
+    assert (two.status, two.declared, two.core) == (Status.UNSUPPORTED, Status.UNSUPPORTED, Status.PLANNED)
+    assert (two.reason_code, two.reason, two.declared_by) == ("unsupported", "the device cannot", "platform imagined")
+
+
+def test_value_that_a_backend_refuses_has_its_own_cell(undeclared: Matrix) -> None:
+    assert cell(undeclared, "page_size=32").status is Status.SUPPORTED
+    refused = cell(undeclared, "page_size=1")
+    assert (refused.status, refused.core, refused.reason_code) == (
+        Status.UNSUPPORTED,
+        Status.SUPPORTED,
+        "no_backend_fits",
+    )
+    assert "requires page_size 32" in refused.reason
+    assert cell(undeclared, "page_size").status is Status.LIMITED
+
+
+def test_missing_capability_is_a_fact_of_the_platform() -> None:
+    less = make_matrix([manifest(capabilities=CAPABLE - {"overlap"})])
+    refused = less.cell("disable_overlap_schedule=false", "imagined", "mk1")
+    assert refused is not None
+    assert (refused.status, refused.reason_code) == (Status.UNSUPPORTED, "capability_missing")
+
+
+def test_nothing_is_verified_without_evidence(undeclared: Matrix) -> None:
+    assert not any(record.verified for record in undeclared.records.values())
+    assert {record.level for record in undeclared.records.values() if record.status.works} == {Level.E1}
+
+
+def test_evidence_raises_only_the_cells_that_it_covers() -> None:
+    shown = matrix(evidence=[evidence("schedule_policy=lpm")])
+    assert cell(shown, "schedule_policy=lpm").verified
+    assert not cell(shown, "schedule_policy=lpm", "mk2").verified
+    assert not cell(shown, "schedule_policy=fcfs").verified
+
+
+def test_level_of_an_argument_is_the_lowest_of_its_values() -> None:
+    both = [evidence("disable_radix_cache=true"), evidence("disable_radix_cache=false", level=Level.E3)]
+    assert cell(matrix(evidence=both[:1]), "disable_radix_cache").level is Level.E1  # its default was not run
+    assert cell(matrix(evidence=both), "disable_radix_cache").level is Level.E3
+    whole = matrix(evidence=[evidence("log_level=debug", "log_level=warning", "log_level=info")])
+    assert cell(whole, "log_level").level is Level.E1  # error was not run
+    named = matrix(evidence=[evidence("log_level")])
+    assert cell(named, "log_level").level is Level.E1  # none of its values was run
+
+
+def test_no_argument_has_a_higher_level_than_its_values() -> None:
+    """For all arguments, with evidence for half of all values."""
+    cells = [record.feature for record in matrix().records.values() if record.kind == "value" and record.status.works]
+    shown = matrix(evidence=[evidence(*dict.fromkeys(cells[::2]))])
+    assert any(record.verified for record in shown.records.values() if record.kind == "value")
+    for (name, platform, variant), values in shown.values.items():
+        argument = shown.cell(name, platform, variant)
+        assert argument is not None
+        levels = [value.level for value in values if value.status.works]
+        assert not argument.verified or all(level is not None and level >= Level.E4 for level in levels), name
+
+
+def test_number_that_a_test_covers_has_its_own_cell() -> None:
+    shown = matrix(evidence=[evidence("max_running_requests=37", "port=many")])
+    assert cell(shown, "max_running_requests=37").verified
+    assert shown.cell("max_running_requests=37", "imagined", "mk2") is None
+    assert shown.cell("port=many", "imagined", "mk1") is None  # not a number
+
+
+def test_failed_test_raises_no_level() -> None:
+    failed = matrix(evidence=[evidence("schedule_policy=lpm", outcome="failed")])
+    assert cell(failed, "schedule_policy=lpm").level is Level.E1
+    assert cell(failed, "schedule_policy=lpm").failed
+
+
+def test_cell_that_only_the_vendor_publishes_is_e0() -> None:
+    published = matrix(tables=[table(row(ARGUMENTS[PLANNED].flag, True, True))])
+    assert cell(published, PLANNED).level is Level.E0
+    assert cell(matrix(), PLANNED).level is None
+
+
+def test_two_records_of_one_cell_are_a_fault(undeclared: Matrix) -> None:
+    record = cell(undeclared, "page_size")
+    with pytest.raises(ValueError, match="two records for the cell page_size imagined mk1"):
+        by_key([record, record])
+
+
+@every("argument", ARGUMENTS.values(), ids=lambda argument: argument.name)
+def test_sweep_tries_valid_values_beyond_the_default(argument: Argument) -> None:
+    values = values_of(argument, ("wide",))
+    assert all(argument.validation_error(value) is None for value in values)
+    assert any(value != argument.default for value in values)
+    if argument.kind.base is bool:
+        assert set(values) == {True, False}
+    if argument.choices and not argument.kind.many:
+        assert set(values) >= set(argument.choices)
+
+
+def test_sweep_tries_the_boundaries() -> None:
+    assert {1, 65535} <= set(values_of(ARGUMENTS["port"]))
+    assert {1, -1} <= set(values_of(ARGUMENTS["chunked_prefill_size"]))
+
+
+# ---- features that are not arguments
+
+
+INVENTORY = Inventory(
+    ("POST /generate",),
+    (Op("rms_norm", "(x)", ("float32", "float16")), Op("rotary", "(q)", ("float32",))),
+    {"imagined:mk1": {"rms_norm": ("float32",)}},
+    {},
+)
+
+
+def test_op_needs_an_implementation_and_its_dtype() -> None:
+    shown = matrix(inventory=INVENTORY)
+    assert cell(shown, "op:rms_norm/float32").status is Status.SUPPORTED
+    lacking = {each: cell(shown, each).reason_code for each in ("op:rms_norm/float16", "op:rotary/float32")}
+    assert lacking == {"op:rms_norm/float16": "dtype_missing", "op:rotary/float32": "no_implementation"}
+    unbuilt = matrix(inventory=replace(INVENTORY, unbuilt={"imagined": "it is not built yet"}))
+    planned = cell(unbuilt, "op:rms_norm/float32")
+    assert (planned.status, planned.reason, planned.level) == (Status.PLANNED, "it is not built yet", None)
+
+
+def test_endpoint_is_supported_on_every_variant() -> None:
+    shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
+    one, two = (cell(shown, "endpoint:POST /generate", variant) for variant in VARIANTS)
+    assert (one.status, two.status, one.declared_by) == (Status.SUPPORTED, Status.SUPPORTED, "")
+    assert (one.verified, two.verified, two.level) == (True, False, None)  # no plugin declares it
+    assert (mark(one), mark(two)) == ("✅ yes (E4)", "not run (none)")
+
+
+def test_without_device_code_no_model_and_no_endpoint_is_declared() -> None:
+    unbuilt = replace(INVENTORY, unbuilt={"imagined": "it is not built yet"})
+    shown = matrix(Support("model_impl", "unsupported", "it has none", values=("transformers",)), inventory=unbuilt)
+    for feature in ("model:LlamaForCausalLM/safetensors", "endpoint:POST /generate", "op:rms_norm/float32"):
+        planned = cell(shown, feature)
+        assert (planned.status, planned.reason_code, planned.level) == (Status.PLANNED, "not_implemented", None)
+        assert planned.reason == "it is not built yet"
+    assert (
+        cell(shown, f"model:{OTHERS}/safetensors").reason_code == "unsupported"
+    )  # an unsupported feature is not planned
+
+
+def test_models_are_the_native_ones_and_those_of_transformers() -> None:
+    shown = matrix(Support("model_impl", "unsupported", "it has none", variants=("mk2",), values=("transformers",)))
+    names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
+    assert {name.partition("/")[0] for name in names} == {*NATIVE, OTHERS}
+    assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == set(ARCHITECTURES.values())
+    assert cell(shown, "model:LlamaForCausalLM/gguf").status is Status.SUPPORTED
+    others = [cell(shown, f"model:{OTHERS}/safetensors", variant) for variant in VARIANTS]
+    assert [each.status for each in others] == [Status.LIMITED, Status.UNSUPPORTED]
+
+
+def test_pair_describes_its_dependency() -> None:
+    shown = matrix()
+    attention = cell(shown, "pair:attention_backend+page_size")
+    assert (attention.status, attention.reason) == (Status.LIMITED, "attention_backend wide requires page_size 32")
+    tiers = cell(shown, "pair:disable_radix_cache+enable_hierarchical_cache")
+    assert (tiers.status, tiers.reason_code, tiers.declared) == (Status.PLANNED, "planned", Status.LIMITED)
+    assert tiers.reason.startswith("not enable_hierarchical_cache true with disable_radix_cache true: ")
+
+
+def test_constraints_of_two_arguments_are_one_pair() -> None:
+    dependencies = {
+        frozenset((constraint.argument, other))
+        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
+        for other in constraint.reads
+        if other in ARGUMENTS
+    }
+    found = [frozenset(name.removeprefix("pair:").split("+")) for name in matrix().of_kind("pair")]
+    assert dependencies
+    assert dependencies <= set(found)
+    assert len(found) == len(set(found))
+    both = cell(matrix(), "pair:enable_lora+lora_paths").reason
+    assert both.count("; not ") == 1  # two constraints, one for each argument
+
+
+def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
+    manifest = find_platforms()[platform].loaded
+    records = pairs(make_variant_context(manifest, variant, sample_models()[0]))
+    return {frozenset(each.feature.removeprefix("pair:").split("+")): each.reason for each in records}
+
+
+NAMES = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+
+
+@every("name", NAMES)
+@every(
+    ("variant", "other", "requirement"),
+    [
+        ("sm100", "page_size", "trtllm_mha requires page_size 64, 32, 16"),
+        ("sm100", "page_size", "flashmla requires page_size 64 for latent attention"),
+        ("sm100", "page_size", "cutlass_mla requires page_size 128 for latent attention"),
+        ("sm100", "page_size", "trtllm_mla requires page_size 64, 32 for latent attention"),
+        ("sm100", "kv_cache_dtype", "trtllm_mla requires kv_cache_dtype auto, fp8_e4m3 for latent attention"),
+        ("sm90", "kv_cache_dtype", "fa3 does not fit kv_cache_dtype fp8_e5m2: it reads no pool in fp8_e5m2"),
+        (
+            "sm90",
+            "enable_mixed_chunk",
+            "dual_chunk_flash_attn requires enable_mixed_chunk false for dual chunk attention",
+        ),
+        ("sm90", "disable_graphs", "dual_chunk_flash_attn requires disable_graphs true for dual chunk attention"),
+        ("sm90", "disable_radix_cache", "dual_chunk_flash_attn requires disable_radix_cache true for dual chunk"),
+    ],
+)
+def test_requirement_of_a_backend_is_a_pair_with_each_argument_that_selects_it(
+    name: str, variant: str, other: str, requirement: str
+) -> None:
+    assert f"{name} {requirement}" in reasons_of_pairs("cuda", variant)[frozenset((name, other))]
+
+
+def test_backend_of_one_slot_has_pairs_of_that_slot_only() -> None:
+    found = reasons_of_pairs("cuda", "sm90")
+    assert "trtllm_mha requires" in found[frozenset(("decode_attention_backend", "page_size"))]
+    assert "trtllm_mha" not in found[frozenset(("prefill_attention_backend", "page_size"))]
+
+
+def test_two_slots_that_cannot_share_a_pool_are_a_pair() -> None:
+    axes = reasons_of_pairs("cpu", "avx512")
+    sizes = reasons_of_pairs("cuda", "sm100")
+    for two in itertools.combinations(NAMES, 2):
+        assert "one pool cannot have both axis orders" in axes[frozenset(two)]
+        assert "one requires page_size 64, 32, the other requires page_size 128" in sizes[frozenset(two)]
+    assert frozenset(NAMES[1:]) not in reasons_of_pairs("npu", "a3")  # there is only one backend
+
+
+@every("place", ["cpu:avx512", "cuda:sm90", "cuda:sm100", "rocm:gfx942", "npu:a2", "xpu:bmg"])
+def test_every_pair_has_a_specific_reason(place: str) -> None:
+    reasons = reasons_of_pairs(*place.split(":")).values()
+    assert [reason for reason in reasons if "and other arguments" in reason] == []
+
+
+def test_value_that_fits_no_common_model_is_limited() -> None:
+    shown = matrix()
+    tight = cell(shown, "mem_fraction_static=0.01")
+    assert (tight.status, tight.core, tight.reason_code) == (Status.LIMITED, Status.SUPPORTED, "pool_too_small")
+    assert cell(shown, "mem_fraction_static=0.99").status is Status.SUPPORTED
+    assert cell(shown, "mem_fraction_static").reason.startswith(
+        "0.01: accepted if weights and the smallest KV pool fit"
+    )
+
+
+def test_refused_default_limits_the_argument() -> None:
+    assert cell(matrix(), "page_size").reason.startswith("not 1, 2: wide: requires page_size 32, not 1")
+
+
+def test_each_reason_of_refused_values_is_listed() -> None:
+    less = make_matrix([manifest(capabilities=CAPABLE - {"float16"})])
+    reason = cell(less, "kv_cache_dtype").reason
+    first, second, later = reason.split(". ")
+    assert first.startswith("not float16: the platform does not support float16 on this device")
+    assert second.startswith("Not int8: ")
+    assert second.endswith("(capability int8_kv)")
+    assert later == "Not yet: fp8_e5m2, fp8_e4m3"
+
+
+def test_page_of_features_has_a_row_for_each() -> None:
+    shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
+    page = feature_page(shown)
+    assert "| `POST /generate` | mk1: ✅ yes (E4)<br>mk2: not run (none) |" in page
+    assert "| `--attention-backend` with `--page-size` | partly, declared (E1) |" in page
+    kinds = ("model", "endpoint", "op", "pair")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) == sum(len(shown.of_kind(kind)) for kind in kinds)
+
+
+def test_committed_inventory_is_up_to_date() -> None:
+    """Compared with the inventory of this process, which imports torch and the server."""
+    committed = read_inventory(Repository(ROOT).inventory)
+    assert committed == observe(), "run `make matrix`"
+
+
+def test_damaged_inventory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+    assert read_inventory(path) == Inventory()
+    path.write_text('{"ops": 1}')
+    with pytest.raises(MatrixError, match="Run `make matrix`"):
+        read_inventory(path)
+
+
+# ---- `srv plan` agrees with the records
+
+
+# For these a plan reads files.
+FILE_ARGUMENTS = ("device", "model_path", "load_format", "quantization", "context_length", "config")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small model, otherwise like the sample model."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 1000,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+# A backend may require that the KV pool has the dtype of the activations.
+FURTHER_VALUES = {"kv_cache_dtype=float16": {"dtype": "float16"}}
+
+
+@pytest.mark.parametrize("place", ["npu:a2", pytest.param("cpu:avx2", marks=pytest.mark.slow)])
+def test_srv_plan_agrees_with_the_records(
+    place: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srv plan` accepts the value of a working cell, and refuses all others with the code of the cell."""
+    for argument in ARGUMENTS.values():
+        monkeypatch.delenv(argument.variable, raising=False)
+    platform, _, variant = place.partition(":")
+    shown = make_matrix([find_platforms()[platform].loaded])
+    base = ["plan", "--json", f"--device={place}", f"--model-path={folder}", "--load-format=dummy"]
+    wrong: list[str] = []
+    for record in shown.records.values():
+        if (record.kind, record.variant) != ("value", variant) or record.argument in FILE_ARGUMENTS:
+            continue
+        if ARGUMENTS[record.argument].arg.planned:
+            continue  # core refuses all of them before a platform is involved
+        value = record.feature.partition("=")[2]
+        with monkeypatch.context() as patch:
+            patch.setenv(ARGUMENTS[record.argument].variable, value)
+            for other, text in FURTHER_VALUES.get(record.feature, {}).items():
+                patch.setenv(ARGUMENTS[other].variable, text)
+            status = cli.main(base)
+        printed = capsys.readouterr()
+        assert printed.out, printed.err
+        answer = json.loads(printed.out)
+        codes = [refusal["code"] for refusal in answer.get("refusals", ())]
+        if codes == ["pool_too_small"]:
+            continue  # because of this model and memory size, not because of the argument
+        # core refuses before the platform
+        expected = {record.reason_code, "planned"} if record.core is Status.PLANNED else {record.reason_code}
+        if (status == 0) != record.status.works or (codes and expected.isdisjoint(codes)):
+            wrong.append(f"{record.feature}: {record.status.value} [{record.reason_code}], but plan says {codes}")
+    assert wrong == []

@@ -1,0 +1,147 @@
+"""The filterable page: its contents, and the functions of its script, run in Node."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from every import every
+from matrix_world import evidence, matrix
+
+from srv.args.config import ARGUMENTS
+from srv.platform.facts import Support
+from srv_matrix.data import to_csv, to_dict, to_json
+from srv_matrix.matrix import Matrix
+from srv_matrix.site import page, write_site
+
+NODE = shutil.which("node")
+
+
+@pytest.fixture(scope="module")
+def shown() -> Matrix:
+    """One declaration with markup in its reason, one cell that was run."""
+    return matrix(
+        Support("log_level", "unsupported", "a </script><b> in a reason", values=("debug",)),
+        evidence=[evidence("schedule_policy=lpm")],
+    )
+
+
+class _Elements(HTMLParser):
+    """The ids, references and scripts of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.scripts: list[str] = []
+        self._tag = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.references += [value for name in ("src", "href") if (value := given.get(name))]
+        self._tag = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._tag = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._tag == "script":
+            self.scripts.append(data)
+
+
+def test_page_is_self_contained_and_has_every_argument(shown: Matrix) -> None:
+    read = _Elements()
+    read.feed(page(shown))
+    assert read.references == ["data:,"]
+    assert len(read.ids) == len(set(read.ids))
+    data_script, script = read.scripts
+    data = json.loads(data_script.removeprefix("const SUPPORT = ").rstrip().removesuffix(";"))
+    assert [each["name"] for each in data["arguments"]] == list(ARGUMENTS)
+    assert data == json.loads(to_json(shown))
+    assert set(re.findall(r'\bat\("([\w-]+)"\)', script)) <= set(read.ids)
+
+
+def test_json_and_csv_have_every_cell(shown: Matrix) -> None:
+    lists = [entries for entries in json.loads(to_json(shown)).values() if isinstance(entries, list)]
+    entries = [entry for entries in lists for entry in entries]
+    groups = [cells for entry in entries for cells in (entry["cells"], *entry.get("values", {}).values())]
+    assert sum(len(cell["on"]) for cells in groups for cell in cells) == len(shown.records)
+    assert len(to_csv(shown).splitlines()) == len(shown.records) + 1
+
+
+def test_the_site_is_written(shown: Matrix, tmp_path: Path) -> None:
+    assert write_site(shown, tmp_path / "site") == tmp_path / "site" / "index.html"
+    assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["index.html", "support.csv", "support.json"]
+
+
+def ask(shown: Matrix, expression: str) -> Any:
+    """The value of a JavaScript expression over the script's functions `m` and the page's data `d`."""
+    script = Path(str(files("srv_matrix") / "web" / "matrix.js"))
+    code = (
+        f"const m = require({json.dumps(str(script))});"
+        'const d = JSON.parse(require("fs").readFileSync(0, "utf8"));'
+        f"console.log(JSON.stringify({expression}));"
+    )
+    assert NODE is not None
+    data = json.dumps(to_dict(shown))
+    done = subprocess.run([NODE, "-e", code], input=data, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+ROWS = "(s => m.rowsOf(d, s).filter(r => m.rowMatches(r, m.placesOf(d, s), s)).map(r => r.feature))"
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+@every(
+    ("address", "rows"),
+    [
+        ("#level=verified&kind=arg&values=1&text=lpm", ["schedule_policy=lpm"]),
+        ("#variant=mk2&level=verified&values=1", []),
+        ("#text=a+reason&status=unsupported&values=1", ["log_level=debug"]),
+        ("#text=LONGEST+--schedule-policy", ["schedule_policy"]),
+        ("#platform=nowhere", []),
+    ],
+)
+def test_filters_find_rows(shown: Matrix, address: str, rows: list[str]) -> None:
+    assert ask(shown, f"{ROWS}(m.readState({json.dumps(address)}))") == rows
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+def test_url_has_the_whole_state(shown: Matrix) -> None:
+    address = "#text=page+size&platform=imagined&values=1&cell=page_size%3D32%40imagined%3Amk1"
+    assert ask(shown, f"m.writeState(m.readState({json.dumps(address)}))") == address
+    assert ask(shown, 'm.writeState(m.readState("#other=1"))') == "#"
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+def test_every_list_of_entries_with_cells_has_rows(shown: Matrix) -> None:
+    more = '{...d, things: [{name: "one", cells: [{on: ["imagined:mk1"], status: "supported"}]}]}'
+    assert ["thing", "thing"] in ask(shown, f"m.kindsOf({more})")
+    found = f'm.rowsOf({more}, m.readState("#kind=thing&values=1"))'
+    assert ask(shown, f"{found}.map(r => [r.feature, Object.keys(r.cells)])") == [["thing:one", ["imagined:mk1"]]]
+    others = [record.feature for record in shown.records.values() if record.kind not in ("arg", "value")]
+    drawn = ask(shown, 'm.rowsOf(d, m.readState("")).filter(r => r.entry.kind != "arg").map(r => r.feature)')
+    assert sorted(drawn) == sorted(set(others))
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+def test_only_verified_cells_are_marked_yes(shown: Matrix) -> None:
+    texts = ask(
+        shown,
+        'm.rowsOf(d, {values: "1"}).filter(r => r.entry.name == "schedule_policy" && r.cells["imagined:mk1"])'
+        '.map(r => [r.feature, ...m.cellText(r.cells["imagined:mk1"])])',
+    )
+    assert ["schedule_policy=lpm", "✓ yes", "E4"] in texts
+    assert [text for _, text, level in texts if level != "E4" and text.startswith("✓")] == []
+    found = 'm.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
+    lines = ask(shown, f'm.evidenceOf(d, {found}.cells["imagined:mk1"])')
+    assert "tests/test_it.py::test_it" in lines[0]
