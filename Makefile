@@ -1,4 +1,4 @@
-# make serve | test | test-all | bench | bench-peers | matrix | evidence | docs | lint | clean
+# make serve | test | test-all | test-faults | bench | bench-peers | matrix | evidence | docs | lint | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" hands arguments to the race.
 # Everything happens in .venv; versions come from constraints.txt. torch goes first, so that nothing pulls another.
 
@@ -12,13 +12,13 @@ NATIVE := $(CPU)/native/libsrv_cpu.so
 PLUGINS := plugins/toy_device plugins/npu_simulator
 RERUN  := build/evidence.jsonl
 # Folders of tests with the files that take longest.
-LONGEST := tests/platforms tests/kernels tests/contracts
+LONGEST := tests/core tests/kernels tests/e2e
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env serve test test-all lint bench bench-peers matrix evidence docs clean
+.PHONY: env serve test test-all test-faults lint bench bench-peers matrix evidence docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -47,15 +47,21 @@ lint: env
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
-# All that is slow, two files at a time with a thread each, as threads that wait for a core spin, and folders with the
+# All that is slow. What a content hash shows to be unchanged since it passed is skipped, unless FULL=1: see
+# tests/conftest.py. Two files at a time with a thread each, as threads that wait for a core spin, and folders with the
 # longest files first, so that none of these runs alone at the end; then every test that is evidence, alone: what is
 # committed as such must show the same here.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
 	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
 	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
 	$(BIN)/srv matrix check --rerun $(RERUN)
+
+# Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests miss one of them.
+# FAULTS="--area memory sampling" or FAULTS="--only NAME" narrows it; FAULTS=--list shows them all.
+test-faults: env
+	$(BIN)/python tests/faults/plant.py $(FAULTS)
 
 bench: env
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks
@@ -72,6 +78,7 @@ matrix: $(READY)
 # Of this machine's processor, and of simulated cards; commit the code first. support_matrix/evidence/README.md says more.
 evidence: env
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests
 	for card in a2 a3; do SRV_NPU_SIMULATOR=$$card $(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence \
 	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py || exit 1; done
 
