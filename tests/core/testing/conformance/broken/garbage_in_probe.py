@@ -1,6 +1,6 @@
 """The probe, or a library that it loads, writes into whatever file is open, the pipe of the answer among them.
 
-Caught by probe.answers at L0, naming "cannot be read".
+Caught by probe.answers at L0, naming "cannot be parsed".
 """
 
 from __future__ import annotations
