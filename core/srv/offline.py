@@ -16,11 +16,13 @@ Must not import anything heavy at module level beyond what the API process needs
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
 import os
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -43,15 +45,18 @@ from srv.server.service import Service
 from srv.server.start import server_settings, start_engine
 from srv.types import FinishReason, TokenLogprob
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Messages = Sequence[Mapping[str, object]]
 
 # Arguments that only the HTTP server reads: without one they would be accepted and ignored.
 _HTTP_ARGUMENTS = frozenset(
-    {"host", "port", "api_key", "max_request_bytes", "graceful_shutdown_seconds", "served_model_name", "log_level"}
+    {"host", "port", "api_key", "max_request_bytes", "graceful_shutdown_seconds", "served_model_name"}
 )
 # Fields of a request body that only shape an HTTP response.
 _HTTP_FIELDS = ("stream", "stream_options", "echo", "model", "rid")
+_INPUTS = ("prompt", "messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,45 +105,64 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **arguments: object) -> None:
-        if refused := _http_arguments(arguments):
+        if refused := [*_http_arguments(arguments), *_second_model(model, arguments)]:
             raise Refusal(refused)
         named = {"model_path": model, **arguments} if model is not None else arguments
         self._context = resolve_launch(gather_keywords(named, os.environ, "LLM"))
+        for note in self._context.notes:
+            logger.warning("%s", note)
         self._engine = EngineProcess()
-        self._receiving: asyncio.Task[None] | None = None
-        self._closed = False
+        self._started = self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="srv-llm", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
         try:
-            self._service = self._run(self._start(self._context))
+            self._run(self._start(self._context))
         except BaseException:
             self.close()
             raise
 
     def generate(
-        self, prompts: str | Sequence[str | Sequence[int]], *, progress: bool | None = None, **fields: object
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        progress: bool | None = None,
+        overrides: Sequence[Mapping[str, object]] | None = None,
+        **fields: object,
     ) -> list[RequestOutput]:
-        """Continue each prompt: a text, or a list of token ids. Outputs are in the order of the prompts.
+        """Continue each prompt, a text or a list of token ids; a single one is a batch of one.
 
-        `fields` are the sampling fields of `/v1/completions` (max_tokens, temperature, top_p, n, stop, seed, logprobs
-        ...). `progress`: a bar on standard error; None shows one where that is a terminal. Raises RequestError for the
+        Outputs are in the order of the prompts. `fields` are the sampling fields of `/v1/completions` (max_tokens,
+        temperature, top_p, n, stop, seed, logprobs ...); `overrides` has one mapping per prompt, of fields that differ
+        for it. `progress`: a bar on standard error; None shows one if that is a terminal. Raises RequestError for the
         first prompt or field that is refused, and EngineDead.
         """
-        batch: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
-        bodies = [{**fields, "prompt": prompt if isinstance(prompt, str) else list(prompt)} for prompt in batch]
+        single = isinstance(prompts, str) or _is_token_list(prompts)
+        batch = [prompts] if single else _as_batch(prompts, "prompts", "a string or a list of token ids")
+        for index, prompt in enumerate(batch):
+            if not isinstance(prompt, str) and not _is_token_list(prompt):
+                message = f"prompts[{index}] must be a string or a list of token ids, not {_described(prompt)}"
+                raise RequestError(message, code="invalid_type", param="prompt")
+        bodies = _bodies("prompt", batch, fields, overrides)
         return self._run(self._run_batch(Completions(self._service), bodies, progress))
 
     def chat(
-        self, conversations: Messages | Sequence[Messages], *, progress: bool | None = None, **fields: object
+        self,
+        conversations: Messages | Sequence[Messages],
+        *,
+        progress: bool | None = None,
+        overrides: Sequence[Mapping[str, object]] | None = None,
+        **fields: object,
     ) -> list[RequestOutput]:
         """Answer each conversation, a list of messages {"role": ..., "content": ...}; a single one is a batch of one.
 
         `fields` are those of `/v1/chat/completions`; otherwise as `generate`.
         """
-        single = bool(conversations) and isinstance(conversations[0], Mapping)
-        batch: Sequence[Any] = [conversations] if single else conversations
-        bodies = [{**fields, "messages": [dict(message) for message in messages]} for messages in batch]
+        batch = _as_batch(conversations, "conversations", "a list of messages")
+        if batch and isinstance(batch[0], Mapping):
+            batch = [batch]
+        bodies = _bodies("messages", batch, fields, overrides)
         return self._run(self._run_batch(Chat(self._service), bodies, progress))
 
     def close(self) -> None:
@@ -146,12 +170,13 @@ class LLM:
         if self._closed:
             return
         self._closed = True
-        if self._receiving is not None:
-            asyncio.run_coroutine_threadsafe(self._stop(self._receiving), self._loop).result()
-        self._engine.close(drained=self._receiving is not None)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        atexit.unregister(self.close)
+        try:
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,27 +198,36 @@ class LLM:
             future.cancel()
             raise
 
-    async def _start(self, context: LaunchContext) -> Service:
+    async def _start(self, context: LaunchContext) -> None:
         text = start_engine(self._engine, context)
         ready = await self._engine.ready(context.resolved.config.server.engine_start_timeout_seconds)
         client = EngineClient(self._engine)
+        self._service = Service(server_settings(context, ready, text.vocab_size), client, text)
         self._receiving = asyncio.create_task(client.run())
-        return Service(server_settings(context, ready, text.vocab_size), client, text)
+        self._started = True
 
-    async def _stop(self, receiving: asyncio.Task[None]) -> None:
-        await self._service.lifecycle.drain(0.0)
-        self._service.preprocessor.close()
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+    async def _stop(self) -> None:
+        """Runs after whatever the loop is doing: an interrupted start must not use the engine once it is closed."""
+        if self._started:
+            await self._service.lifecycle.drain(0.0)
+            self._service.preprocessor.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        self._engine.close(drained=self._started)
 
     async def _run_batch(
         self, endpoint: OpenAIEndpoint, bodies: Sequence[dict[str, object]], progress: bool | None
     ) -> list[RequestOutput]:
         """One request per body. The first failure cancels the others and is raised."""
-        limit = asyncio.Semaphore(self._max_in_flight())
+        limit = asyncio.Semaphore(self._max_in_flight(bodies))
         with _progress_bar(progress) as bar:
             shown = bar.add_task("requests", total=len(bodies))
-            tasks = [asyncio.create_task(self._run_one(endpoint, body, limit)) for body in bodies]
+            tasks = [
+                asyncio.create_task(self._run_one(endpoint, body, limit, f"input {index}: " if len(bodies) > 1 else ""))
+                for index, body in enumerate(bodies)
+            ]
             for task in tasks:
                 task.add_done_callback(lambda _: bar.advance(shown))
             try:
@@ -203,25 +237,29 @@ class LLM:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _max_in_flight(self) -> int:
-        """Requests at the engine at once: enough to keep it busy, fewer than it would refuse."""
+    def _max_in_flight(self, bodies: Sequence[Mapping[str, object]]) -> int:
+        """Requests at the engine at once: enough to keep it busy, but no more sequences than its queue may hold."""
         schedule = self._context.resolved.config.schedule
-        running: int = schedule.max_running_requests
-        return running + min(running, schedule.max_queued_requests)
+        sequences = min(2 * schedule.max_running_requests, schedule.max_queued_requests)
+        most = max((n for body in bodies if isinstance(n := body.get("n"), int)), default=1)
+        return max(1, sequences // max(1, most))
 
     async def _run_one(
-        self, endpoint: OpenAIEndpoint, body: dict[str, object], limit: asyncio.Semaphore
+        self, endpoint: OpenAIEndpoint, body: dict[str, object], limit: asyncio.Semaphore, which: str
     ) -> RequestOutput:
-        if field := next((name for name in _HTTP_FIELDS if name in body), None):
-            message = f"{field} is refused: it shapes an HTTP response, and there is none; leave it out"
-            raise RequestError(message, code="invalid_value", param=field)
-        async with limit:
-            parsed = await endpoint.parse(body)
-            ticket, group = self._service.start(parsed.prompts, [uuid.uuid4().hex], time.perf_counter())
-            try:
-                results = await group.gather()
-            finally:
-                ticket.close()
+        """`which` begins the message of an error."""
+        try:
+            async with limit:
+                parsed = await endpoint.parse(body)
+                ticket, group = self._service.start(parsed.prompts, [uuid.uuid4().hex], time.perf_counter())
+                try:
+                    results = await group.gather()
+                finally:
+                    ticket.close()
+        except RequestError as error:
+            raise RequestError(
+                which + error.message, code=error.code, param=error.param, status=error.status
+            ) from error
         first = results[0]
         return RequestOutput(
             prompt_tokens=first.sequence.prompt.tokens,
@@ -242,6 +280,59 @@ def _output(result: CompletedSequence) -> CompletionOutput:
     return CompletionOutput(result.text, result.tokens, result.finish, result.sequence.matched, result.logprobs)
 
 
+def _bodies(
+    name: str,
+    batch: Sequence[object],
+    fields: Mapping[str, object],
+    overrides: Sequence[Mapping[str, object]] | None,
+) -> list[dict[str, object]]:
+    """One request body per input. Raises RequestError for fields that have no meaning here."""
+    if overrides is None:
+        overrides = [{}] * len(batch)
+    elif len(overrides) != len(batch):
+        message = f"overrides has {len(overrides)} entries for {len(batch)} inputs; give one mapping per input"
+        raise RequestError(message, code="invalid_value", param="overrides")
+    for field in (*fields, *(field for override in overrides for field in override)):
+        if field in _INPUTS:
+            message = f"{field} is refused: the first argument contains all inputs; leave it out"
+        elif field in _HTTP_FIELDS:
+            message = f"{field} is refused: it shapes an HTTP response, and there is none; leave it out"
+        else:
+            continue
+        raise RequestError(message, code="invalid_value", param=field)
+    return [
+        {field: _as_json(value) for field, value in {**fields, **override, name: item}.items()}
+        for item, override in zip(batch, overrides, strict=True)
+    ]
+
+
+def _as_json(value: object) -> object:
+    """The value as `json.dumps` would send it: lists for tuples, strings for the integer keys of mappings."""
+    if isinstance(value, Mapping):
+        return {str(key) if type(key) is int else key: _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    return value
+
+
+def _is_token_list(prompt: object) -> bool:
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(type(token) is int for token in prompt)
+
+
+def _as_batch(inputs: object, name: str, single: str) -> list[Any]:
+    """The inputs as a list. Raises RequestError for a value that is iterable by accident, or not at all."""
+    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
+        message = f"{name} must be {single}, or a list of those, not {_described(inputs)}"
+        raise RequestError(message, code="invalid_type", param=name)
+    return list(inputs)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "a list with other elements" if value else "an empty list"
+    return f"a value of type {type(value).__name__}"
+
+
 def _http_arguments(arguments: Mapping[str, object]) -> list[Rejected]:
     """Rejections of arguments, by any of their names, that only the HTTP server reads."""
     refused: list[Rejected] = []
@@ -252,3 +343,13 @@ def _http_arguments(arguments: Mapping[str, object]) -> list[Rejected]:
             shown, remedy = argument.show(value), "Leave it out, or use `srv launch`."
             refused.append(Rejected("not_applicable", argument.name, shown, f"LLM({name}=...)", reason, remedy))
     return refused
+
+
+def _second_model(model: object, arguments: Mapping[str, object]) -> list[Rejected]:
+    """The rejection of a model that is also given by keyword."""
+    for name, value in arguments.items():
+        argument = find_any(name)
+        if model is not None and value is not None and argument is not None and argument.name == "model_path":
+            reason = f"the first argument names a model as well, {os.fspath(model)}"  # type: ignore[call-overload]
+            return [Rejected("contradiction", name, str(value), f"LLM({name}=...)", reason, "Give one of the two.")]
+    return []

@@ -7,6 +7,7 @@ _ADMIN = "tests/core/server/protocols/test_admin.py"
 _BAD_INPUT = "tests/core/server/protocols/test_bad_input.py"
 _CLIENT = "tests/core/server/test_client.py"
 _DETOKENIZE = "tests/core/server/text/test_detokenize.py"
+_OFFLINE = "tests/core/test_offline.py"
 
 FAULTS = (
     Fault(
@@ -121,5 +122,21 @@ FAULTS = (
         planted="    def check_accepting(self) -> None:\n        return\n\n    def _check_accepting(self) -> None:\n",
         effect="A server that shuts down accepts requests and cuts them off.",
         tests=(_ADMIN,),
+    ),
+    Fault(
+        name="offline-outputs-in-order-of-their-end",
+        file="core/srv/offline.py",
+        text="return await asyncio.gather(*tasks)",
+        planted="return [await task for task in asyncio.as_completed(tasks)]",
+        effect="LLM.generate returns the shortest outputs first, and each is taken for that of another prompt.",
+        tests=(_OFFLINE + "::test_outputs_are_in_the_order_of_the_prompts_though_the_last_end_first",),
+    ),
+    Fault(
+        name="offline-batch-fills-the-queue",
+        file="core/srv/offline.py",
+        text="sequences // max(1, most)",
+        planted="sequences",
+        effect="LLM.generate with n > 1 sends more sequences than the queue holds, and the batch fails.",
+        tests=(_OFFLINE + "::test_a_batch_never_fills_the_engines_queue",),
     ),
 )

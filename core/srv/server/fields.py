@@ -135,13 +135,15 @@ def shorten(value: object, limit: int = 80) -> str:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls the type of a decoded value."""
+    """What JSON calls the type of a value; of a value that JSON does not have, its Python type (`srv.LLM`)."""
     if isinstance(value, bool):
         return "a boolean"
     for kind, name in ((dict, "an object"), (list, "an array"), (str, "a string"), (int, "an integer")):
         if isinstance(value, kind):
             return name
-    return "null" if value is None else "a number"
+    if isinstance(value, float):
+        return "a number"
+    return "null" if value is None else f"a value of type {type(value).__name__}"
 
 
 def field_error(kind: str, sentence: str) -> PydanticCustomError:
