@@ -1,12 +1,11 @@
-"""What bad input costs a running stream: its inter-token time quiet, and under two storms of bad input.
+"""How much bad input slows a running stream: its inter-token time without load and under two storms of bad input.
 
     python tests/bench/bad_input.py [--rounds 5] [--tokens 300] [--rate 100] [--json FILE] [-- arguments for srv]
 
-The storms come from a process of their own, one request after the other from each client: `refused` sends every
-bad input that the end-to-end tests know; in `refused and leaving` every tenth client asks for a long stream and
-hangs up after a few tokens, which is work for the engine. Quiet and stormy streams take turns, so that a drifting
-machine drifts for all. Clients would be elsewhere: here they run at the lowest priority, so that what they compute
-for themselves costs the server little.
+The storms come from a separate process, where each client sends one request after the other. `refused` sends every bad
+input of the end-to-end tests. In `refused and leaving` every tenth request asks for a long stream and is cancelled by
+its client after a few tokens, which is work for the engine. The three kinds take turns, so that a machine whose speed
+changes affects all of them. Real clients run on other machines, so these run at the lowest priority.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from e2e_support import Server, events, greedy, launched, leave_after
 
 QUIET, REFUSED, LEAVING = "quiet", "refused", "refused and leaving"
 LEAVE_EVERY = 10
-SETTLE_S = 0.5  # for a storm to begin, and for its end to be over
+SETTLE_S = 0.5  # for a storm to start, and for its last requests to end
 
 
 # ---- the storm, in a process of its own
@@ -59,7 +58,7 @@ async def _client(
 
 
 async def storm(base: str, clients: int, rate: float, leaving: bool) -> None:
-    """Send, at most `rate` a second, until standard input closes; then say how many requests a second that were."""
+    """Send at most `rate` requests per second until standard input closes, then print the rate that was reached."""
     os.nice(19)
     tally = [0]
     async with httpx.AsyncClient(base_url=base, timeout=60) as http:
@@ -79,7 +78,7 @@ async def storm(base: str, clients: int, rate: float, leaving: bool) -> None:
 
 @contextlib.contextmanager
 def storming(kind: str, base: str, clients: int, rate: float, rates: list[float]) -> Iterator[None]:
-    """Bad input comes in while the block runs; its rate is appended to `rates`."""
+    """Send bad input while the block runs; its rate is appended to `rates`."""
     if kind == QUIET:
         yield
         return
@@ -88,10 +87,10 @@ def storming(kind: str, base: str, clients: int, rate: float, rates: list[float]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         time.sleep(3 * SETTLE_S)
         yield
-        told, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
         if process.returncode:
             raise RuntimeError(f"the storm failed with status {process.returncode}")
-    rates.append(float(told))
+    rates.append(float(output))
     time.sleep(SETTLE_S)
 
 
@@ -100,24 +99,23 @@ def storming(kind: str, base: str, clients: int, rate: float, rates: list[float]
 
 async def _times(server: Server, tokens: int) -> list[float]:
     """Seconds between the tokens of one stream, as its client sees them."""
-    moments: list[float] = []
+    arrivals: list[float] = []
     body = {**greedy("Once upon a time", tokens), "stream": True}
     async with server.asynchronous() as http, http.stream("POST", "/generate", json=body) as response:
         response.raise_for_status()
         count = 0
         async for event in events(response):
             if event != "[DONE]" and event["meta_info"]["completion_tokens"] > count:
-                came, count = event["meta_info"]["completion_tokens"] - count, event["meta_info"]["completion_tokens"]
-                # What came together counts as one wait and no waits.
-                moments += [time.perf_counter()] * came
+                new, count = event["meta_info"]["completion_tokens"] - count, event["meta_info"]["completion_tokens"]
+                arrivals += [time.perf_counter()] * new  # tokens of the same event are 0 s apart
     if count != tokens:
         raise RuntimeError(f"the stream had {count} tokens")
-    return [later - earlier for earlier, later in itertools.pairwise(moments)]
+    return [later - earlier for earlier, later in itertools.pairwise(arrivals)]
 
 
 def measure(server: Server, rounds: int, tokens: int, clients: int, rate: float) -> dict[str, dict[str, float]]:
-    """By kind: milliseconds p50 and p99 between tokens, each the median of the rounds; bad requests a second."""
-    found: dict[str, list[list[float]]] = {QUIET: [], REFUSED: [], LEAVING: []}  # 99 percentiles a round
+    """By kind: p50 and p99 of the milliseconds between tokens (medians of the rounds), and bad requests per second."""
+    found: dict[str, list[list[float]]] = {QUIET: [], REFUSED: [], LEAVING: []}  # 99 percentiles per round
     rates: dict[str, list[float]] = {kind: [] for kind in found}
     asyncio.run(_times(server, tokens))
     for _ in range(rounds):
@@ -147,8 +145,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=300, help="of each stream")
-    parser.add_argument("--clients", type=int, default=8, help="that send bad input at once")
-    parser.add_argument("--rate", type=float, default=100, help="bad requests a second, at most")
+    parser.add_argument("--clients", type=int, default=8, help="concurrent clients that send bad input")
+    parser.add_argument("--rate", type=float, default=100, help="maximum bad requests per second")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--storm", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--leaving", action="store_true", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""The loads that benchmarks share: how many requests at once, of how many tokens, and prompts for them."""
+"""The loads that benchmarks share: numbers of concurrent requests and tokens, and random prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """One load: `requests` at once, each of `prompt` tokens of which the first `shared` are common."""
+    """One load: `requests` concurrent requests with `prompt` tokens each, of which all share the first `shared`."""
 
     name: str
     requests: int
@@ -18,7 +18,7 @@ class Point:
 
     @property
     def counted(self) -> int:
-        """Tokens that the figure counts: generated ones, or the prompt's where only one is generated."""
+        """The tokens that throughput counts: generated tokens, or prompt tokens if only one token is generated."""
         return self.requests * (self.prompt if self.output == 1 else self.output)
 
     @property
@@ -36,7 +36,7 @@ POINTS = (
 
 
 class Prompts:
-    """Random token ids, new for every call; the shared prefix stays the same."""
+    """Random token ids, different for every call; the shared prefix stays the same."""
 
     def __init__(self, vocab: int, seed: int) -> None:
         self._random = random.Random(seed)

@@ -1,8 +1,8 @@
-"""Every call of the native library, with its arguments, seen from outside: for counts and profiles of a step.
+"""Intercept every call of the native library, with its arguments, to count and profile the kernels of a step.
 
-    with KernelCalls() as calls:      before an engine is built: it keeps the functions that it finds
+    with KernelCalls() as calls:      enter before an engine is built, because an engine caches the functions
         ... build it ...
-        calls.see = ...               is called with every call from now on; a tape that runs is the calls on it
+        calls.on_call = ...           called with every kernel call from now on; a replayed graph reports all its calls
 
 Owns the wrapping of the library's functions while it is entered. Must not know what an engine does with them.
 """
@@ -21,53 +21,52 @@ from typing import Any
 
 from srv_kernels.cpu import library
 
-# Kernels whose arguments lie in a structure, at the address that they are given second: srv_byte_linear's, for one, in
-# ByteLinearArgs.
+# Kernels that take their arguments as a pointer to a structure (srv_byte_linear: ByteLinearArgs), by the kernel's name.
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "srv" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", args.__name__.removesuffix("Args")): args
     for args in library._ARGS
 }
-TAPE_RUN = "srv_tape_run"
-_NO_KERNELS = ("srv_set_threads", TAPE_RUN, "srv_tape_free")
+GRAPH_RUN = "srv_tape_run"
+_NO_KERNELS = ("srv_set_threads", GRAPH_RUN, "srv_tape_free")
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call, as it was: `given` are its arguments, or the type and a copy of its structure."""
+    """One call. `arguments`: as they were passed, or the type and a copy of the structure of arguments."""
 
     name: str
     function: Callable[..., Any]
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
 
     def argument(self, which: int | str) -> Any:
-        """By its place, or by its name in the structure."""
-        return getattr(self.given[1], which) if isinstance(which, str) else self.given[which]
+        """An argument by its position, or by its name in the structure."""
+        return getattr(self.arguments[1], which) if isinstance(which, str) else self.arguments[which]
 
-    def again(self) -> None:
-        """The same once more; what the addresses point to must still be there."""
-        self.function(*(ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in self.given))
+    def repeat(self) -> None:
+        """Call the kernel again; the memory that its arguments point to must still be valid."""
+        self.function(*(ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in self.arguments))
 
 
 class KernelCalls:
-    """Shows each call to `see` before it is made, on the thread that makes it, and all of a tape before that runs.
+    """Passes each call to `on_call` before it is made, on the calling thread, and all calls of a graph before a replay.
 
-    Use one at a time. Raises RuntimeError where there is no library.
+    Use one at a time. Raises RuntimeError if the library is not available.
     """
 
     def __init__(self) -> None:
         loaded = library.load()
         if loaded.library is None:
-            raise RuntimeError(f"there are no native kernels to watch: {loaded.reason}")
-        self.see: Callable[[KernelCall], None] | None = None
-        self.spent: Counter[str] = Counter()  # seconds by function, tapes as such; the caller clears it
+            raise RuntimeError(f"native kernels are not available: {loaded.reason}")
+        self.on_call: Callable[[KernelCall], None] | None = None
+        self.spent: Counter[str] = Counter()  # seconds by function, with each replay as one; the caller clears it
         self._library = loaded.library
         self._originals: dict[str, Any] = {}
-        self._tapes: dict[int, list[KernelCall]] = {}
-        self._recording: list[KernelCall] | None = None
+        self._graphs: dict[int, list[KernelCall]] = {}
+        self._capturing: list[KernelCall] | None = None
 
     def __enter__(self) -> KernelCalls:
         wrapped = {name: partial(self._call, name) for name in library._SIGNATURES if name not in _NO_KERNELS}
-        wrapped |= {f"srv_tape_{part}": getattr(self, f"_tape_{part}") for part in ("begin", "end", "run")}
+        wrapped |= {"srv_tape_begin": self._begin, "srv_tape_end": self._end, GRAPH_RUN: self._replay}
         for name, function in wrapped.items():
             self._originals[name] = getattr(self._library, name)
             setattr(self._library, name, function)
@@ -77,61 +76,60 @@ class KernelCalls:
         for name, function in self._originals.items():
             setattr(self._library, name, function)
 
-    def _call(self, name: str, *given: Any) -> Any:
-        if self.see is not None or self._recording is not None:
-            call = KernelCall(name, self._originals[name], _kept(name, given))
-            self._show([call])
-            if self._recording is not None:
-                self._recording.append(call)
-        return self._timed(name, *given)
+    def _call(self, name: str, *arguments: Any) -> Any:
+        if self.on_call is not None or self._capturing is not None:
+            call = KernelCall(name, self._originals[name], _copied(name, arguments))
+            self._report([call])
+            if self._capturing is not None:
+                self._capturing.append(call)
+        return self._timed(name, *arguments)
 
-    def alone(self, calls: Sequence[KernelCall], times: int) -> float:
-        """Median seconds of these calls one after the other from C++, without what was between them."""
-        tape = self._originals["srv_tape_begin"]()
+    def time_alone(self, calls: Sequence[KernelCall], times: int) -> float:
+        """Median seconds of these calls, replayed one after the other from C++ without the calls between them."""
+        graph = self._originals["srv_tape_begin"]()
         for call in calls:
-            call.again()
+            call.repeat()
         self._originals["srv_tape_end"]()
-        run, spent = self._originals[TAPE_RUN], []
+        run, spent = self._originals[GRAPH_RUN], []
         for _ in range(times):
-            begun = perf_counter()
-            run(tape)
-            spent.append(perf_counter() - begun)
-        self._library.srv_tape_free(tape)
+            start = perf_counter()
+            run(graph)
+            spent.append(perf_counter() - start)
+        self._library.srv_tape_free(graph)
         return median(spent)
 
-    def _timed(self, name: str, *given: Any) -> Any:
-        begun = perf_counter()
+    def _timed(self, name: str, *arguments: Any) -> Any:
+        start = perf_counter()
         try:
-            return self._originals[name](*given)
+            return self._originals[name](*arguments)
         finally:
-            self.spent[name] += perf_counter() - begun
+            self.spent[name] += perf_counter() - start
 
-    def _show(self, calls: Sequence[KernelCall]) -> None:
-        if self.see is not None:
+    def _report(self, calls: Sequence[KernelCall]) -> None:
+        if self.on_call is not None:
             for call in calls:
-                self.see(call)
+                self.on_call(call)
 
-    def _tape_begin(self) -> int | None:
-        tape: int | None = self._originals["srv_tape_begin"]()
-        if tape is not None:
-            self._recording = self._tapes[tape] = []
-        return tape
+    def _begin(self) -> int | None:
+        graph: int | None = self._originals["srv_tape_begin"]()
+        if graph is not None:
+            self._capturing = self._graphs[graph] = []
+        return graph
 
-    def _tape_end(self) -> int:
-        self._recording = None
+    def _end(self) -> int:
+        self._capturing = None
         return int(self._originals["srv_tape_end"]())
 
-    def _tape_run(self, tape: int) -> None:
-        self._show(self._tapes[tape])
-        self._timed(TAPE_RUN, tape)
+    def _replay(self, graph: int) -> None:
+        self._report(self._graphs[graph])
+        self._timed(GRAPH_RUN, graph)
 
 
-def _kept(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments that stay as they are when the caller's structure changes."""
-    pointer = ctypes.c_void_p
-    if tuple(library._SIGNATURES[name]) != (ctypes.c_int32, pointer):
-        return given
-    kind, place = given
-    address = place if isinstance(place, int) else ctypes.addressof(place._obj)
+def _copied(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with a copy of their structure, because the caller may change it."""
+    if tuple(library._SIGNATURES[name]) != (ctypes.c_int32, ctypes.c_void_p):
+        return arguments
+    kind, pointer = arguments
+    address = pointer if isinstance(pointer, int) else ctypes.addressof(pointer._obj)
     structure = STRUCTURES[name]
     return kind, structure.from_buffer_copy(structure.from_address(address))

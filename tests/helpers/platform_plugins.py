@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 MANIFEST = """
@@ -53,9 +54,14 @@ def write_plugin(
     entry: str | None = None,
     attribute: str = "MANIFEST",
 ) -> None:
-    """A distribution `srv-<name>` with one module and one entry point."""
+    """A distribution `srv-<name>` with one module and one entry point.
+
+    A package of the same name that an earlier test of this process imported is forgotten.
+    """
     distribution = distribution or f"srv-{name}"
     package = package or f"plugin_{name}"
+    for module in (package, f"{package}.manifest"):
+        sys.modules.pop(module, None)
     (folder / package).mkdir(parents=True)
     (folder / package / "__init__.py").write_text("")
     (folder / package / "manifest.py").write_text(source)

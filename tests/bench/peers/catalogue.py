@@ -1,7 +1,7 @@
-"""Who races: how each server is started, what it computes in, and what it reads a step.
+"""The servers in the benchmark: how each is started, its dtype of arithmetic, and the bytes that it reads per step.
 
-Owns the command lines. Must not know the loads. Two threads each, the same room for keys and values (`POOL_TOKENS`),
-and otherwise the settings that each project recommends for serving.
+Owns the command lines. Must not know the loads. Each server gets two threads, a KV pool of the same size
+(`POOL_TOKENS`), and otherwise the settings that its project recommends for serving.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from srv.specs import SCALE_BYTES
 
 THREADS = 2
 SEQUENCES = 16
-ROOM = 1280  # tokens of one sequence: the longest request has 1,096
-POOL_TOKENS = SEQUENCES * ROOM
-HEAD = 64  # columns of a head of the model's
+MAX_SEQUENCE_TOKENS = 1280  # the longest request has 1,096
+POOL_TOKENS = SEQUENCES * MAX_SEQUENCE_TOKENS
+HEAD_DIM = 64
 HERE = Path(__file__).resolve().parent
-# Peers that choose no type themselves get the one that this machine is fastest in; OpenVINO chooses the same.
+# The dtype for peers that do not choose one: the fastest one on this machine. OpenVINO chooses the same.
 PLAIN = plain_type()
-# Of this server's blocks: with AVX2 alone the output layer, of 8-bit numbers, takes activations of 16 bits.
-ROUNDED = "activations of 8 bits" + (", 16 in the output layer" if machine_kind() == "avx2" else "")
+# How this server quantizes activations. With AVX2 only, the 8-bit weights of the output layer take 16-bit activations.
+ACTIVATIONS = "activations of 8 bits" + (", 16 in the output layer" if machine_kind() == "avx2" else "")
 PLAIN_ARITHMETIC, PLAIN_BYTES = {"bfloat16": ("bf16", 2), "float32": ("f32", 4)}[PLAIN]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One server in the race.
+    """One server in the benchmark.
 
-    `weights` is the file whose tensors it reads, `packed` whether it multiplies them as they are packed there,
-    `item_bytes` what a weight takes otherwise, `arithmetic` the type of its products ("f32", "bf16" or "int8"),
-    `kv_item_bytes` what one number takes in its pool of keys and values, scales included; 0 if it has no pool.
+    `weights`: the file whose tensors it reads. `packed`: whether it multiplies them in their quantized form; otherwise
+    a weight takes `item_bytes`. `arithmetic`: the dtype of its products ("f32", "bf16" or "int8"). `kv_item_bytes`:
+    bytes per value of its KV pool, including scales; 0 if it has no pool.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Peer:
     item_bytes: int = 2
 
     def command(self, port: int) -> list[str]:
-        """What to run for it to serve on a loopback port."""
-        return [word.replace("{port}", str(port)) for word in self.arguments]
+        """The command that serves on this loopback port."""
+        return [argument.replace("{port}", str(port)) for argument in self.arguments]
 
 
 def _srv(name: str, precision: str, arithmetic: str, packed: bool, *more: str, kv_item_bytes: float = 2.0) -> Peer:
     launch = (sys.executable, "-m", "srv", "launch", "--port", "{port}", "--log-level", "warning")
-    room = ("--max-total-tokens", str(POOL_TOKENS))
-    arguments = (*launch, *room, *more)
+    limits = ("--max-total-tokens", str(POOL_TOKENS))
+    arguments = (*launch, *limits, *more)
     return Peer(name, "srv", precision, arithmetic, packed, "Q4_1", arguments, kv_item_bytes=kv_item_bytes)
 
 
@@ -67,9 +67,9 @@ def _llama(kind: str, arithmetic: str) -> Peer:
     program = install.HOME / "llama_cpp" / "build" / "bin" / "llama-server"
     serve = (str(program), "--host", "127.0.0.1", "--port", "{port}", "--model", str(install.model_file(kind)))
     threads = ("--threads", str(THREADS), "--threads-batch", str(THREADS))
-    room = ("--parallel", str(SEQUENCES), "--ctx-size", str(POOL_TOKENS))
+    limits = ("--parallel", str(SEQUENCES), "--ctx-size", str(POOL_TOKENS))
     precision = f"{kind}, activations of {'16 bits' if kind == 'BF16' else '8 bits'}, KV float16"
-    arguments = (*serve, *threads, *room)
+    arguments = (*serve, *threads, *limits)
     return Peer(
         f"llama.cpp {kind}",
         "llama_cpp",
@@ -90,10 +90,19 @@ def _thin(engine: str, kind: str, python: Path, *more: str) -> tuple[str, ...]:
 def _openvino(kind: str, precision: str, arithmetic: str) -> Peer:
     python = install.HOME / "openvino" / "bin" / "python"
     arguments = _thin("openvino", kind, python, "--pool-tokens", str(POOL_TOKENS))
-    # Its pool's own size, as its metrics tell it: 13,680 bytes a token of this model.
-    kept = 2 * 13_680 / 23_040
+    # The size of its pool according to its metrics: 13,680 bytes per token of this model.
+    kv_item_bytes = 2 * 13_680 / 23_040
     name = f"OpenVINO GenAI {kind}"
-    return Peer(name, "openvino", precision, arithmetic, arithmetic == "int8", kind, arguments, kv_item_bytes=kept)
+    return Peer(
+        name,
+        "openvino",
+        precision,
+        arithmetic,
+        arithmetic == "int8",
+        kind,
+        arguments,
+        kv_item_bytes=kv_item_bytes,
+    )
 
 
 def _transformers() -> Peer:
@@ -113,18 +122,18 @@ def _transformers() -> Peer:
 def _vllm() -> Peer:
     python = str(install.HOME / "vllm" / "bin" / "python")
     serve = (python, "-m", "vllm.entrypoints.cli.main", "serve", str(install.folder_model()))
-    place = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", PLAIN, "--served-model-name", "model")
+    where = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", PLAIN, "--served-model-name", "model")
     block = 128
-    room = ("--max-model-len", str(ROOM), "--max-num-seqs", str(SEQUENCES), "--block-size", str(block))
+    limits = ("--max-model-len", str(MAX_SEQUENCE_TOKENS), "--max-num-seqs", str(SEQUENCES), "--block-size", str(block))
     pool = ("--num-gpu-blocks-override", str(POOL_TOKENS // block), "--no-enable-log-requests")
-    environment = {  # it binds its threads itself, and warns of OMP_NUM_THREADS
+    environment = {  # it binds its threads itself, and warns about OMP_NUM_THREADS
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores(THREADS))),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CACHE_ROOT": str(install.HOME / "vllm_cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    arguments = (*serve, *place, *room, *pool)
+    arguments = (*serve, *where, *limits, *pool)
     return Peer(
         "vLLM",
         "vllm",
@@ -141,14 +150,14 @@ def _vllm() -> Peer:
 
 
 PEERS: tuple[Peer, ...] = (
-    _srv("srv", f"Q4_1, {ROUNDED}, KV bfloat16", "int8", True),
+    _srv("srv", f"Q4_1, {ACTIVATIONS}, KV bfloat16", "int8", True),
     _srv(
         "srv KV int8",
-        f"Q4_1, {ROUNDED}, KV 8 bits",
+        f"Q4_1, {ACTIVATIONS}, KV 8 bits",
         "int8",
         True,
         *("--kv-cache-dtype", "int8"),
-        kv_item_bytes=1 + SCALE_BYTES / HEAD,
+        kv_item_bytes=1 + SCALE_BYTES / HEAD_DIM,
     ),
     _srv("srv bfloat16", "bfloat16", "bf16", False, "--dequantize-weights"),
     _llama("Q4_0", "int8"),

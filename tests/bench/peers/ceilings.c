@@ -1,11 +1,11 @@
-/* The machine's ceilings: bytes read a second, and operations a second of products in float32, bfloat16 and int8.
+/* The machine's ceilings: bytes read per second, and operations per second of products in float32, bfloat16 and int8.
  *
  *     cc -O3 -march=native -fopenmp ceilings.c -o ceilings && OMP_NUM_THREADS=2 ./ceilings
  *
- * Prints one JSON object: GB/s and Gop/s (a multiplication and an addition are two), the best of several passes; null
- * where the processor has no instruction for a product. Of bytes that is a product of four, or else AVX2's of two, taken
- * eight times before 16 bits are widened to 32, for which weights of 4 bits leave room. Products stay in registers:
- * nothing but arithmetic is timed. */
+ * Prints one JSON object: GB/s and Gop/s (a multiplication and an addition count as two), the best of several passes;
+ * null if the processor has no instruction for a product. For int8 the instruction multiplies and adds four pairs (VNNI).
+ * On AVX2 it adds two pairs in 16 bits; eight such sums fit 16 bits if one operand has 4 bits, before they are widened
+ * to 32. Operands stay in registers, so that only arithmetic is timed. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -20,8 +20,8 @@
 enum { SUMS = 12, STEPS = 4000000, PASSES = 5 };
 static const size_t READ = (size_t)1 << 30;
 
-/* Bytes of the widest vector; and an operand that the compiler must take for changed, or it would move products out of
- * their loop. */
+/* The bytes of the widest vector, and a barrier that makes the compiler assume that an operand has changed; without it
+ * the products would be moved out of their loop. */
 #if defined(__AVX512F__)
 enum { VECTOR = 64 };
 #define CHANGED(x) __asm__ volatile("" : "+v"(x))
@@ -37,7 +37,7 @@ enum { VECTOR = 16 };
 #define CHANGED(x) __asm__ volatile("" : "+w"(x))
 #endif
 typedef float floats __attribute__((vector_size(VECTOR)));
-typedef uint64_t words __attribute__((vector_size(64)));
+typedef uint64_t uint64s __attribute__((vector_size(64)));
 
 static double now(void) {
     struct timespec at;
@@ -45,28 +45,28 @@ static double now(void) {
     return at.tv_sec + at.tv_nsec * 1e-9;
 }
 
-static volatile uint64_t kept; /* what was computed goes here, so that it is computed */
+static volatile uint64_t sink; /* results go here, so that they are not optimized away */
 
 static double read_pass(const char *bytes) {
     double begun = now();
 #pragma omp parallel
     {
         size_t part = READ / omp_get_num_threads();
-        const words *at = (const words *)(bytes + part * omp_get_thread_num());
-        words a = {0}, b = {0}, c = {0}, d = {0};
-        for (size_t i = 0; i + 4 <= part / sizeof(words); i += 4) {
+        const uint64s *at = (const uint64s *)(bytes + part * omp_get_thread_num());
+        uint64s a = {0}, b = {0}, c = {0}, d = {0};
+        for (size_t i = 0; i + 4 <= part / sizeof(uint64s); i += 4) {
             a ^= at[i];
             b ^= at[i + 1];
             c ^= at[i + 2];
             d ^= at[i + 3];
         }
         a ^= b ^ c ^ d;
-        kept ^= a[0] ^ a[3] ^ a[7];
+        sink ^= a[0] ^ a[3] ^ a[7];
     }
     return READ / (now() - begun) * 1e-9;
 }
 
-/* One pass of SUMS independent chains on every thread; the vectors live in registers. */
+/* One pass with SUMS independent accumulators per thread; the vectors stay in registers. */
 #define PASS(NAME, TYPE, PER_STEP, LEFT, RIGHT, STEP)                                                           \
     static double NAME(void) {                                                                                  \
         double begun = now();                                                                                   \
@@ -81,9 +81,9 @@ static double read_pass(const char *bytes) {
                 _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; i++) sums[i] = STEP;                         \
             }                                                                                                   \
             for (int i = 0; i < SUMS; i++) {                                                                    \
-                uint64_t word;                                                                                  \
-                memcpy(&word, &sums[i], sizeof word);                                                           \
-                kept += word;                                                                                   \
+                uint64_t part;                                                                                  \
+                memcpy(&part, &sums[i], sizeof part);                                                           \
+                sink += part;                                                                                   \
             }                                                                                                   \
         }                                                                                                       \
         return (double)omp_get_max_threads() * SUMS * STEPS * (PER_STEP) / (now() - begun) * 1e-9;              \
@@ -99,13 +99,13 @@ PASS(bfloat16_pass, __m512, 64, __m512i left = _mm512_set1_epi16(0x3f00), __m512
 PASS(int8_pass, __m512i, 128, __m512i left = _mm512_set1_epi8(1), __m512i right = left,
      _mm512_dpbusd_epi32(sums[i], left, right))
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-/* Of 4-bit weights eight products fit 16 bits. */
+/* The sum of eight products with 4-bit weights fits 16 bits. */
 static inline __m256i eight(__m256i sum, __m256i left, __m256i right) {
     __m256i shorts = _mm256_maddubs_epi16(left, right);
     _Pragma("GCC unroll 7") for (int i = 1; i < 8; i++) {
         CHANGED(right);
         shorts = _mm256_add_epi16(shorts, _mm256_maddubs_epi16(left, right));
-        CHANGED(shorts); /* or products come first, and registers do not suffice */
+        CHANGED(shorts); /* otherwise all products come first and do not fit in registers */
     }
     return _mm256_add_epi32(sum, _mm256_madd_epi16(shorts, left));
 }

@@ -1,8 +1,8 @@
-"""The least time that a load can take on this machine: what it must read, and what it must multiply.
+"""The roofline of a load: the minimum time for the bytes that it must read and the products that it must compute.
 
-Owns the arithmetic of bytes and operations of a decoder. Must not know any server: a floor depends on the model, on how
-many bytes its weights take, and on the machine alone. A step reads every weight once, and every request's keys and
-values; a shared prefix is read once for all that share it. The roofline: Williams, Waterman and Patterson, CACM 52(4).
+Owns the count of bytes and operations of a decoder. Must not know any server: a floor depends only on the model, the
+bytes of its weights, and the machine. A step reads every weight once, and the keys and values of every request; a
+shared prefix is read once for all requests. Source: Williams, Waterman and Patterson, Roofline, CACM 52(4).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from machine import Ceilings
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama-like model; `weight_bytes` is what its matrices take where they are multiplied."""
+    """Sizes of a Llama-like model; `weight_bytes`: the bytes of its matrices in the form in which they are multiplied."""
 
     layers: int
     hidden: int
@@ -44,13 +44,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes to read and operations to compute (a multiplication and an addition are two)."""
+    """Bytes to read and operations to compute (a multiplication and an addition count as two)."""
 
     read: float
     operations: float
 
     def seconds(self, ceilings: Ceilings, arithmetic: str) -> float | None:
-        """The longer of reading and computing, as both can go on at once; None where a ceiling was not measured."""
+        """The longer of reading and computing, which overlap; None if a ceiling was not measured."""
         peak = ceilings.operations(arithmetic) or ceilings.f32
         return None if peak is None else max(self.read / ceilings.read, self.operations / peak) * 1e-9
 
@@ -60,17 +60,17 @@ class Work:
 
 
 def prefill(shape: Shape, point: Point) -> Work:
-    """All prompts, less what is shared and computed already; the output layer for one token a request."""
+    """All prompts without the shared prefix, which is cached; the output layer for one token per request."""
     own = point.prompt - point.shared
     tokens = point.requests * own
-    pairs = point.requests * own * (point.shared + (own + 1) / 2)  # of a query and a key
+    pairs = point.requests * own * (point.shared + (own + 1) / 2)  # (query, key)
     attention = 4 * pairs * shape.layers * shape.heads * shape.head_dim
     products = 2 * (tokens * shape.layer_elements + point.requests * shape.hidden * shape.vocab)
     return Work(shape.weight_bytes + point.shared * shape.kv_token_bytes, products + attention)
 
 
 def step(shape: Shape, point: Point) -> Work:
-    """One token for every request, with half of the output there."""
+    """One token for every request, when half of the output has been generated."""
     length = point.prompt + point.output / 2
     kv_tokens = point.shared + point.requests * (length - point.shared)
     attention = 4 * point.requests * length * shape.layers * shape.heads * shape.head_dim
@@ -79,6 +79,6 @@ def step(shape: Shape, point: Point) -> Work:
 
 
 def seconds(shape: Shape, point: Point, ceilings: Ceilings, arithmetic: str) -> float | None:
-    """The floor of a whole load: its prompts, then a step for each further token."""
+    """The floor of a whole load: its prompts, then one step for each further token."""
     first, each = prefill(shape, point).seconds(ceilings, arithmetic), step(shape, point).seconds(ceilings, arithmetic)
     return None if first is None or each is None else first + (point.output - 1) * each

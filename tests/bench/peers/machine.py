@@ -1,4 +1,4 @@
-"""What this machine is, and the most that it can do: memory read a second, products a second."""
+"""Describe this machine and measure its ceilings: bytes read from memory and products per second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("ceilings.c")
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured by `ceilings.c`: GB/s read from memory; Gop/s of products by type, None where none exist."""
+    """Measured by `ceilings.c`: GB/s read from memory, and Gop/s of products by dtype, None if there are none."""
 
     read: float
     f32: float | None
@@ -28,18 +28,18 @@ class Ceilings:
     int8: float | None
 
     def operations(self, arithmetic: str) -> float | None:
-        """Gop/s of "f32", "bf16" or "int8"; what is in bfloat16 can as well be multiplied as float32."""
+        """Gop/s of "f32", "bf16" or "int8"; bfloat16 can also be multiplied as float32."""
         known = [self.bf16, self.f32] if arithmetic == "bf16" else [asdict(self)[arithmetic]]
         return max((each for each in known if each is not None), default=None)
 
 
 def cores(count: int) -> list[int]:
-    """The first so many processors that this process may use."""
+    """The first `count` processors that this process may use."""
     return sorted(os.sched_getaffinity(0))[:count]
 
 
 def measure(threads: int) -> Ceilings | None:
-    """None where there is no C compiler, or the program cannot be built or run."""
+    """The ceilings; None without a C compiler, or if the program cannot be built or run."""
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "ceilings")
         build = ["cc", "-O3", "-march=native", "-fopenmp", str(SOURCE), "-o", program]
@@ -52,23 +52,23 @@ def measure(threads: int) -> Ceilings | None:
     return Ceilings(**json.loads(done.stdout))
 
 
-# Of a processor's instructions those that a race's page names.
-TOLD = (
+# The processor features that the page of a benchmark lists.
+LISTED_INSTRUCTIONS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "bf16"),
 )
-# The instructions that say most of a machine, best first, and the names that its races go by.
+# The processor features that name the kind of a machine, best first.
 KINDS = {"amx_tile": "amx", "avx512f": "avx512", "avx2": "avx2", "asimd": "neon"}
 
 
 def machine_kind(instructions: Iterable[str] | None = None) -> str:
-    """The name of a machine's race among those of others; without its instructions, that of this one."""
+    """The kind of a machine, which names its benchmark file; the kind of this machine without `instructions`."""
     found = set(_instructions() if instructions is None else instructions)
     return next((name for flag, name in KINDS.items() if flag in found), "plain")
 
 
-def plain_type(instructions: Iterable[str] | None = None) -> str:
-    """What plain weights are best multiplied in: "bfloat16" where a processor has products of it, or else "float32"."""
+def unquantized_dtype(instructions: Iterable[str] | None = None) -> str:
+    """The fastest dtype for unquantized weights: "bfloat16" if the processor has products of it, or else "float32"."""
     found = set(_instructions() if instructions is None else instructions)
     return "bfloat16" if found & BFLOAT16_UNITS else "float32"
 
@@ -79,7 +79,7 @@ def describe() -> dict[str, object]:
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": [name for name in TOLD if name in found],
+        "instructions": [name for name in LISTED_INSTRUCTIONS if name in found],
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

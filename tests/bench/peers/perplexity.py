@@ -1,8 +1,8 @@
-"""Perplexity of one text, the same way for every peer: through its own logits, in windows, as llama.cpp does it.
+"""Perplexity of one text, computed in the same way for every peer: from its own logits, in windows, as llama.cpp does.
 
-The text is cut into windows of 512 tokens. Each is a prompt of its own; what is scored are the tokens after its first
-half and its middle one, which have at least 256 tokens before them (llama.cpp, tools/perplexity). Servers tell the log
-probabilities of a prompt (`echo` and `logprobs` of `/v1/completions`); llama.cpp's server does not, and its own program
+The text is split into windows of 512 tokens, and each window is one prompt. Only the tokens after its middle token are
+scored, so that each has at least 256 tokens of context (llama.cpp, tools/perplexity). Servers return the log
+probabilities of a prompt (`echo` and `logprobs` of `/v1/completions`). llama.cpp's server does not, so its program
 `llama-perplexity` is run on the same text.
 """
 
@@ -25,12 +25,12 @@ FINAL = re.compile(r"Final estimate: PPL = ([\d.]+)")
 
 
 def windows(ids: Sequence[int]) -> list[list[int]]:
-    """Whole windows; the rest of the text is left out."""
+    """All complete windows; the remaining tokens are ignored."""
     return [list(ids[start : start + WINDOW]) for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
 
 
 def scored(logprobs: Sequence[float | None]) -> list[float]:
-    """Of one window's log probabilities, one a token, those that count."""
+    """The log probabilities that are scored, out of one per token of a window."""
     return [one for one in logprobs[WINDOW // 2 + 1 : WINDOW] if one is not None]
 
 
@@ -39,7 +39,7 @@ def perplexity(logprobs: Sequence[float]) -> float:
 
 
 def over_http(port: int, ids: Sequence[int], model: str | None) -> float:
-    """Perplexity as the server on `port` has it. Raises RuntimeError where it tells no log probabilities."""
+    """The perplexity of the server on `port`. Raises RuntimeError if it returns no log probabilities."""
     found: list[float] = []
     for window in windows(ids):
         fields = {"prompt": window, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
@@ -52,19 +52,19 @@ def over_http(port: int, ids: Sequence[int], model: str | None) -> float:
 
 
 def same_tokens(port: int, ids: Sequence[int]) -> bool:
-    """Whether llama.cpp's server cuts the text into the same tokens."""
+    """Whether llama.cpp's server tokenizes the text in the same way."""
     answer = _post(port, "/tokenize", {"content": TEXT.read_text(), "add_special": True})
     return list(answer["tokens"]) == list(ids)
 
 
 def by_llama(program: Path, model: Path, threads: int) -> float:
-    """llama.cpp's own program on the same text. Raises RuntimeError where it fails."""
+    """The perplexity by llama.cpp's own program. Raises RuntimeError if it fails."""
     command = [program, "--model", model, "--file", TEXT, "--ctx-size", WINDOW, "--threads", threads]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    told = FINAL.search(done.stdout + done.stderr)
-    if told is None:
-        raise RuntimeError(f"llama-perplexity told no figure (status {done.returncode}): {done.stderr[-300:]}")
-    return float(told[1])
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    estimate = FINAL.search(done.stdout + done.stderr)
+    if estimate is None:
+        raise RuntimeError(f"llama-perplexity printed no estimate (status {done.returncode}): {done.stderr[-300:]}")
+    return float(estimate[1])
 
 
 def _post(port: int, path: str, fields: dict[str, object]) -> Any:
