@@ -21,13 +21,13 @@ from typing import Any
 
 from srv_kernels.cpu import library
 
-# Kernels that take their arguments as a pointer to a structure (srv_byte_linear: ByteLinearArgs), by the kernel's name.
+# Kernels that take their arguments as a pointer to a structure (srv_w8a8_linear: W8a8LinearArgs), by the kernel's name.
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "srv" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", args.__name__.removesuffix("Args")): args
     for args in library._ARGS
 }
-GRAPH_RUN = "srv_tape_run"
-_NO_KERNELS = ("srv_set_threads", GRAPH_RUN, "srv_tape_free")
+GRAPH_RUN = "srv_graph_replay"
+_NO_KERNELS = ("srv_set_threads", GRAPH_RUN, "srv_graph_free")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class KernelCalls:
 
     def __enter__(self) -> KernelCalls:
         wrapped = {name: partial(self._call, name) for name in library._SIGNATURES if name not in _NO_KERNELS}
-        wrapped |= {"srv_tape_begin": self._begin, "srv_tape_end": self._end, GRAPH_RUN: self._replay}
+        wrapped |= {"srv_graph_capture_begin": self._begin, "srv_graph_capture_end": self._end, GRAPH_RUN: self._replay}
         for name, function in wrapped.items():
             self._originals[name] = getattr(self._library, name)
             setattr(self._library, name, function)
@@ -86,16 +86,16 @@ class KernelCalls:
 
     def time_alone(self, calls: Sequence[KernelCall], times: int) -> float:
         """Median seconds of these calls, replayed one after the other from C++ without the calls between them."""
-        graph = self._originals["srv_tape_begin"]()
+        graph = self._originals["srv_graph_capture_begin"]()
         for call in calls:
             call.repeat()
-        self._originals["srv_tape_end"]()
+        self._originals["srv_graph_capture_end"]()
         run, spent = self._originals[GRAPH_RUN], []
         for _ in range(times):
             start = perf_counter()
             run(graph)
             spent.append(perf_counter() - start)
-        self._library.srv_tape_free(graph)
+        self._library.srv_graph_free(graph)
         return median(spent)
 
     def _timed(self, name: str, *arguments: Any) -> Any:
@@ -111,14 +111,14 @@ class KernelCalls:
                 self.on_call(call)
 
     def _begin(self) -> int | None:
-        graph: int | None = self._originals["srv_tape_begin"]()
+        graph: int | None = self._originals["srv_graph_capture_begin"]()
         if graph is not None:
             self._capturing = self._graphs[graph] = []
         return graph
 
     def _end(self) -> int:
         self._capturing = None
-        return int(self._originals["srv_tape_end"]())
+        return int(self._originals["srv_graph_capture_end"]())
 
     def _replay(self, graph: int) -> None:
         self._report(self._graphs[graph])

@@ -1,10 +1,10 @@
-"""What sampling costs this server: tokens a second with temperature 1 beside those of greedy requests.
+"""How much sampling costs this server: tokens per second with temperature 1 compared with greedy requests.
 
     python tests/bench/sampled.py [--rounds 3] [--json FILE]
 
-The server of the race's own entry is started once. In a round every way of choosing tokens takes its turn at each load,
-forwards, then backwards, and so on; a short load is repeated. A figure is the median over rounds. Answers have the same
-length in all of them.
+The server is started once, as in the peer benchmark. A round runs each load with every kind of sampling parameters,
+forwards, then backwards, and so on; a short load is repeated. A figure is the median over rounds. All answers have the
+same length.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rich.table import Table
 from serving import Serving
 from stream_client import GREEDY, run_load
 
-GREEDILY = "greedy"
-WAYS: Mapping[str, Mapping[str, object]] = {
-    GREEDILY: GREEDY,
+GREEDY_NAME = "greedy"
+SAMPLINGS: Mapping[str, Mapping[str, object]] = {
+    GREEDY_NAME: GREEDY,
     "temperature 1": {"temperature": 1},
     "temperature 1, top_p 0.95": {"temperature": 1, "top_p": 0.95},
     "temperature 1, top_k 50": {"temperature": 1, "top_k": 50},
@@ -42,15 +42,15 @@ Figures = dict[str, dict[str, dict[str, object]]]
 
 
 def measure(port: int, points: Sequence[Point], rounds: int, prompts: Prompts) -> Figures:
-    """By load and way: tokens a second, their ratio to the greedy ones, and the seconds of each round."""
+    """By load and sampling: tokens per second, the ratio to greedy, and the seconds of each round."""
     for point in points:
-        for sampling in WAYS.values():  # what a way needs is made ready before it is timed
+        for sampling in SAMPLINGS.values():  # warm-up
             run_load(port, replace(point, output=8), prompts, sampling=sampling)
-    seconds: dict[str, dict[str, list[float]]] = {point.name: {way: [] for way in WAYS} for point in points}
+    seconds: dict[str, dict[str, list[float]]] = {point.name: {name: [] for name in SAMPLINGS} for point in points}
     for number in range(rounds):
         for point in points:
-            for way in (list(WAYS)[index] for index in order(len(WAYS), number)):
-                seconds[point.name][way].append(_round(port, point, prompts, WAYS[way]))
+            for name in (list(SAMPLINGS)[index] for index in order(len(SAMPLINGS), number)):
+                seconds[point.name][name].append(_round(port, point, prompts, SAMPLINGS[name]))
     return {point.name: _figures(point, seconds[point.name]) for point in points}
 
 
@@ -62,22 +62,22 @@ def _round(port: int, point: Point, prompts: Prompts, sampling: Mapping[str, obj
 
 
 def _figures(point: Point, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, object]]:
-    middle = {way: statistics.median(each) for way, each in seconds.items()}
+    middle = {name: statistics.median(each) for name, each in seconds.items()}
     return {
-        way: {
-            "tokens_s": round(point.counted / middle[way], 1),
-            "ratio": round(middle[GREEDILY] / middle[way], 3),
-            "rounds_s": [round(each, 4) for each in seconds[way]],
+        name: {
+            "tokens_s": round(point.counted / middle[name], 1),
+            "ratio": round(middle[GREEDY_NAME] / middle[name], 3),
+            "rounds_s": [round(each, 4) for each in seconds[name]],
         }
-        for way in seconds
+        for name in seconds
     }
 
 
 def show(figures: Figures) -> None:
-    table = Table("load", "chosen", "tokens/s", "÷ greedy")
-    for load, ways in figures.items():
-        for way, found in ways.items():
-            table.add_row(load, way, f"{found['tokens_s']:.1f}", f"{found['ratio']:.2f}")
+    table = Table("load", "sampling", "tokens/s", "÷ greedy")
+    for load, samplings in figures.items():
+        for name, found in samplings.items():
+            table.add_row(load, name, f"{found['tokens_s']:.1f}", f"{found['ratio']:.2f}")
     Console(width=100).print(table)
 
 

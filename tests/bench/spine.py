@@ -1,11 +1,10 @@
-"""This server over HTTP against transformers' `generate`: one run, one machine, one model, one dtype.
+"""Compare this server over HTTP with transformers' `generate`: one run, one machine, one model, one dtype.
 
     python tests/bench/spine.py [--rounds 3] [--dtype bfloat16] [--out docs/benchmarks]
 
-Both sides take turns round by round, so that a drifting machine drifts for both; the table shows medians.
-The server answers streamed HTTP requests with token ids in; transformers runs in this process, while the
-server is idle. Every prompt is random and new (so the prefix cache does not help), save at the shared-prefix
-point, where it is meant to.
+Both run in turns, so that a machine whose speed changes affects both; the table shows medians. The server answers
+streamed HTTP requests with token ids; transformers runs in this process while the server is idle. Every prompt is
+random and new, so that the prefix cache does not help, except in the load with a shared prefix.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ START_TIMEOUT_S = 180
 
 
 async def _one(client: httpx.AsyncClient, ids: list[int], output: int) -> tuple[float, int]:
-    """Seconds to the first token, and the tokens that came."""
+    """Seconds to the first token, and the number of tokens."""
     body = {
         "input_ids": ids,
         "sampling_params": {"max_new_tokens": output, "temperature": 0, "ignore_eos": True},
@@ -73,7 +72,7 @@ class Peer:
     def __init__(self, gguf: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM, GgufConfig
 
-        # Dense weights, as ours: left packed, transformers unpacks every matrix at every step.
+        # Dense weights, like ours: transformers would dequantize quantized weights in every step.
         self._model = AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), gguf_file=gguf.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         ).eval()
@@ -97,7 +96,7 @@ class Peer:
 
 
 class Server:
-    """`srv launch` on a free loopback port, ended when the context closes."""
+    """`srv launch` on a free loopback port; it is stopped when the context exits."""
 
     def __init__(self, dtype: str) -> None:
         with socket.socket() as probe:
@@ -111,7 +110,7 @@ class Server:
             "launch",
             "--port",
             str(port),
-            "--dequantize-weights",  # as the peer has them
+            "--dequantize-weights",  # as in the peer
             "--dtype",
             dtype,
             "--log-level",

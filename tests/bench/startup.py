@@ -1,9 +1,9 @@
-"""What the commands cost that an operator waits for, in empty Python starts: `args list`, `launch --help`, `plan`.
+"""The time of commands that an operator waits for, in empty Python starts: `args list`, `launch --help`, `plan`.
 
     python tests/bench/startup.py [--rounds 15] [--json FILE]
 
-Processor time (user and system) of whole processes, in turns, medians; bytecode is compiled before. `plan` resolves for
-hardware that is not here, with the demo model if it is installed. Goal: at most ten empty starts.
+Figures are medians of the processor time (user and system) of whole processes that run in turns; bytecode is compiled
+before. `plan` resolves for absent hardware, with the demo model if it is installed. Goal: at most ten empty starts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def processor_seconds(command: Sequence[str]) -> float:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Median milliseconds by command; one round before them writes the bytecode."""
+    """Median milliseconds by command; a first round, which is not counted, writes the bytecode."""
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for number in range(rounds + 1):
         for name, command in COMMANDS.items():
@@ -58,16 +58,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
-    found = measure(given.rounds)
+    options = parser.parse_args()
+    found = measure(options.rounds)
     table = Table("command", "ms", "empty starts", f"at most {GOAL}")
     for name, milliseconds in found.items():
         ratio = milliseconds / found[EMPTY]
         table.add_row(name, f"{milliseconds:.1f}", f"{ratio:.1f}", "yes" if ratio <= GOAL else "no")
     Console().print(table)
-    if given.json is not None:
-        told = {name: {"ms": round(ms, 2), "empty_starts": round(ms / found[EMPTY], 2)} for name, ms in found.items()}
-        given.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if options.json is not None:
+        report = {name: {"ms": round(ms, 2), "empty_starts": round(ms / found[EMPTY], 2)} for name, ms in found.items()}
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

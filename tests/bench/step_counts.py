@@ -1,9 +1,9 @@
-"""What a step of the CPU engine costs, in counts that no machine's speed changes.
+"""Count what a step of the CPU engine reads, allocates and calls; the counts do not depend on the machine's speed.
 
-    python tests/bench/step_counts.py        prints the table of test_step_counts.py as it should now be
+    python tests/bench/step_counts.py        prints the current table for test_step_counts.py
 
-Owns the counting and the shapes that are counted; the numbers that are right are the test's. See `Counts` for what each
-one is, and `stepping` for what a step is.
+Owns the counting and the shapes that are counted; the test has the expected numbers. See `Counts` for the meaning of
+each count, and `stepping` for the definition of a step.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ FLAGS = (
     *("--graph-batch-sizes", *map(str, DECODES)),
 )
 PACKAGES = ("srv", "srv_cpu", "srv_kernels")
-# Python 3.12 calls comprehensions no longer.
+# Since Python 3.12, most comprehensions are not function calls.
 UNCOUNTED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-# Which arguments of a kernel are weights that it reads from the first byte to the last. Rows of the embedding and of
-# the table of cosines, one for each token, are left out.
+# The arguments of each kernel that are weights, which it reads completely. The embedding and the cosine table are not
+# counted, because only one row per token is read.
 WEIGHTS: Mapping[str, tuple[int | str, ...]] = {
-    "srv_norm": (3,),
-    "srv_add_norm": (5,),
-    "srv_gate": (),
+    "srv_rms_norm": (3,),
+    "srv_add_rms_norm": (5,),
+    "srv_silu_and_mul": (),
     "srv_rotary": (),
     "srv_attention": (),
     "srv_linear": (3, 4),
-    "srv_scaled_linear": (3, 4, 5),
-    "srv_byte_linear": ("weight", "scales", "correction", "bias"),
-    "srv_block_linear": ("weight", "bias"),
-    "srv_block_rows": (),
+    "srv_int8_weight_linear": (3, 4, 5),
+    "srv_w8a8_linear": ("weight", "scales", "compensation", "bias"),
+    "srv_gguf_linear": ("weight", "bias"),
+    "srv_gguf_rows": (),
     "srv_most_likely": (),
     "srv_draw": (),
 }
@@ -73,12 +73,12 @@ WEIGHTS: Mapping[str, tuple[int | str, ...]] = {
 
 @dataclass(frozen=True)
 class Counts:
-    """One step's costs.
+    """The counts of one step.
 
-    weight_bytes: of the tensors that kernels are given as weights, as often as they are given. kv_bytes: of the keys
-    and values that the step's attention reads, as often as it reads them. allocations: tensors whose memory is new.
-    native_calls: of the library's kernels, on a tape or not. torch_calls: operators that PyTorch dispatches.
-    python_calls: functions of this project's packages, without comprehensions.
+    weight_bytes: of the weights that are passed to kernels, for each call. kv_bytes: of the keys and values that
+    attention reads, for each read. allocations: tensors with newly allocated memory. native_calls: calls of the
+    library's kernels, including those of replayed graphs. torch_calls: operators that PyTorch dispatches.
+    python_calls: calls of functions of this project's packages, without comprehensions.
     """
 
     weight_bytes: int
@@ -90,7 +90,7 @@ class Counts:
 
 
 class _Operators(TorchDispatchMode):
-    """Counts operators on this thread, and results that lie in no argument's memory."""
+    """Counts operators on this thread, and results that do not share the memory of an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,16 +128,16 @@ class _Functions:
 
 
 class _Kernels:
-    """Counts kernels, and notes at which addresses they read weights, and how much of which pool's pages."""
+    """Counts kernels, and records the addresses of weights and the number of pages that are read from each pool."""
 
     def __init__(self) -> None:
         self.count = 0
         self.weights: list[int] = []
         self.pages: list[tuple[int, Fraction]] = []
 
-    def see(self, call: KernelCall) -> None:
+    def record(self, call: KernelCall) -> None:
         if call.name not in WEIGHTS:
-            raise AssertionError(f"{call.name} is new: say in step_counts.WEIGHTS which of its arguments are weights")
+            raise AssertionError(f"{call.name} is new: list its weight arguments in step_counts.WEIGHTS")
         self.count += 1
         places = [call.argument(which) for which in WEIGHTS[call.name]]
         self.weights += [place for place in places if place is not None]
@@ -146,22 +146,22 @@ class _Kernels:
 
 
 def _pages(call: KernelCall) -> Fraction:
-    """What one layer's attention reads of a pool, in pages. To be asked when the call is made."""
+    """The pages of a pool that one layer's attention reads. Call it at the time of the call."""
     library = load().library
     assert library is not None, "there are no native kernels"
-    blocks = library.srv_attention_blocks(ctypes.byref(call.given[1]))
+    blocks = library.srv_attention_blocks(ctypes.byref(call.arguments[1]))
     return Fraction(blocks, call.argument("kv_heads") * call.argument("page_size") // BLOCK_TOKENS)
 
 
 class CountedEngine:
-    """An engine whose steps are counted."""
+    """Counts the steps of an engine."""
 
     def __init__(self, engine: LocalEngine, calls: KernelCalls) -> None:
         self._steps = Stepping(engine)
         self._calls = calls
 
     def counts(self, shape: str) -> Counts:
-        """Those of one of `shapes()`."""
+        """The counts of one of `shapes()`."""
         if shape == PREFILL:
             return self._prefill()
         if shape == SHARED:
@@ -170,7 +170,7 @@ class CountedEngine:
         return self._decode(prompts, temperature=1.0, top_p=0.9) if shape == DRAWN else self._decode(prompts)
 
     def _shared(self) -> Counts:
-        """Rows whose prompts begin alike, as the prefix cache knows already."""
+        """Decode rows whose prompts share a cached prefix."""
         prefix = _prompt(0, PREFIX)
         self._steps.add([prefix], 1)
         self._steps.step()
@@ -178,7 +178,7 @@ class CountedEngine:
         return self._decode([prefix + _prompt(number, PROMPT) for number in range(1, max(DECODES) + 1)])
 
     def _decode(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0, top_p: float = 1.0) -> Counts:
-        """The third step that all of them decode in, which is captured."""
+        """The third step in which all rows decode, which is replayed."""
         rows = len(prompts)
         self._steps.add(prompts, 64, temperature, top_p)
         self._steps.until_all_decode(rows)
@@ -189,7 +189,7 @@ class CountedEngine:
         return counts
 
     def _prefill(self) -> Counts:
-        """One chunk that ends its prompt, the second of its kind."""
+        """The second prefill of one chunk that completes its prompt."""
         for number in range(2):
             self._steps.add([_prompt(number, CHUNK)], 1)
             counts, result = self._counted()
@@ -199,10 +199,10 @@ class CountedEngine:
 
     def _counted(self) -> tuple[Counts, Result]:
         kernels = _Kernels()
-        self._calls.see = kernels.see
+        self._calls.on_call = kernels.record
         with _Operators() as operators, _Functions() as functions:
             result = self._steps.step()
-        self._calls.see, sizes = None, _sizes()
+        self._calls.on_call, sizes = None, _sizes()
         return Counts(
             weight_bytes=sum(sizes[address][0] for address in kernels.weights),
             kv_bytes=int(sum(pages * sizes[address][1] for address, pages in kernels.pages)),
@@ -218,10 +218,10 @@ def _prompt(number: int, length: int) -> list[int]:
 
 
 def _sizes() -> dict[int, tuple[int, int]]:
-    """Of all tensors in host memory, by address: their bytes, and those of one along the first axis.
+    """The bytes of every CPU tensor, and the bytes per index of its first axis, by address.
 
-    Of several that begin at one address the smallest counts (a weight may be the first in a chunk of memory), in the
-    shape whose first axis is the shortest.
+    If several tensors start at the same address, the smallest counts (a weight may be the first in a larger buffer),
+    with the shape whose first axis is the shortest.
     """
     found: dict[int, tuple[int, int]] = {}
     for each in gc.get_objects():
@@ -237,7 +237,7 @@ def shapes() -> list[str]:
 
 
 def small_gguf(folder: Path) -> Path:
-    """A random model of three layers, stored as the demo model is: blocks of 4 bits, and of 8 in the output layer."""
+    """A random model of three layers, quantized like the demo model: Q4_1, and Q8_0 in the output layer."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 320}
     model = small_model("llama", **sizes, max_position_embeddings=1024, tie_word_embeddings=True)
     path = folder / "small.gguf"
@@ -250,7 +250,7 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {"small": small_gguf, "demo": lam
 
 @contextmanager
 def counted_engine(model: str) -> Iterator[CountedEngine]:
-    """One for a model of `MODELS`."""
+    """A counted engine for a model of `MODELS`."""
     threads = torch.get_num_threads()
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
@@ -260,15 +260,15 @@ def counted_engine(model: str) -> Iterator[CountedEngine]:
         yield CountedEngine(engine, calls)
 
 
-def moved(model: str, shape: str, was: Counts, now: Counts) -> str:
-    """Which counts differ, and what to do about it."""
+def explain_change(model: str, shape: str, was: Counts, now: Counts) -> str:
+    """Say which counts differ, and what to do about it."""
     old, new = asdict(was), asdict(now)
     changes = [f"{name} from {old[name]:,} to {new[name]:,}" for name in old if old[name] != new[name]]
-    told = ", ".join(changes).replace(" from", " went from", 1)
+    changed = ", ".join(changes).replace(" from", " went from", 1)
     return (
-        f"{shape}, {model} model: {told}. If a step is meant to cost that, put what "
-        "`python tests/bench/step_counts.py` prints into tests/bench/test_step_counts.py, and say in the commit why; "
-        "if not, find what reads, allocates or calls anew."
+        f"{shape}, {model} model: {changed}. If this is intended, put the output of "
+        "`python tests/bench/step_counts.py` into tests/bench/test_step_counts.py, and say why in the commit message; "
+        "otherwise find the code that reads, allocates or calls more or less than before."
     )
 
 

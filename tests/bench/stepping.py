@@ -1,6 +1,6 @@
-"""An engine's steps one at a time on the caller's thread, so that all of one can be counted or timed.
+"""Run an engine's steps one at a time on the caller's thread, so that a whole step can be counted or timed.
 
-A step is what the engine's loop does with one plan: schedule, launch, collect, apply. Nothing overlaps here.
+A step is one iteration of the engine's loop without overlap: schedule, launch, collect, apply.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from srv.types import SamplingParams
 def request_of(
     number: int, tokens: Sequence[int], output: int, temperature: float = 0.0, top_p: float = 1.0
 ) -> Generate:
-    """A request that only its length ends; greedy, unless it has a temperature."""
+    """A request that ends only by its length; greedy unless it has a temperature."""
     params = SamplingParams(max_tokens=output, temperature=temperature, top_p=top_p, seed=number, ignore_eos=True)
     return Generate(request=f"request {number}", tokens=list(tokens), params=params)
 
 
 class Stepping:
-    """Drives the scheduler and the runner of an engine whose own loop rests meanwhile."""
+    """Drives the scheduler and the runner of an engine whose own loop is idle."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._scheduler = engine._engine.scheduler
@@ -35,7 +35,7 @@ class Stepping:
             assert refused is None, refused
 
     def step(self) -> Result:
-        """One step; there must be something to run."""
+        """Run one step; there must be a request to run."""
         plan = self._scheduler.schedule()
         assert plan is not None, "nothing is left to run"
         result: Result = self.runner.launch(plan).collect()
@@ -43,12 +43,12 @@ class Stepping:
         return result
 
     def until_all_decode(self, rows: int) -> None:
-        """Prompts are computed, and one step was replayed in which `rows` rows decode."""
+        """Run steps until all prompts are computed and one step with `rows` decode rows has been replayed."""
         result = self.step()
         while not (result.replayed and len(result.rows) == rows):
             result = self.step()
 
     def end(self, flush: bool = True) -> None:
-        """Requests end here; `flush`: what the prefix cache has of them is forgotten too."""
+        """Abort all requests. `flush`: also clear the prefix cache."""
         self._scheduler.abort(None)
         assert not flush or self._scheduler.flush()

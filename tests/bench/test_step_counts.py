@@ -1,4 +1,4 @@
-"""A step of the CPU engine reads, allocates and calls as often as this table says; which no machine's speed changes."""
+"""A step of the CPU engine reads, allocates and calls as much as this table says, on any machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from step_counts import PREFILL, WEIGHTS, CountedEngine, Counts, counted_engine, moved
+from step_counts import PREFILL, WEIGHTS, CountedEngine, Counts, counted_engine, explain_change
 
 from srv_kernels.cpu.library import _SIGNATURES, load
 
 Engines = Callable[[str], CountedEngine]
 
-# As `python tests/bench/step_counts.py` prints it. Comprehensions are not among the Python calls, so they are the same
-# from 3.11 on; torch's calls are those of the release in constraints.txt.
+# The output of `python tests/bench/step_counts.py`. Python calls do not include comprehensions, so they are the same
+# since 3.11; torch's calls are those of the release in constraints.txt.
 #   weight_bytes, kv_bytes, allocations, native_calls, torch_calls, python_calls
 EXPECTED = {
     ("small", "decode of 1 row"): Counts(321_792, 86_016, 2, 31, 13, 73),
@@ -39,9 +39,9 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
-    """An engine for each model, made when it is first asked for."""
+    """One engine per model, created at its first use."""
     if load().library is None:
-        pytest.skip(f"what is counted are native kernels: {load().reason}")
+        pytest.skip(f"native kernels are counted, but are not available: {load().reason}")
     made: dict[str, CountedEngine] = {}
     with ExitStack() as stack:
 
@@ -59,7 +59,7 @@ def engines() -> Iterator[Engines]:
 )
 def test_a_step_costs_what_the_table_says(engines: Engines, model: str, shape: str) -> None:
     found, expected = engines(model).counts(shape), EXPECTED[model, shape]
-    assert found == expected, moved(model, shape, expected, found)
+    assert found == expected, explain_change(model, shape, expected, found)
 
 
 def test_weights_of_every_product_are_counted() -> None:
@@ -67,15 +67,15 @@ def test_weights_of_every_product_are_counted() -> None:
     assert products == {name for name, weights in WEIGHTS.items() if weights and name.endswith("linear")}
 
 
-def test_a_count_that_moves_is_told_with_what_to_do() -> None:
+def test_a_changed_count_is_reported_with_a_remedy() -> None:
     was = EXPECTED["small", PREFILL]
-    told = moved("small", PREFILL, was, replace(was, native_calls=30, torch_calls=70))
-    assert told.startswith("prefill of 512, small model: native_calls went from 31 to 30, torch_calls from 79 to 70.")
-    assert "python tests/bench/step_counts.py" in told
+    text = explain_change("small", PREFILL, was, replace(was, native_calls=30, torch_calls=70))
+    assert text.startswith("prefill of 512, small model: native_calls went from 31 to 30, torch_calls from 79 to 70.")
+    assert "python tests/bench/step_counts.py" in text
 
 
 def test_a_step_is_counted_the_same_again(engines: Engines) -> None:
-    """Whatever was counted before: nothing is left of it."""
+    """The counts do not depend on what was counted before."""
     shape = "decode of 4 rows"
     first, _, again = (engines("small").counts(each) for each in (shape, PREFILL, shape))
     assert asdict(first) == asdict(again)

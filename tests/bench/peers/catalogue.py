@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import install
-from machine import cores, machine_kind, plain_type
+from machine import cores, machine_kind, unquantized_dtype
 
 from srv.specs import SCALE_BYTES
 
@@ -23,10 +23,10 @@ POOL_TOKENS = SEQUENCES * MAX_SEQUENCE_TOKENS
 HEAD_DIM = 64
 HERE = Path(__file__).resolve().parent
 # The dtype for peers that do not choose one: the fastest one on this machine. OpenVINO chooses the same.
-PLAIN = plain_type()
+DTYPE = unquantized_dtype()
 # How this server quantizes activations. With AVX2 only, the 8-bit weights of the output layer take 16-bit activations.
 ACTIVATIONS = "activations of 8 bits" + (", 16 in the output layer" if machine_kind() == "avx2" else "")
-PLAIN_ARITHMETIC, PLAIN_BYTES = {"bfloat16": ("bf16", 2), "float32": ("f32", 4)}[PLAIN]
+DTYPE_ARITHMETIC, DTYPE_BYTES = {"bfloat16": ("bf16", 2), "float32": ("f32", 4)}[DTYPE]
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,20 @@ def _transformers() -> Peer:
     return Peer(
         "transformers",
         "transformers",
-        PLAIN,
-        PLAIN_ARITHMETIC,
+        DTYPE,
+        DTYPE_ARITHMETIC,
         False,
         "Q4_1",
-        _thin("transformers", "Q4_1", Path(sys.executable), "--dtype", PLAIN),
+        _thin("transformers", "Q4_1", Path(sys.executable), "--dtype", DTYPE),
         kv_item_bytes=0.0,
-        item_bytes=PLAIN_BYTES,
+        item_bytes=DTYPE_BYTES,
     )
 
 
 def _vllm() -> Peer:
     python = str(install.HOME / "vllm" / "bin" / "python")
     serve = (python, "-m", "vllm.entrypoints.cli.main", "serve", str(install.folder_model()))
-    where = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", PLAIN, "--served-model-name", "model")
+    where = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", DTYPE, "--served-model-name", "model")
     block = 128
     limits = ("--max-model-len", str(MAX_SEQUENCE_TOKENS), "--max-num-seqs", str(SEQUENCES), "--block-size", str(block))
     pool = ("--num-gpu-blocks-override", str(POOL_TOKENS // block), "--no-enable-log-requests")
@@ -137,15 +137,15 @@ def _vllm() -> Peer:
     return Peer(
         "vLLM",
         "vllm",
-        PLAIN,
-        PLAIN_ARITHMETIC,
+        DTYPE,
+        DTYPE_ARITHMETIC,
         False,
         "Q4_1",
         arguments,
         environment,
         model="model",
-        kv_item_bytes=PLAIN_BYTES,
-        item_bytes=PLAIN_BYTES,
+        kv_item_bytes=DTYPE_BYTES,
+        item_bytes=DTYPE_BYTES,
     )
 
 
@@ -164,7 +164,7 @@ PEERS: tuple[Peer, ...] = (
     _llama("Q8_0", "int8"),
     _llama("BF16", "bf16"),
     _openvino("Q4_1", "Q4_1 as 4-bit integers, KV 8 bits", "int8"),
-    _openvino("F16", f"{PLAIN} from float16, KV 8 bits", PLAIN_ARITHMETIC),
+    _openvino("F16", f"{DTYPE} from float16, KV 8 bits", DTYPE_ARITHMETIC),
     _vllm(),
     _transformers(),
 )

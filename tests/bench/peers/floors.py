@@ -15,7 +15,7 @@ from machine import Ceilings
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama-like model; `weight_bytes`: the bytes of its matrices in the form in which they are multiplied."""
+    """Sizes of a Llama-like model. `weight_bytes`: the bytes of its matrices in the form that is multiplied."""
 
     layers: int
     hidden: int

@@ -1,13 +1,13 @@
-"""This server against its peers: one machine, one run, one model, one load client, turn by turn.
+"""Benchmark this server and its peers: one machine, one run, one model, one load client, in turns.
 
     python tests/bench/peers/race.py [--rounds 3] [--peers srv llama_cpp ...] [--points 1 4 16 prefill prefix]
 
-A round starts every server in turn (forwards, then backwards, and so on), alone on the machine, warms it up, puts every
-load on it and stops it; before each turn the machine's own ceilings are measured. A figure is the median over rounds;
-within a round a short load is repeated and its median taken. In the last round each is also weighed, and tells the
-perplexity of one text. At the end a step of this server is taken apart (`step_profile.py`). What does not install,
-start or answer is reported with its reason, and the rest goes on. Writes `docs/benchmarks/peers-KIND.json`, where KIND
-names what the processor has (avx512, avx2, ...), and what `report.py` makes of it and of the races on other machines.
+A round starts one server after the other (forwards, then backwards, and so on), alone on the machine, warms it up, runs
+every load and stops it. The machine's ceilings are measured before each turn. A figure is the median over the rounds;
+in a round, a short load is repeated and its median is used. In the last round, memory and the perplexity of one text
+are measured too. At the end a step of this server is profiled (`step_profile.py`). A peer that cannot be installed or
+started, or that fails, is reported with the reason, and the others continue. Writes `docs/benchmarks/peers-KIND.json`,
+where KIND names the instruction set (avx512, avx2, ...), and the page that `report.py` generates from all such files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import race_figures
 import raced
 import report
 from bench_loads import POINTS, Point, Prompts
-from catalogue import PEERS, POOL_TOKENS, ROOM, SEQUENCES, THREADS, Peer
+from catalogue import MAX_SEQUENCE_TOKENS, PEERS, POOL_TOKENS, SEQUENCES, THREADS, Peer
 from machine import Ceilings
 from rich.console import Console
 from serving import ServerFailed, Serving, environment_of, free_port
@@ -44,23 +44,23 @@ from stream_client import Load, run_load
 KEYS = dict(zip(("1", "4", "16", "prefill", "prefix"), POINTS, strict=True))
 WARM_UP = (Point("warm-up", 2, 32, 8), Point("warm-up", 16, 128, 4), Point("warm-up", 1, 512, 1))
 FIRST = Point("first token", 1, 16, 1)
-FILL = Point("filling the room for keys and values", SEQUENCES, ROOM - 40, 1)
+FILL = Point("filling the KV pool", SEQUENCES, MAX_SEQUENCE_TOKENS - 40, 1)
 PROFILE_S = 600.0
 ROUNDS = 3
-REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it filled so many seconds, or so many times
+REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it has run for this time, or this often
 LOGS = install.HOME / "logs"
-PART = install.HOME / "part"  # where races of fewer rounds, servers or loads are written
-# What a server, its answers and its client may go wrong with; the race goes on.
+PARTIAL = install.HOME / "partial"  # for the results of runs with fewer rounds, servers or loads
+# Errors of a server, its answers or its client, after which the benchmark continues.
 FAULTS = (ServerFailed, RuntimeError, OSError, ValueError, LookupError, TypeError, SubprocessError, psutil.Error)
-SAY = Console(soft_wrap=True)
+CONSOLE = Console(soft_wrap=True)
 
 
 @dataclass
 class Score:
-    """What was found of one peer.
+    """The measurements of one peer.
 
-    `loads` has one list a round for each point; `starts_s`, `first_tokens_s` (from the process's start to an answer of
-    one token) and `machine` (what the machine could do before a turn) have one entry a round.
+    `loads` has one list per round for each point. `starts_s`, `first_tokens_s` (from the start of the process to an
+    answer of one token) and `machine` (the ceilings before each turn) have one entry per round.
     """
 
     peer: Peer
@@ -73,26 +73,26 @@ class Score:
     machine: list[Ceilings] = field(default_factory=list)
     pss_mb: float | None = None
     perplexity: float | None = None
-    unmeasured: str | None = None
+    perplexity_missing: str | None = None
     profile: dict[str, object] | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run does."""
+    """The rounds, loads and text of one run."""
 
     rounds: int
     points: Sequence[Point]
-    tokens: Sequence[int]  # of the text for perplexity; empty to leave it out
+    tokens: Sequence[int]  # of the text for perplexity; empty: it is not measured
 
 
 def repeated(seconds: Sequence[float]) -> bool:
-    """Whether a load that took so long, time after time, ran often enough for one round."""
+    """Whether a load that took these times has been run often enough for one round."""
     return len(seconds) >= REPEATS or sum(seconds) >= REPEAT_S
 
 
 def order(count: int, number: int) -> list[int]:
-    """Whose turn it is in a round: forwards in even rounds, backwards in odd ones."""
+    """The order of turns in a round: forwards in even rounds, backwards in odd ones."""
     return list(range(count)) if number % 2 == 0 else list(reversed(range(count)))
 
 
@@ -108,98 +108,98 @@ def turn(score: Score, plan: Plan, prompts: Prompts, last: bool) -> None:
             run_load(serving.port, point, prompts, peer.model)
         for point in plan.points:
             if point.name not in score.failed:
-                _put(score, point, serving, prompts)
+                _run_point(score, point, serving, prompts)
         if last:
-            _weigh(score, serving, prompts)
+            _measure_memory(score, serving, prompts)
         if last and plan.tokens:
-            _tell_perplexity(score, serving.port, plan.tokens)
+            _measure_perplexity(score, serving.port, plan.tokens)
 
 
-def _put(score: Score, point: Point, serving: Serving, prompts: Prompts) -> None:
+def _run_point(score: Score, point: Point, serving: Serving, prompts: Prompts) -> None:
     loads: list[Load] = []
     try:
         while not repeated([load.seconds for load in loads]):
             loads.append(run_load(serving.port, point, prompts, score.peer.model))
     except FAULTS as error:
         score.failed[point.name] = f"{type(error).__name__}: {error}"[:300]
-        SAY.print(f"    {point.name}: {score.failed[point.name]}", style="red", markup=False)
+        CONSOLE.print(f"    {point.name}: {score.failed[point.name]}", style="red", markup=False)
         return
     score.loads.setdefault(point.name, []).append(loads)
     seconds = statistics.median(load.seconds for load in loads)
-    SAY.print(f"    {point.name}: {point.counted / seconds:.1f} {point.unit} ({len(loads)} times)", markup=False)
+    CONSOLE.print(f"    {point.name}: {point.counted / seconds:.1f} {point.unit} ({len(loads)} times)", markup=False)
 
 
-def _weigh(score: Score, serving: Serving, prompts: Prompts) -> None:
-    """Memory with the whole pool written: some servers write it when they start, others as it fills."""
+def _measure_memory(score: Score, serving: Serving, prompts: Prompts) -> None:
+    """Memory when the whole KV pool has been written, because some servers touch its memory only as it fills."""
     try:
         run_load(serving.port, FILL, prompts, score.peer.model)
         score.pss_mb = serving.pss_bytes() / 1e6
     except FAULTS as error:
         score.failed[FILL.name] = f"{type(error).__name__}: {error}"[:300]
         return
-    SAY.print(f"    memory: {score.pss_mb:.0f} MB", markup=False)
+    CONSOLE.print(f"    memory: {score.pss_mb:.0f} MB", markup=False)
 
 
-def _tell_perplexity(score: Score, port: int, ids: Sequence[int]) -> None:
+def _measure_perplexity(score: Score, port: int, ids: Sequence[int]) -> None:
     try:
         if score.peer.scores == "http":
             score.perplexity = perplexity.over_http(port, ids, score.peer.model)
         elif not perplexity.same_tokens(port, ids):
-            score.unmeasured = "it cuts the text into other tokens"
+            score.perplexity_missing = "it tokenizes the text in another way"
         else:
             program = install.HOME / "llama_cpp" / "build" / "bin" / "llama-perplexity"
             score.perplexity = perplexity.by_llama(program, install.model_file(score.peer.weights), THREADS)
     except FAULTS as error:
-        score.unmeasured = f"{type(error).__name__}: {error}"[:300]
-    SAY.print(f"    perplexity: {score.perplexity or score.unmeasured}", markup=False)
+        score.perplexity_missing = f"{type(error).__name__}: {error}"[:300]
+    CONSOLE.print(f"    perplexity: {score.perplexity or score.perplexity_missing}", markup=False)
 
 
 def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
-    """All rounds. A peer that fails to start, or dies between loads, is out from then on, with all its figures."""
+    """Run all rounds. A peer that does not start, or ends between loads, is skipped from then on and has no figures."""
     for number in range(plan.rounds):
         for index in order(len(scores), number):
             score = scores[index]
             if score.missing is not None:
                 continue
-            SAY.print(f"round {number + 1} of {plan.rounds}: {score.peer.name}", markup=False)
+            CONSOLE.print(f"round {number + 1} of {plan.rounds}: {score.peer.name}", markup=False)
             if (found := machine.measure(THREADS)) is not None:
                 score.machine.append(found)
-                SAY.print(f"    the machine reads {found.read:.1f} GB/s", markup=False)
+                CONSOLE.print(f"    the machine reads {found.read:.1f} GB/s", markup=False)
             try:
                 turn(score, plan, prompts, last=number == plan.rounds - 1)
             except FAULTS as error:
                 score.missing = str(error) or type(error).__name__
-                SAY.print(f"    {score.missing}", style="red", markup=False)
+                CONSOLE.print(f"    {score.missing}", style="red", markup=False)
 
 
 def profile(peer: Peer, points: Sequence[Point], vocab: int) -> dict[str, object] | None:
-    """What `step_profile.py` finds of this server's steps, on as many cores as it had; None where it failed."""
+    """The result of `step_profile.py` for this server, on as many cores as in the benchmark; None if it failed."""
     script = Path(__file__).with_name("step_profile.py")
-    words = peer.command(free_port())
+    command_line = peer.command(free_port())
     own = ["--vocab", str(vocab), "--points", *(str(POINTS.index(point)) for point in points)]
-    command = [sys.executable, str(script), *own, "--", *words[words.index("launch") + 1 :]]
-    SAY.print(f"where a step's time goes: {peer.name}", markup=False)
+    command = [sys.executable, str(script), *own, "--", *command_line[command_line.index("launch") + 1 :]]
+    CONSOLE.print(f"where a step's time goes: {peer.name}", markup=False)
     process = subprocess.Popen(command, env=environment_of(peer), stdout=subprocess.PIPE, text=True)
     try:
         os.sched_setaffinity(process.pid, machine.cores(THREADS))
-        told, _ = process.communicate(timeout=PROFILE_S)
+        output, _ = process.communicate(timeout=PROFILE_S)
         if process.returncode == 0:
-            found: dict[str, object] = json.loads(told)
+            found: dict[str, object] = json.loads(output)
             return found
-        SAY.print(f"    it ended with status {process.returncode}", style="red")
+        CONSOLE.print(f"    it ended with status {process.returncode}", style="red")
     except FAULTS as error:
-        SAY.print(f"    {type(error).__name__}: {error}", style="red", markup=False)
+        CONSOLE.print(f"    {type(error).__name__}: {error}", style="red", markup=False)
     finally:
         process.kill()
         process.wait()
     return None
 
 
-# ---- what is written down
+# ---- results
 
 
 def results(score: Score, points: Sequence[Point]) -> dict[str, object]:
-    """A peer's figures by point; none where a load failed in any round, nor of a peer that is out."""
+    """A peer's figures by point, without points that failed in any round; empty for a peer that failed."""
     found: dict[str, object] = {}
     for point in points:
         rounds = score.loads.get(point.name)
@@ -229,7 +229,7 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "missing": score.missing,
         "failed": score.failed,
         "perplexity": None if score.perplexity is None else round(score.perplexity, 3),
-        "perplexity_missing": score.unmeasured,
+        "perplexity_missing": score.perplexity_missing,
         "start_s": _median(score.starts_s),
         "first_token_after_s": _median(score.first_tokens_s),
         "machine": [asdict(found) for found in score.machine],
@@ -245,27 +245,27 @@ def _median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 1) if values else None
 
 
-def portable(words: Sequence[str]) -> str:
-    """A command line without this machine's folders."""
+def portable(command: Sequence[str]) -> str:
+    """A command line without the folders of this machine."""
     short = {f"{install.ROOT}/": "", f"{sys.executable}": "python"}
-    text = " ".join(words)
+    text = " ".join(command)
     for long, brief in short.items():
         text = text.replace(long, brief)
     return text.replace(f"{Path(sys.executable).resolve()}", "python")
 
 
-def start_line(names: Sequence[str] | None) -> list[Score]:
-    """A score for every peer; those not asked for, by name or engine, and those that cannot be installed say so."""
+def install_peers(names: Sequence[str] | None) -> list[Score]:
+    """A score for every peer; `missing` is set for those that `names` does not select or that cannot be installed."""
     chosen = [peer for peer in PEERS if not names or {peer.name, peer.engine} & set(names)]
     engines = dict.fromkeys(peer.engine for peer in chosen if peer.engine != "srv")
-    SAY.print(f"installing what is not there: {', '.join(engines) or 'nothing'}")
+    CONSOLE.print(f"installing peers: {', '.join(engines) or 'nothing'}")
     found = install.install(engines)
     from srv import __version__
 
     scores = []
     for peer in PEERS:
         if peer not in chosen:
-            scores.append(Score(peer, "", "left out of this race"))
+            scores.append(Score(peer, "", "not selected in this run"))
             continue
         got = found.get(peer.engine, install.Installed(__version__))
         missing = got.missing
@@ -276,14 +276,14 @@ def start_line(names: Sequence[str] | None) -> list[Score]:
 
 
 def page_of(options: argparse.Namespace) -> Path:
-    """The published page for a whole race of three rounds or more; else one under `PART`, made if it is not there."""
-    whole = not options.peers and len(set(options.points)) == len(KEYS) and not options.no_perplexity
-    if whole and options.rounds >= ROUNDS:
+    """The published page for a complete run of three rounds or more, or else one under `PARTIAL`, which is created."""
+    complete = not options.peers and len(set(options.points)) == len(KEYS) and not options.no_perplexity
+    if complete and options.rounds >= ROUNDS:
         return report.PAGE
-    page = PART / report.PAGE.name
+    page = PARTIAL / report.PAGE.name
     if not page.exists():
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f"# A race in part\n\n{report.BEGIN}\n{report.END}\n")
+        page.write_text(f"# Partial results\n\n{report.BEGIN}\n{report.END}\n")
     return page
 
 
@@ -296,7 +296,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--page",
         type=Path,
-        help="figures and plot go to `benchmarks` beside it; of a race in part, under build/peers",
+        help="figures and plot go to `benchmarks` next to it (default of a partial run: under build/peers)",
     )
     options = parser.parse_args()
     if options.page is None:
@@ -305,18 +305,18 @@ def parse() -> argparse.Namespace:
     if unknown := set(options.peers or ()) - known:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     try:
-        report.between(options.page.read_text(), "")  # before hours of racing, not after
+        report.between(options.page.read_text(), "")  # before the run, which takes hours
     except (OSError, ValueError) as error:
         parser.error(f"--page {options.page}: {error}")
     return options
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server that runs is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a running server is ended too
     options = parse()
     points = [KEYS[key] for key in options.points]
     commit, shape = raced.commit(), raced.model_shape()
-    scores = start_line(options.peers)
+    scores = install_peers(options.peers)
     ids = [] if options.no_perplexity else raced.text_tokens()
     race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
     for score in scores:
@@ -340,7 +340,7 @@ def main() -> int:
     figures.parent.mkdir(exist_ok=True)
     figures.write_text(json.dumps(written, indent=1) + "\n")
     report.write(options.page)
-    SAY.print(f"written: {figures}, {options.page}", markup=False)
+    CONSOLE.print(f"written: {figures}, {options.page}", markup=False)
     return 0
 
 

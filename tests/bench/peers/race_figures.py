@@ -1,6 +1,6 @@
-"""What the figures of a race say, as `race.py` wrote them: who ran, what each reached, and what share of its floor.
+"""Read the figures that `race.py` wrote: which peers ran, the throughput of each, and its share of the floor.
 
-Must not know what is made of it, pages or plots.
+Must not know the pages and plots that are made of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 def best(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None] | None:
-    """The highest of several measurements of each ceiling; None where there are none."""
+    """The highest of several measurements of each ceiling; None without measurements."""
     if not found:
         return None
     seen = {name: [each[name] for each in found] for name in found[0]}
@@ -32,7 +32,7 @@ def best(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]
 
 
 def kind_of(report: Report) -> str:
-    """Of the machine: avx512, avx2, ..."""
+    """The kind of the machine: avx512, avx2, ..."""
     return machine_kind(report["machine"]["instructions"])
 
 
@@ -41,30 +41,30 @@ def points_of(report: Report) -> list[Point]:
 
 
 def ran(report: Report) -> list[Row]:
-    """Those that finished a load, this project's servers among them."""
+    """The servers that finished a load, including those of this project."""
     return [peer for peer in report["peers"] if peer["points"]]
 
 
 def ours_of(report: Report) -> Row | None:
-    """This project's server as it is by default."""
+    """This project's server with its default settings."""
     return next((peer for peer in ran(report) if peer["name"] == OURS), None)
 
 
 def value_of(peer: Row | None, point: Point, key: str) -> float | None:
-    """A peer's figure at a load; None where it has none."""
+    """A peer's figure for a load; None if it has none."""
     result = peer["points"].get(point.name) if peer else None
     return None if result is None else float(result[key])
 
 
 def shape_of(report: Report, peer: Row) -> floors.Shape:
-    """What is raced, in the bytes that a peer reads."""
+    """The model's sizes, with the bytes that a peer reads."""
     shape = floors.Shape(**report["shape"])
-    kept = peer["kv_item_bytes"] or shape.kv_item_bytes
-    return replace(shape, weight_bytes=peer["weight_bytes"] or 0, kv_item_bytes=kept)
+    kv_item_bytes = peer["kv_item_bytes"] or shape.kv_item_bytes
+    return replace(shape, weight_bytes=peer["weight_bytes"] or 0, kv_item_bytes=kv_item_bytes)
 
 
 def share(report: Report, peer: Row, point: Point) -> float | None:
-    """The floor's time divided by the time that was measured: 1 is the most that this machine allows."""
+    """The time of the floor divided by the measured time: 1 is the maximum on this machine."""
     tokens = value_of(peer, point, "tokens_s")
     if tokens is None or not peer["weight_bytes"] or not report["ceilings"]:
         return None

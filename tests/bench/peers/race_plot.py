@@ -1,4 +1,4 @@
-"""Bars of a race: one panel a load, each on a scale of its own. SVG, made from a race's figures alone."""
+"""A bar chart of a benchmark as SVG: one panel per load, each with its own scale. Made only from the figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INK, OWN, OTHER = "#1b1f24", "#0b6e4f", "#9aa5b1"
 
 
 def plot(report: Report) -> str:
-    """Bars, one panel a load: tokens a second, each panel on a scale of its own. SVG."""
+    """Tokens per second as bars, with one panel per load."""
     peers, points = ran(report), points_of(report)
     height = 60 + BAR * len(peers) + 10
     drawn = [_text(LABELS - 8, 66 + BAR * n, peer["name"], "end", peer["name"] == OURS) for n, peer in enumerate(peers)]
@@ -44,7 +44,7 @@ def _panel(left: int, point: Point, peers: Sequence[Row]) -> list[str]:
     return drawn
 
 
-def _text(x: float, y: float, words: str, anchor: str, bold: bool, size: int = 12) -> str:
+def _text(x: float, y: float, text: str, anchor: str, bold: bool, size: int = 12) -> str:
     weight = ' font-weight="bold"' if bold else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{INK}"'
-    return f"<text {place}{weight}>{escape(words)}</text>"
+    position = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{INK}"'
+    return f"<text {position}{weight}>{escape(text)}</text>"

@@ -1,4 +1,4 @@
-"""What is raced: this project's commit, the model's sizes and weights, and the text of its perplexity."""
+"""What is benchmarked: this project's commit, the model's sizes and weights, and the text for its perplexity."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from floors import Shape
 
 
 def commit(root: Path = install.ROOT) -> str | None:
-    """The commit of a checkout, with "+" where tracked files differ from it; None outside one.
+    """The commit of a checkout, with "+" if tracked files differ from it; None outside a checkout.
 
-    `docs` may differ, as races write there.
+    `docs` may differ, because the results are written there.
     """
     if not (root / ".git").exists():
         return None
@@ -26,8 +26,8 @@ def commit(root: Path = install.ROOT) -> str | None:
     return name + ("+" if changed else "")
 
 
-def _git(root: Path, *words: str) -> str:
-    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -49,7 +49,7 @@ def model_shape() -> Shape:
 
 
 def weight_bytes(peer: Peer) -> int | None:
-    """Bytes of the matrices that a step multiplies: the layers' and the output layer's, as they are multiplied."""
+    """Bytes of all matrices that a step multiplies (layers and output layer), in the form that is multiplied."""
     from gguf import GGUFReader
 
     from srv.models.locate import demo_model
@@ -58,7 +58,7 @@ def weight_bytes(peer: Peer) -> int | None:
     if not file.exists():
         return None
     found = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2}
-    if "output.weight" in found:  # or else the embedding is the output layer too
+    if "output.weight" in found:  # otherwise the output layer shares the embedding
         found.pop("token_embd.weight", None)
     return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found.values())
 

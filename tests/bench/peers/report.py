@@ -1,9 +1,9 @@
-"""The page of the races: a section a kind of machine in `docs/performance.md`, and plots beside the figures.
+"""Generate the benchmark page: one section per kind of machine in `docs/performance.md`, and plots next to the figures.
 
     python tests/bench/peers/report.py [--check]
 
-Owns what stands between the markers of the page, and the plots; all of it made from `peers-KIND.json` alone. Must not
-measure anything; `--check` fails where page or plots are not what the figures say.
+Owns the text between the markers of the page, and the plots; both are generated only from `peers-KIND.json`. Must not
+measure anything. `--check` fails if the page or a plot differs from what the figures yield.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "performance.md"
 BEGIN = "<!-- written by tests/bench/peers/race.py: begin -->"
 END = "<!-- written by tests/bench/peers/race.py: end -->"
 NO_FIGURES = "There are no figures yet: `make bench-peers` writes them."
-NOISE = 0.2  # differences under this share are ties
+NOISE = 0.2  # smaller relative differences are ties
 TITLES = {
     "amx": "Cores with AMX",
     "avx512": "Cores with AVX-512",
@@ -37,7 +37,7 @@ TITLES = {
     "neon": "Cores with NEON",
     "plain": "Other cores",
 }
-# Of ratios to the best peer, by how a load's name begins.
+# Goals for the ratio to the best peer, by the first words of a load's name.
 AIMS = {"1 stream": 1.3, "16 streams": 2.0, "prefill": 1.3, "16 requests": 2.5}
 FIRST_AIMS = {"16 streams": 0.5}
 # The parts of a step, as `step_profile.py` names them.
@@ -51,12 +51,12 @@ PARTS = {
 
 
 def figures_of(page: Path, kind: str) -> Path:
-    """Where the figures of the race on a kind of machine lie, with its plot."""
+    """The file of the figures for a kind of machine; its plot is next to it."""
     return page.parent / "benchmarks" / f"peers-{kind}.json"
 
 
 def render(report: Report) -> str:
-    """The section of one race."""
+    """The section of one report."""
     parts = (_about(report), _speed(report), _first(report), _facts(report), _floors(report), _missing(report))
     return "\n\n".join(part for part in parts if part)
 
@@ -70,21 +70,21 @@ def _about(report: Report) -> str:
     machine, text = report["machine"], report["text"]
     ceilings = report["ceilings"]
     cores = f"{machine['cores']} cores ({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB"
-    terms = f"{report['threads']} threads each, room for {report['pool_tokens']:,} tokens of keys and values"
-    told = (
+    terms = f"{report['threads']} threads and a KV pool of {report['pool_tokens']:,} tokens for each server"
+    about = (
         f"## {TITLES[kind_of(report)]}\n\n"
         f"{report['model']}. {machine['processor']}, {cores}, {machine['system']}; {terms}. {_rounds(report)} "
         f"on {report['date']}{_commit(report)}."
     )
     if ceilings:
         sums = ", ".join(f"{ceilings[kind]:.0f} in {kind}" for kind in ("f32", "bf16", "int8") if ceilings[kind])
-        told += f" Ceilings measured in the same run: {ceilings['read']:.1f} GB/s read from memory; {sums} Gop/s."
-        told += _steadiness(report)
+        about += f" Ceilings measured in the same run: {ceilings['read']:.1f} GB/s read from memory; {sums} Gop/s."
+        about += _steadiness(report)
     if text["windows"]:
-        told += (
+        about += (
             f" Perplexity: {text['windows']} windows of {text['window']} tokens of `tests/bench/peers/perplexity.txt`."
         )
-    return told
+    return about
 
 
 def _rounds(report: Report) -> str:
@@ -92,17 +92,17 @@ def _rounds(report: Report) -> str:
 
 
 def _commit(report: Report) -> str:
-    """What was raced; older races do not say."""
+    """The commit; older reports have none."""
     return f", commit {report['commit']}" if report.get("commit") else ""
 
 
 def _steadiness(report: Report) -> str:
-    """How far the machine itself changed from turn to turn; races of before that was measured say nothing."""
+    """How much the machine's speed varied between turns; "" for older reports, which did not measure it."""
     reads = [found["read"] for peer in report["peers"] for found in peer.get("machine", ())]
     if not reads:
         return ""
-    seen = f"between {min(reads):.1f} and {max(reads):.1f} GB/s, {statistics.median(reads):.1f} in the median"
-    return f" Before the {len(reads)} turns it read {seen}."
+    seen = f"between {min(reads):.1f} and {max(reads):.1f} GB/s, with a median of {statistics.median(reads):.1f}"
+    return f" Before each of the {len(reads)} turns, memory was read at {seen}."
 
 
 def _compared(
@@ -112,8 +112,8 @@ def _compared(
     ratio: Callable[[float, float], float],
     choose: Callable[[list[float]], float],
 ) -> list[list[str]]:
-    """A row for each peer with this server's ratio to it in brackets; then this server's ratio to the best of them, for
-    each of its own precisions, which are no peers."""
+    """One row per server, with the ratio of this server to it in brackets, then the ratio of each of this server's
+    precisions to the best peer."""
     points, ours, raced = points_of(report), ours_of(report), ran(report)
     rows = []
     for peer in raced:
@@ -142,16 +142,16 @@ def _speed(report: Report) -> str:
     rows = _compared(report, "tokens_s", 1, lambda mine, other: mine / other, max)
     head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
     note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
-    drawn = f"![Tokens a second](benchmarks/peers-{kind_of(report)}.svg)"
-    return f"### Tokens a second\n\n{note}\n\n{_table(head, [*rows, _aims(points, AIMS)])}\n\n{drawn}"
+    drawn = f"![Tokens per second](benchmarks/peers-{kind_of(report)}.svg)"
+    return f"### Tokens per second\n\n{note}\n\n{_table(head, [*rows, _aims(points, AIMS)])}\n\n{drawn}"
 
 
 def _first(report: Report) -> str:
     rows = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
     points = points_of(report)
     note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
-    told = _table(["server", *(point.name for point in points)], [*rows, _aims(points, FIRST_AIMS)])
-    return f"### Time to the first token\n\n{note}\n\n{told}"
+    table = _table(["server", *(point.name for point in points)], [*rows, _aims(points, FIRST_AIMS)])
+    return f"### Time to the first token\n\n{note}\n\n{table}"
 
 
 def _aims(points: Sequence[Point], aims: Mapping[str, float]) -> list[str]:
@@ -161,24 +161,24 @@ def _aims(points: Sequence[Point], aims: Mapping[str, float]) -> list[str]:
 
 def _facts(report: Report) -> str:
     rows = []
-    told_first = any(peer.get("first_token_after_s") is not None for peer in ran(report))  # older races do not say
+    has_first = any(peer.get("first_token_after_s") is not None for peer in ran(report))  # older reports have none
     for peer in ran(report):
         quality = "not measured" if peer["perplexity"] is None else f"{peer['perplexity']:.3f}"
         if peer["perplexity"] is None and peer["perplexity_missing"]:
             quality += f" ({peer['perplexity_missing']})"
         weights = "–" if peer["weight_bytes"] is None else f"{peer['weight_bytes'] / 1e6:.0f}"
         memory = _memory(report, peer)
-        starts = [peer["start_s"], *([peer.get("first_token_after_s")] if told_first else [])]
-        told = ("–" if each is None else f"{each:.1f}" for each in starts)
-        rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, *told])
-    weighed = ["memory, MB: PSS of all processes", "its pool of keys and values", "memory less the pool"]
-    head = ["server", "version", "precision", "perplexity", "weights, MB a step", *weighed, "healthy after, s"]
-    head += ["first token after, s"] if told_first else []
+        starts = [peer["start_s"], *([peer.get("first_token_after_s")] if has_first else [])]
+        started = ("–" if each is None else f"{each:.1f}" for each in starts)
+        rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, *started])
+    sizes = ["memory, MB: PSS of all processes", "its KV pool", "memory without the pool"]
+    head = ["server", "version", "precision", "perplexity", "weights, MB per step", *sizes, "healthy after, s"]
+    head += ["first token after, s"] if has_first else []
     return f"### Precision and memory\n\n{_table(head, rows)}"
 
 
 def _memory(report: Report, peer: Row) -> list[str]:
-    """All of a server's memory, its pool of keys and values, and the rest, in MB."""
+    """A server's total memory, its KV pool, and the rest, in MB."""
     if peer["pss_mb"] is None:
         return ["–"] * 3
     shape = replace(floors.Shape(**report["shape"]), kv_item_bytes=peer["kv_item_bytes"])
@@ -197,7 +197,7 @@ def _floors(report: Report) -> str:
     for peer in ran(report):
         shares = (share(report, peer, point) for point in points_of(report))
         rows.append([peer["name"], peer["arithmetic"], *("–" if one is None else f"{one:.0%}" for one in shares)])
-    parts.append("Share of the floor that each reaches, at its own precision:")
+    parts.append("Share of the floor that each server reaches, at its own precision:")
     parts.append(_table(["server", "products in", *(point.name for point in points_of(report))], rows))
     return "\n\n".join(part for part in parts if part)
 
@@ -223,13 +223,13 @@ def _own_floor(report: Report, ours: Row) -> str:
                 "–" if reached is None else f"{reached:.0%}",
             ]
         )
-    head = ["load", "MB a token", "Mop a token", "a step is bound by", "floor, ms a step", "floor, tokens/s"]
+    head = ["load", "MB per token", "Mop per token", "a step is bound by", "floor, ms per step", "floor, tokens/s"]
     head += ["measured over HTTP", "share"]
     return f"This server ({ours['precision']}); a prompt counts as one step:\n\n{_table(head, rows)}"
 
 
 def _profile(report: Report, ours: Row) -> str:
-    """Where a step's time goes: its parts in one process, and what a load takes longer over HTTP."""
+    """Where a step's time goes: its parts in one process, and the additional time over HTTP."""
     found = ours.get("profile")
     if not found:
         return ""
@@ -252,9 +252,9 @@ def _profile(report: Report, ours: Row) -> str:
         )
     head = ["load", "floor", "step", "share", *PARTS.values(), "HTTP, API process, client"]
     note = (
-        "Where a step's time goes, in ms. The step is one of the middle of the load, in a single process without HTTP "
-        "and with nothing beside it; its parts add up to it. The last column is what a load takes longer over HTTP "
-        "than in that process, for each of its steps."
+        "Where a step's time goes, in ms. The step is from the middle of the load, in a single process without HTTP "
+        "and without other load; its parts add up to it. The last column is the additional time per step when the "
+        "load runs over HTTP."
     )
     return f"{note}\n\n{_table(head, rows)}"
 
@@ -269,43 +269,43 @@ def _missing(report: Report) -> str:
 
 
 def between(page: str, block: str) -> str:
-    """The page with `block` between its markers. Raises ValueError where it has none."""
+    """The page with `block` between its markers. Raises ValueError if it has no markers."""
     if BEGIN not in page or END not in page:
         raise ValueError(f"the page has no place for the figures: it needs the lines {BEGIN!r} and {END!r}")
     head, rest = page.split(BEGIN, 1)
     return f"{head}{BEGIN}\n\n{block}\n\n{END}{rest.split(END, 1)[1]}"
 
 
-def races(page: Path) -> list[Report]:
-    """All races whose figures lie beside a page. Raises ValueError for one of another kind than its file says."""
+def reports_of(page: Path) -> list[Report]:
+    """All reports next to a page. Raises ValueError if one is of another kind of machine than its file name says."""
     found = []
     for name in TITLES:
         if (path := figures_of(page, name)).exists():
             report: Report = json.loads(path.read_text())
             if kind_of(report) != name:
                 raise ValueError(
-                    f"{path} holds a race on {kind_of(report)}: move it to {figures_of(page, kind_of(report))}"
+                    f"{path} has the figures of {kind_of(report)}: move it to {figures_of(page, kind_of(report))}"
                 )
             found.append(report)
     return found
 
 
 def _files(page: Path) -> dict[Path, str]:
-    """Page and plots, as the figures say."""
-    reports = races(page)
+    """The texts of page and plots, generated from the figures."""
+    reports = reports_of(page)
     block = "\n\n".join(render(report) for report in reports) or NO_FIGURES
     plots = {figures_of(page, kind_of(report)).with_suffix(".svg"): plot(report) + "\n" for report in reports}
     return {page: between(page.read_text(), block), **plots}
 
 
 def write(page: Path = PAGE) -> None:
-    """Page and plots; the plots go beside the figures."""
+    """Write the page, and the plots next to the figures."""
     for path, text in _files(page).items():
         path.write_text(text)
 
 
 def stale(page: Path = PAGE) -> bool:
-    """Whether the page or a plot says something else than the figures beside it."""
+    """Whether the page or a plot differs from what the figures yield."""
     return any(not path.exists() or path.read_text() != text for path, text in _files(page).items())
 
 

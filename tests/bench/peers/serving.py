@@ -1,6 +1,6 @@
-"""One server process of the race: started on a free loopback port, weighed, ended with all its children.
+"""One server process of the benchmark: start it on a free loopback port, measure its memory, end it with its children.
 
-Owns the processes and their log. Must not know what is asked of them.
+Owns the processes and their log. Must not know the requests.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import psutil
 from catalogue import THREADS, Peer
 from machine import cores
 
-START_S = 400.0  # vLLM compiles at its first start
+START_S = 400.0  # vLLM compiles when it starts for the first time
 STOP_S = 30.0
 
 
 class ServerFailed(Exception):
-    """A server that did not start, or ended; the message carries the end of its log."""
+    """A server did not start, or ended; the message has the end of its log."""
 
 
 def free_port() -> int:
@@ -35,13 +35,13 @@ def free_port() -> int:
 
 
 def environment_of(peer: Peer) -> dict[str, str]:
-    """This process's environment without what would change a server, and with what the peer asks for."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "OMP_", "VLLM_"))}
-    return {**kept, **peer.environment}
+    """This process's environment without variables that would change a server, and with those of the peer."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "OMP_", "VLLM_"))}
+    return {**inherited, **peer.environment}
 
 
 class Serving:
-    """A context in which `peer` serves on `port`. Its processes get as many cores as each may use threads.
+    """A context in which `peer` serves on `port`. Its processes get as many cores as each has threads.
 
     `start_s`: seconds from the process's start until it was healthy.
     """
@@ -88,7 +88,7 @@ class Serving:
         return time.perf_counter() - self._started
 
     def pss_bytes(self) -> int:
-        """Memory of the process and all its children, shared pages divided among those who share them."""
+        """Proportional set size of the process and all its children (shared pages are divided among their users)."""
         assert self._process is not None
         total = 0
         root = psutil.Process(self._process.pid)
@@ -96,7 +96,7 @@ class Serving:
             try:
                 total += process.memory_full_info().pss
             except psutil.NoSuchProcess:
-                continue  # ended since it was listed
+                continue  # it has ended since it was listed
         return total
 
     def _wait_healthy(self) -> None:
@@ -114,10 +114,10 @@ class Serving:
         raise ServerFailed(f"it was not healthy within {START_S:g} s: {self.log_end()}")
 
     def log_end(self) -> str:
-        """The last lines of what the server said, without those that only underline."""
+        """The last lines of the server's log, without lines that only underline."""
         lines = self._log.read_text(errors="replace").splitlines()
-        told = [line.strip() for line in lines if line.strip(" ^~")]
-        return " / ".join(told[-3:])[-400:]
+        found = [line.strip() for line in lines if line.strip(" ^~")]
+        return " / ".join(found[-3:])[-400:]
 
     def _stop(self) -> None:
         assert self._process is not None
@@ -134,5 +134,5 @@ class Serving:
         for child in left:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        with suppress(ProcessLookupError):  # those of a server that had ended before it was asked what children it has
+        with suppress(ProcessLookupError):  # children of a server that ended before they were listed
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,11 +1,11 @@
-"""Where this server's step spends its time, without HTTP: one engine in this process, part by part.
+"""Profile the steps of this server without HTTP, in an engine in this process.
 
-    python step_profile.py --points 1 4 -- --max-total-tokens 20480 ...      what `srv launch` would be given
+    python step_profile.py --points 1 4 -- --max-total-tokens 20480 ...      (arguments of `srv launch`)
 
-Prints JSON, one entry a load; `race.py` runs it when the servers have stopped. Whole loads are timed first, in an
-engine that nothing watches; the steps of a second one are then taken apart. The kernels of a captured step run as one,
-from C++: what they take together is measured in the step, and divided as the kinds take when each is run alone; which
-leaves wrong keys and values behind, so that only times may be read of what follows.
+Prints JSON, one entry per load; `race.py` runs it when the servers have stopped. Complete loads are timed first, in an
+engine without profiling; then single steps of a second engine. A captured step replays all its kernels in one call: the
+time of that call is measured and divided among the kinds of kernels in proportion to the time that each takes alone.
+Running kernels alone leaves wrong keys and values behind, so the outputs after it are not valid.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from stepping import Stepping, request_of
 
 from srv.testing.engine import LocalEngine
 
-STEPS = 16  # of which the median counts, around half of the output
+STEPS = 16  # in the middle of the output; the median counts
 PASSES = 3  # of a load, or of a prompt
-PRODUCTS = ("srv_linear", "srv_scaled_linear", "srv_byte_linear", "srv_block_linear")
+PRODUCTS = ("srv_linear", "srv_int8_weight_linear", "srv_w8a8_linear", "srv_gguf_linear")
 SAMPLING = ("srv_most_likely", "srv_draw")
 KINDS: dict[str, Callable[[str], bool]] = {
     "products": lambda name: name in PRODUCTS,
@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Milliseconds of one step; `python` is what is left: planning, inputs, torch's operators, results."""
+    """Milliseconds of one step; `python` is the rest: planning, inputs, torch operators, results."""
 
     step: float
     products: float
@@ -54,7 +54,7 @@ class Part:
 
 @contextmanager
 def _engine(launch: Sequence[str]) -> Iterator[LocalEngine]:
-    """As a server's own process keeps it: what is loaded by then is left out of garbage collections."""
+    """An engine whose loaded objects are frozen for the garbage collector, as in the server's engine process."""
     with LocalEngine.launch(launch) as engine:
         gc.freeze()
         try:
@@ -64,7 +64,7 @@ def _engine(launch: Sequence[str]) -> Iterator[LocalEngine]:
 
 
 def load_s(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
-    """Seconds of a whole load, as the engine's own loop runs it."""
+    """Seconds of a whole load in the engine's own loop."""
     _warm(engine, point, prompts)
     return statistics.median([_pass(engine, point, prompts) for _ in range(1 + PASSES)][1:])
 
@@ -84,31 +84,31 @@ def _warm(engine: LocalEngine, point: Point, prompts: Prompts) -> None:
 
 
 class Profiler:
-    """Takes steps apart. The engine must have been built under `calls`."""
+    """Measures the parts of steps. The engine must have been built while `calls` was entered."""
 
     def __init__(self, engine: LocalEngine, calls: KernelCalls) -> None:
         self._engine, self._calls = engine, calls
         self._steps = Stepping(engine)
-        self._sampled = 0.0
+        self._sampling_s = 0.0
         sampler = self._steps.runner._sampler
         draw = sampler.sample
 
-        def timed(*given: object) -> object:
+        def timed(*arguments: object) -> object:
             kernels, begun = self._calls.spent.copy(), perf_counter()
-            drawn = draw(*given)
-            self._sampled += perf_counter() - begun
-            self._calls.spent = kernels  # those of sampling are sampling's
+            drawn = draw(*arguments)
+            self._sampling_s += perf_counter() - begun
+            self._calls.spent = kernels  # kernels of sampling count as sampling
             return drawn
 
         sampler.sample = timed
 
     def parts(self, point: Point, prompts: Prompts) -> Part:
-        """Those of a step."""
+        """The parts of a step of this load."""
         _warm(self._engine, point, prompts)
         return self._prefill(point, prompts) if point.output == 1 else self._decode(point, prompts)
 
     def _prefill(self, point: Point, prompts: Prompts) -> Part:
-        """All steps of the prompts together, as if they were one."""
+        """All steps of the prompts, added up."""
         found = []
         for _ in range(PASSES):
             self._steps.add(prompts.draw(point), point.output)
@@ -127,11 +127,11 @@ class Profiler:
             self._steps.step()
         found = [self._timed(self._steps.step) for _ in range(STEPS)]
         seen: list[KernelCall] = []
-        self._calls.see = seen.append
+        self._calls.on_call = seen.append
         self._steps.step()
-        self._calls.see = None
+        self._calls.on_call = None
         alone = {
-            kind: self._calls.alone(calls, STEPS)
+            kind: self._calls.time_alone(calls, STEPS)
             for kind, fits in KINDS.items()
             if (calls := [call for call in seen if fits(call.name)])
         }
@@ -139,19 +139,19 @@ class Profiler:
         return _divided(_median(found), alone)
 
     def _timed(self, work: Callable[[], object]) -> Part:
-        """Kernels by their kinds; those of a tape, which are not known apart, are all `other_kernels`."""
+        """Time by kind of kernel; a replayed graph counts as `other_kernels`, because its kernels are not timed."""
         self._calls.spent.clear()
-        self._sampled, begun = 0.0, perf_counter()
+        self._sampling_s, begun = 0.0, perf_counter()
         work()
         whole = perf_counter() - begun
         kinds = {kind: sum(s for name, s in self._calls.spent.items() if fits(name)) for kind, fits in KINDS.items()}
-        rest = whole - sum(kinds.values()) - self._sampled
-        seconds = {"step": whole, **kinds, "sampling": self._sampled, "python": rest}
+        rest = whole - sum(kinds.values()) - self._sampling_s
+        seconds = {"step": whole, **kinds, "sampling": self._sampling_s, "python": rest}
         return Part(**{name: 1e3 * each for name, each in seconds.items()})
 
 
 def _divided(part: Part, alone: dict[str, float]) -> Part:
-    """The kernels' time, among the kinds as they take alone."""
+    """Divide the time of all kernels among their kinds, in proportion to the time that each takes alone."""
     together = part.products + part.attention + part.other_kernels
     total = sum(alone.values())
     kinds = {kind: together * alone.get(kind, 0.0) / total for kind in KINDS} if total else {}
@@ -159,7 +159,7 @@ def _divided(part: Part, alone: dict[str, float]) -> Part:
 
 
 def _median(found: Sequence[Part]) -> Part:
-    """That of each part; what is left is reckoned anew, so that they add up."""
+    """The median of each part; `python` is computed from the others, so that they add up."""
     middle = {name: statistics.median(asdict(part)[name] for part in found) for name in asdict(found[0])}
     named = sum(middle[name] for name in (*KINDS, "sampling"))
     return Part(**{**middle, "python": middle["step"] - named})
@@ -167,7 +167,7 @@ def _median(found: Sequence[Part]) -> Part:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=int, nargs="+", default=list(range(len(POINTS))), help="by their place")
+    parser.add_argument("--points", type=int, nargs="+", default=list(range(len(POINTS))), help="indices of loads")
     parser.add_argument("--vocab", type=int, required=True)
     parser.add_argument("launch", nargs="*")
     options = parser.parse_args()

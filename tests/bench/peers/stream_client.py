@@ -1,8 +1,8 @@
-"""The load client: many requests to one server at once, streamed over HTTP. The same for every server.
+"""The load client: concurrent streamed HTTP requests to one server. It is the same for every server.
 
-Owns the bytes on the wire and the clock. Must not know which server answers: all speak OpenAI's `/v1/completions`
-with token ids as the prompt. It runs on the cores that it measures, so it does as little as it can while answers
-arrive: it keeps the bytes and two times, and reads the token count from the last chunk afterwards.
+Owns the HTTP requests and the clock. Must not know which server answers: all implement OpenAI's `/v1/completions` with
+token ids as the prompt. It runs on the cores that it measures, so it does little while answers arrive: it stores the
+bytes and two times, and reads the token count from the last chunk afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GREEDY: Mapping[str, object] = MappingProxyType({"temperature": 0})
 
 
 class Answer(NamedTuple):
-    """Of one request: seconds to the first streamed chunk and to the last, and the tokens that the server counted."""
+    """Seconds to the first and the last streamed chunk of a request, and its tokens as counted by the server."""
 
     first_s: float
     last_s: float
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Of one load: seconds until every request was answered, and each request's seconds to its first token."""
+    """Seconds until every request of a load was answered, and the seconds to the first token of each."""
 
     seconds: float
     firsts: list[float]
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 def body(
     ids: Sequence[int], output: int, model: str | None, sampling: Mapping[str, object] = GREEDY
 ) -> dict[str, object]:
-    """A request for exactly `output` tokens after the prompt `ids`; `sampling`: how they are chosen."""
+    """A request for exactly `output` tokens after the prompt `ids`. `sampling`: the sampling parameters."""
     fields: dict[str, object] = {
         "prompt": list(ids),
         "max_tokens": output,
@@ -104,7 +104,7 @@ class _Exchange(asyncio.Protocol):
 async def ask(
     port: int, ids: Sequence[int], output: int, model: str | None = None, sampling: Mapping[str, object] = GREEDY
 ) -> Answer:
-    """One streamed request. Raises RuntimeError where the answer is not a whole stream, or has another length."""
+    """Send one streamed request. Raises RuntimeError if the stream is incomplete or has another length."""
     request = http_request(port, "/v1/completions", body(ids, output, model, sampling))
     _, exchange = await asyncio.get_running_loop().create_connection(lambda: _Exchange(request), HOST, port)
     answer = await asyncio.wait_for(exchange.answer, REQUEST_S)
@@ -131,5 +131,5 @@ def run_load(
     model: str | None = None,
     sampling: Mapping[str, object] = GREEDY,
 ) -> Load:
-    """All requests of one point at once, after the shared prefix, if it has one, was sent and answered."""
+    """Send all requests of one point concurrently, after the shared prefix, if any, has been cached by a request."""
     return asyncio.run(_load(port, point, prompts, model, sampling))

@@ -1,4 +1,4 @@
-"""The race's own logic, with engines that answer at once: client, thin server, turns, perplexity, floors, page."""
+"""The logic of the peer benchmark, with fake engines: client, thin server, turns, perplexity, floors, page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import step_profile
 import stream_client
 import thin_server
 from bench_loads import POINTS, Point, Prompts
-from machine import Ceilings, machine_kind, plain_type
+from machine import Ceilings, machine_kind, unquantized_dtype
 from serving import ServerFailed
 from stream_client import Load
 from thin_server import Request, Send, Update
@@ -46,7 +46,7 @@ sys.path.insert(0, {str(HERE)!r})
 from thin_server import ENGINES, Update, main
 
 class Fake:
-    def __init__(self, asked):
+    def __init__(self, options):
         pass
 
     def run(self, requests, send):
@@ -112,9 +112,9 @@ def test_an_answer_of_another_length_is_an_error() -> None:
 
 def test_what_an_engine_raises_reaches_the_client() -> None:
     def fail(request: Request) -> list[Update]:
-        raise ValueError("no room")
+        raise ValueError("out of memory")
 
-    with pytest.raises(RuntimeError, match="ValueError: no room"):
+    with pytest.raises(RuntimeError, match="ValueError: out of memory"):
         with_server(Scripted(fail), lambda port: stream_client.ask(port, [5], 4))
 
 
@@ -191,7 +191,7 @@ def fake_peer(name: str, script: Path) -> catalogue.Peer:
     return catalogue.Peer(name, name, "none", "bf16", False, "Q4_1", (*serve, *more))
 
 
-def test_a_peer_that_does_not_start_is_told_and_the_rest_goes_on(
+def test_a_peer_that_does_not_start_is_reported_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(race, "LOGS", tmp_path)
@@ -274,7 +274,7 @@ def test_a_server_that_goes_wrong_is_out_and_the_race_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("words", "published"),
+    ("arguments", "published"),
     [
         ((), True),
         (("--rounds", "5", "--points", "prefix", "prefill", "16", "4", "1"), True),
@@ -284,20 +284,20 @@ def test_a_server_that_goes_wrong_is_out_and_the_race_goes_on(
         (("--no-perplexity",), False),
     ],
 )
-def test_a_race_in_part_leaves_the_published_page_as_it_is(
-    words: tuple[str, ...], published: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_partial_run_does_not_change_the_published_page(
+    arguments: tuple[str, ...], published: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(race, "PART", tmp_path / "part")
-    monkeypatch.setattr(sys, "argv", ["race.py", *words])
+    monkeypatch.setattr(race, "PARTIAL", tmp_path / "partial")
+    monkeypatch.setattr(sys, "argv", ["race.py", *arguments])
     page = race.parse().page
-    assert page == (report.PAGE if published else tmp_path / "part" / "performance.md")
-    assert (tmp_path / "part").exists() is not published
+    assert page == (report.PAGE if published else tmp_path / "partial" / "performance.md")
+    assert (tmp_path / "partial").exists() is not published
 
 
 def test_a_race_knows_its_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
+    def git(*arguments: str) -> str:
         author = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        command = ["git", *author, "-C", str(tmp_path), *words]
+        command = ["git", *author, "-C", str(tmp_path), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     assert raced.commit(tmp_path) is None
@@ -323,7 +323,7 @@ def test_a_race_knows_its_commit_and_whether_files_differ_from_it(tmp_path: Path
 def test_the_thin_server_understands_how_it_is_called() -> None:
     commands = [peer.command(4321) for peer in catalogue.PEERS]
     thin = [command[2:] for command in commands if command[1].endswith("thin_server.py")]
-    found = [thin_server.parser().parse_args(words) for words in thin]
+    found = [thin_server.parser().parse_args(arguments) for arguments in thin]
     assert [(each.engine, each.port, each.threads) for each in found] == [
         ("openvino", 4321, catalogue.THREADS),
         ("openvino", 4321, catalogue.THREADS),
@@ -338,12 +338,14 @@ def test_every_peer_has_a_name_of_its_own_and_serves_on_the_port_it_is_given() -
     assert catalogue.PEERS[0].name == race_figures.OURS
 
 
-def test_the_longest_request_of_every_load_fits_the_room() -> None:
-    assert max(point.prompt + point.output for point in POINTS) <= catalogue.ROOM
+def test_the_longest_request_of_every_load_fits_the_context() -> None:
+    assert max(point.prompt + point.output for point in POINTS) <= catalogue.MAX_SEQUENCE_TOKENS
     assert max(point.requests for point in POINTS) <= catalogue.SEQUENCES
 
 
-def test_what_cannot_be_installed_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_that_cannot_be_installed_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail() -> str:
         install.run([sys.executable, "-c", "raise SystemExit('no wheel for this machine')"])
         return "1"
@@ -356,7 +358,7 @@ def test_what_cannot_be_installed_is_told_with_its_reason(monkeypatch: pytest.Mo
     assert found["openvino"] == install.Installed("2")
 
 
-def test_another_version_than_the_one_that_is_told_is_not_there() -> None:
+def test_only_the_given_version_counts_as_installed() -> None:
     python = Path(sys.executable)
     assert install._has(python, "pytest", pytest.__version__)
     assert not install._has(python, "pytest", "0.1")
@@ -374,7 +376,7 @@ SHAPE = floors.Shape(2, 8, 16, 4, 2, 2, 100, weight_bytes=1000)
 CEILINGS = Ceilings(read=1.0, f32=1.0, bf16=2.0, int8=None)
 
 
-def test_a_shape_counts_what_is_multiplied_and_what_is_kept() -> None:
+def test_a_shape_counts_multiplied_elements_and_kv_bytes() -> None:
     assert SHAPE.layer_elements == 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16)
     assert SHAPE.elements == SHAPE.layer_elements + 800
     assert SHAPE.kv_token_bytes == 2 * 2 * 2 * 2 * 2
@@ -394,7 +396,7 @@ def test_a_step_takes_the_longer_of_reading_and_computing() -> None:
     assert floors.Work(4e9, 1e10).bound(CEILINGS, "bf16") == "arithmetic"
 
 
-def test_a_product_without_an_instruction_of_its_own_is_reckoned_in_float32() -> None:
+def test_a_product_without_its_own_instruction_is_computed_in_float32() -> None:
     assert floors.Work(0, 3e9).seconds(CEILINGS, "int8") == pytest.approx(3)
     assert floors.Work(0, 3e9).seconds(replace(CEILINGS, f32=None), "int8") is None
 
@@ -410,7 +412,7 @@ def figures() -> dict[str, Any]:
 
     def peer(name: str, tokens_s: float | None, **more: Any) -> dict[str, Any]:
         found = {} if tokens_s is None else {point.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
-        told = {
+        server = {
             "name": name,
             "engine": name.split()[0],
             "version": "1",
@@ -425,7 +427,7 @@ def figures() -> dict[str, Any]:
             "perplexity_missing": None,
             "start_s": 1.0,
         }
-        return {**told, **rest, "pss_mb": 100.0, "kv_item_bytes": 2.0, "points": found, **more}
+        return {**server, **rest, "pss_mb": 100.0, "kv_item_bytes": 2.0, "points": found, **more}
 
     machine = {"processor": "P", "cores": 2, "instructions": ["avx2"], "memory_gib": 4, "system": "L", "python": "3"}
     return {
@@ -443,7 +445,7 @@ def figures() -> dict[str, Any]:
             peer("srv", 60.0, profile={point.name: {"parts_ms": PARTS_MS, "load_s": 0.1}}),
             peer("srv otherwise", 120.0),
             peer("slow", 20.0),
-            peer("quick", 50.0, perplexity=None, perplexity_missing="it tells none"),
+            peer("quick", 50.0, perplexity=None, perplexity_missing="it returns none"),
             peer("absent", None, missing="no wheel"),
         ],
     }
@@ -458,25 +460,28 @@ def test_the_page_compares_with_each_peer_and_with_the_best() -> None:
 
 
 def test_the_page_says_how_steady_the_machine_was() -> None:
-    told = figures()
-    assert "turns" not in report.render(told).split("### ")[0]
-    for peer, reads in zip(told["peers"], ([20.0, 25.0], [24.0]), strict=False):
-        peer["machine"] = [{**told["ceilings"], "read": read} for read in reads]
-    assert "Before the 3 turns it read between 20.0 and 25.0 GB/s, 24.0 in the median." in report.render(told)
+    changed = figures()
+    assert "turns" not in report.render(changed).split("### ")[0]
+    for peer, reads in zip(changed["peers"], ([20.0, 25.0], [24.0]), strict=False):
+        peer["machine"] = [{**changed["ceilings"], "read": read} for read in reads]
+    assert (
+        "Before each of the 3 turns, memory was read at between 20.0 and 25.0 GB/s, with a median of 24.0."
+        in report.render(changed)
+    )
 
 
-def test_the_page_says_which_commit_was_raced_where_the_figures_do() -> None:
+def test_the_page_names_the_commit_if_the_figures_do() -> None:
     assert "commit" not in report.render(figures())
     assert "3 rounds on 2026-11-22, commit abc1234+." in report.render(figures() | {"commit": "abc1234+"})
     assert " 1 round on 2026-11-22." in report.render(figures() | {"rounds": 1})
 
 
-def test_the_page_says_when_the_first_token_came_where_the_figures_do() -> None:
-    told = figures()
-    before = report.render(told)
+def test_the_page_has_the_time_to_the_first_token_if_the_figures_do() -> None:
+    changed = figures()
+    before = report.render(changed)
     assert "healthy after, s |\n" in before
-    told["peers"][0]["first_token_after_s"] = 2.53
-    block = report.render(told)
+    changed["peers"][0]["first_token_after_s"] = 2.53
+    block = report.render(changed)
     assert "| healthy after, s | first token after, s |\n" in block
     assert "| 1.0 | 2.5 |\n" in block
     assert "| 1.0 | – |\n" in block
@@ -503,39 +508,39 @@ def test_a_time_to_the_first_token_is_compared_with_the_shortest() -> None:
 def test_the_page_says_what_is_missing_and_why() -> None:
     block = report.render(figures())
     assert "| absent | all | no wheel |" in block
-    assert "not measured (it tells none)" in block
+    assert "not measured (it returns none)" in block
 
 
-def test_memory_is_told_with_and_without_the_pool() -> None:
-    told = figures()
-    assert report._memory({**told, "pool_tokens": 1_000_000}, told["peers"][0]) == ["100", "32", "68"]
-    assert report._memory(told, {**told["peers"][0], "pss_mb": None}) == ["–"] * 3
+def test_memory_is_reported_with_and_without_the_pool() -> None:
+    changed = figures()
+    assert report._memory({**changed, "pool_tokens": 1_000_000}, changed["peers"][0]) == ["100", "32", "68"]
+    assert report._memory(changed, {**changed["peers"][0], "pss_mb": None}) == ["–"] * 3
 
 
 def test_the_share_of_the_floor_is_its_time_over_the_measured() -> None:
-    told = figures()
-    shape, point = floors.Shape(**told["shape"]), Point(**told["points"][0])
+    changed = figures()
+    shape, point = floors.Shape(**changed["shape"]), Point(**changed["points"][0])
     least = floors.seconds(shape, point, CEILINGS, "bf16")
     assert least is not None
-    assert race_figures.share(told, told["peers"][0], point) == pytest.approx(least / (10 / 60))
+    assert race_figures.share(changed, changed["peers"][0], point) == pytest.approx(least / (10 / 60))
 
 
-def test_a_step_is_taken_apart_beside_its_floor_and_what_http_adds() -> None:
-    told = figures()
-    shape, point = floors.Shape(**told["shape"]), Point(**told["points"][0])
+def test_the_parts_of_a_step_are_shown_with_its_floor_and_the_overhead_of_http() -> None:
+    changed = figures()
+    shape, point = floors.Shape(**changed["shape"]), Point(**changed["points"][0])
     two_ms = floors.step(shape, point).read * 1e-9 / 2e-3
-    told["ceilings"] = {**told["ceilings"], "read": two_ms, "bf16": 1e6}
+    changed["ceilings"] = {**changed["ceilings"], "read": two_ms, "bf16": 1e6}
     beyond = 1e3 * (point.counted / 60.0 - 0.1) / point.output
-    block = report.render(told)
+    block = report.render(changed)
     cells = ["1 stream, few", "2.00", "8.00", "25%", "4.00", "1.00", "0.50", "0.50", "2.00", f"{beyond:.2f}"]
     assert "| " + " | ".join(cells) + " |" in block
     assert "| reading | 2.00 |" in block
 
 
 def test_without_a_profile_the_page_has_no_parts() -> None:
-    told = figures()
-    told["peers"][0]["profile"] = None
-    assert "Where a step's time goes" not in report.render(told)
+    changed = figures()
+    changed["peers"][0]["profile"] = None
+    assert "Where a step's time goes" not in report.render(changed)
     assert "Where a step's time goes" in report.render(figures())
 
 
@@ -545,10 +550,10 @@ def test_a_profile_knows_every_product_of_the_library() -> None:
 
 @pytest.mark.slow
 def test_most_of_a_step_is_found_in_its_parts() -> None:
-    """Of this server's own engine with the demo model: kernels that are not seen would be left to Python."""
+    """Kernels that the profiler misses would count as Python."""
     command = [sys.executable, str(HERE / "step_profile.py"), "--vocab", "49152", "--points", "0", "3", "--"]
-    words = ("--device", "cpu", "--max-total-tokens", "2048", "--log-level", "warning", "--graph-batch-sizes", "1")
-    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=250, check=False)
+    arguments = ("--device", "cpu", "--max-total-tokens", "2048", "--log-level", "warning", "--graph-batch-sizes", "1")
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert list(found) == [POINTS[0].name, POINTS[3].name]
@@ -564,7 +569,7 @@ def test_most_of_a_step_is_found_in_its_parts() -> None:
 def test_the_plot_has_a_bar_for_each_figure() -> None:
     drawn = ElementTree.fromstring(race_plot.plot(figures()))
     bars = [each for each in drawn.iter() if each.tag.endswith("rect")]
-    assert len(bars) == 1 + 4  # the ground, and those that ran
+    assert len(bars) == 1 + 4  # the background, and one per server that ran
 
 
 def test_a_page_is_written_between_its_markers_and_then_no_longer_stale(tmp_path: Path) -> None:
@@ -592,25 +597,25 @@ def test_a_page_has_a_section_for_each_kind_of_machine(tmp_path: Path) -> None:
     report.write(page)
     assert report.NO_FIGURES in page.read_text()
     newer = figures() | {"machine": figures()["machine"] | {"instructions": ["avx2", "avx512f"]}}
-    for told in (figures(), newer):
-        name = machine_kind(told["machine"]["instructions"])
-        report.figures_of(page, name).write_text(json.dumps(told))
+    for changed in (figures(), newer):
+        name = machine_kind(changed["machine"]["instructions"])
+        report.figures_of(page, name).write_text(json.dumps(changed))
     report.write(page)
     written = page.read_text()
     assert written.index("## Cores with AVX-512") < written.index("## Cores with AVX2")
-    assert written.count("### Tokens a second") == 2
+    assert written.count("### Tokens per second") == 2
     assert {path.name for path in (tmp_path / "benchmarks").glob("*.svg")} == {"peers-avx512.svg", "peers-avx2.svg"}
 
 
-def test_figures_of_another_kind_of_machine_than_their_file_says_are_refused(tmp_path: Path) -> None:
+def test_figures_in_a_file_for_another_kind_of_machine_are_refused(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     (tmp_path / "benchmarks").mkdir()
     report.figures_of(page, "neon").write_text(json.dumps(figures()))
-    with pytest.raises(ValueError, match=r"holds a race on avx2: move it to .*peers-avx2\.json"):
-        report.races(page)
+    with pytest.raises(ValueError, match=r"has the figures of avx2: move it to .*peers-avx2\.json"):
+        report.reports_of(page)
 
 
-def test_a_race_goes_by_the_best_that_its_processor_has() -> None:
+def test_the_best_instruction_set_names_the_kind_of_a_machine() -> None:
     assert machine_kind(["avx2", "avx512f", "amx_tile"]) == "amx"
     assert machine_kind(["asimd", "bf16"]) == "neon"
     assert machine_kind([]) == "plain"
@@ -619,11 +624,18 @@ def test_a_race_goes_by_the_best_that_its_processor_has() -> None:
 
 def test_peers_multiply_in_bfloat16_only_where_the_processor_does() -> None:
     for units in (["avx2", "avx512f", "avx512_bf16"], ["avx2", "amx_tile", "amx_bf16"], ["asimd", "bf16"]):
-        assert plain_type(units) == "bfloat16"
-    assert plain_type(["avx2"]) == plain_type(["avx2", "avx512f", "avx512_vnni"]) == plain_type([]) == "float32"
+        assert unquantized_dtype(units) == "bfloat16"
+    assert (
+        unquantized_dtype(["avx2"])
+        == unquantized_dtype(["avx2", "avx512f", "avx512_vnni"])
+        == unquantized_dtype([])
+        == "float32"
+    )
     both = {peer.name: (peer.precision, peer.arithmetic, peer.item_bytes) for peer in catalogue.PEERS[-2:]}
     assert set(both) == {"vLLM", "transformers"}
-    assert set(both.values()) == {("bfloat16", "bf16", 2) if plain_type() == "bfloat16" else ("float32", "f32", 4)}
+    assert set(both.values()) == {
+        ("bfloat16", "bf16", 2) if unquantized_dtype() == "bfloat16" else ("float32", "f32", 4)
+    }
 
 
 def test_a_page_without_markers_is_refused() -> None:
@@ -631,5 +643,5 @@ def test_a_page_without_markers_is_refused() -> None:
         report.between("nothing here", "figures")
 
 
-def test_the_committed_page_is_what_the_committed_figures_say() -> None:
+def test_the_committed_page_is_generated_from_the_committed_figures() -> None:
     assert not report.stale()

@@ -1,12 +1,12 @@
-"""A streaming HTTP server for engines that bring none: OpenVINO GenAI's pipeline, transformers' `generate`.
+"""A streaming HTTP server for engines without one: OpenVINO GenAI's pipeline, transformers' `generate`.
 
     python thin_server.py openvino --model FILE.gguf --port 8001 --threads 2 --pool-tokens 20480
     python thin_server.py transformers --model FILE.gguf --port 8001 --threads 2 --dtype float32
 
-Owns as much of OpenAI's `/v1/completions` as the load client speaks: token ids in, one chunk a token out, or
-(`echo`, `logprobs`) the log probabilities of the prompt. No text is made, which favours its engines a little. It runs
-in the engine's own environment, so it needs nothing but the standard library. The engine computes in a thread of its
-own and hands over all new tokens of a step at once.
+Owns the part of OpenAI's `/v1/completions` that the load client uses: token ids as input, one chunk per output token,
+or (`echo`, `logprobs`) the log probabilities of the prompt. Tokens are not detokenized, which favours its engines a
+little. It runs in the engine's own environment, so it needs only the standard library. The engine computes in a thread
+of its own and returns all new tokens of a step together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-GATHER_S = 0.005  # for how long a batch waits for requests that were sent together
+GATHER_S = 0.005  # how long a batch waits for further requests
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass
 class Update:
-    """What a step made for one request."""
+    """The result of a step for one request."""
 
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
@@ -62,7 +62,7 @@ class OpenVINO:
         import openvino_genai as genai
 
         scheduler = genai.SchedulerConfig()
-        scheduler.num_kv_blocks = pool_tokens // 32  # a block of the CPU's has 32 tokens
+        scheduler.num_kv_blocks = pool_tokens // 32  # a block has 32 tokens on the CPU
         scheduler.max_num_seqs = 16
         scheduler.enable_prefix_caching = True
         self._pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
@@ -112,7 +112,7 @@ class OpenVINO:
 
 
 class Transformers:
-    """`generate` on whole batches: requests that arrive together run together, later ones wait for the end."""
+    """`generate` on static batches: requests that arrive together run together, later ones wait until those end."""
 
     def __init__(self, model: str, threads: int, dtype: str) -> None:
         from pathlib import Path
@@ -122,7 +122,7 @@ class Transformers:
 
         torch.set_num_threads(threads)
         file = Path(model)
-        # Dense weights, as ours: left packed, transformers unpacks every matrix at every step.
+        # Dense weights, like ours: transformers would dequantize quantized weights in every step.
         self._model = AutoModelForCausalLM.from_pretrained(
             str(file.parent),
             gguf_file=file.name,
@@ -171,7 +171,7 @@ class Transformers:
 
 
 class _Streamer:
-    """transformers' streamer interface: `put` first gets the prompts, then a step's tokens, one a row."""
+    """The streamer interface of transformers: `put` first gets the prompts, then the tokens of a step, one per row."""
 
     def __init__(self, batch: list[Request], send: Send) -> None:
         self._batch = batch
@@ -190,12 +190,12 @@ class _Streamer:
         self._send(updates)
 
     def end(self) -> None:
-        """Every row has ended already, by its count."""
+        """Nothing to do: rows end by their token counts."""
 
 
 ENGINES: dict[str, Callable[[argparse.Namespace], Engine]] = {
-    "openvino": lambda asked: OpenVINO(asked.model, asked.threads, asked.pool_tokens),
-    "transformers": lambda asked: Transformers(asked.model, asked.threads, asked.dtype),
+    "openvino": lambda options: OpenVINO(options.model, options.threads, options.pool_tokens),
+    "transformers": lambda options: Transformers(options.model, options.threads, options.dtype),
 }
 
 
@@ -203,7 +203,7 @@ ENGINES: dict[str, Callable[[argparse.Namespace], Engine]] = {
 
 
 class Service:
-    """Requests from connections to the engine's thread, its updates back to them."""
+    """Passes requests from connections to the engine's thread, and its updates back."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -216,7 +216,7 @@ class Service:
     def _run(self) -> None:
         try:
             self._engine.run(self._requests, self._send)
-        except Exception as error:  # noqa: BLE001 - told to every client, now and from now on
+        except Exception as error:  # noqa: BLE001 - reported to every client, now and later
             failed = Update(finished=True, error=f"{type(error).__name__}: {error}")
             self._send(dict.fromkeys(list(self._answers), failed))
             while True:
@@ -231,7 +231,7 @@ class Service:
                 answers.put_nowait(update)
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
+        """Serve the one request of a connection."""
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             lengths = [line.split(":")[1] for line in head if line.lower().startswith("content-length:")]
@@ -245,7 +245,7 @@ class Service:
                 writer.write(_plain(404, {"error": f"no such path: {path}"}))
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            return  # a client that left
+            return  # the client disconnected
         finally:
             writer.close()
 
@@ -303,9 +303,9 @@ async def serve(engine: Engine, port: int) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What each engine takes, no more and no less."""
-    whole = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    engines = whole.add_subparsers(dest="engine", required=True)
+    """The arguments of each engine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    engines = parser.add_subparsers(dest="engine", required=True)
     parsers = {name: engines.add_parser(name) for name in ENGINES}
     for each in parsers.values():
         each.add_argument("--model", required=True)
@@ -313,7 +313,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--threads", type=int, required=True)
     parsers["openvino"].add_argument("--pool-tokens", type=int, required=True)
     parsers["transformers"].add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
-    return whole
+    return parser
 
 
 def main() -> None:
