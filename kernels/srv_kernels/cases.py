@@ -152,9 +152,9 @@ _BLOCKS = {
 }
 
 
-def _blocks(generator: torch.Generator, outputs: int, inputs: int, stored: str) -> Tensor:
+def _blocks(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
     """uint8 [outputs, bytes of a row]: every bit random but those of the scales, which are of ordinary size."""
-    weights, size, scales = _BLOCKS[stored]
+    weights, size, scales = _BLOCKS[quant_type]
     count = inputs // weights
     rows = torch.randint(0, 256, (outputs, count, size), generator=generator, dtype=torch.uint8)
     for at in scales:
@@ -165,25 +165,26 @@ def _blocks(generator: torch.Generator, outputs: int, inputs: int, stored: str) 
 
 def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 5)
-    for stored in _BLOCKS:
+    for quant_type in _BLOCKS:
         for rows, inputs, outputs in ((1, 256, 40), (5, 512, 70)):
             x = _random(generator, rows, inputs, dtype=dtype)
             yield Case(
-                f"{stored}, {rows}x{inputs} to {outputs}", (x, _blocks(generator, outputs, inputs, stored), stored)
+                f"{quant_type}, {rows}x{inputs} to {outputs}",
+                (x, _blocks(generator, outputs, inputs, quant_type), quant_type),
             )
-    for stored in ("Q4_1", "Q8_0"):
-        weight = _blocks(generator, 33, 96, stored)
-        yield Case(f"{stored}, rows of a wider matrix", (_spaced(generator, 3, 96, dtype), weight, stored))
-        yield Case(f"{stored}, many rows", (_random(generator, 130, 96, dtype=dtype), weight, stored))
-        yield Case(f"{stored}, zeros", (torch.zeros(2, 96, dtype=dtype), weight, stored))
+    for quant_type in ("Q4_1", "Q8_0"):
+        weight = _blocks(generator, 33, 96, quant_type)
+        yield Case(f"{quant_type}, rows of a wider matrix", (_spaced(generator, 3, 96, dtype), weight, quant_type))
+        yield Case(f"{quant_type}, many rows", (_random(generator, 130, 96, dtype=dtype), weight, quant_type))
+        yield Case(f"{quant_type}, zeros", (torch.zeros(2, 96, dtype=dtype), weight, quant_type))
         for scale in _MAGNITUDES:
             x = _random(generator, 4, 96, dtype=dtype, scale=scale)
-            yield Case(f"{stored}, magnitude {scale:g}", (x, weight, stored))
+            yield Case(f"{quant_type}, magnitude {scale:g}", (x, weight, quant_type))
 
 
 def rows_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 6)
-    for stored in _BLOCKS:
+    for quant_type in _BLOCKS:
         indices = torch.tensor([0, 69, 33, 33, 31, 32])
-        yield Case(stored, (_blocks(generator, 70, 512, stored), stored, indices, dtype))
+        yield Case(quant_type, (_blocks(generator, 70, 512, quant_type), quant_type, indices, dtype))
     yield Case("no row", (_blocks(generator, 3, 256, "Q8_0"), "Q8_0", torch.zeros(0, dtype=torch.int64), dtype))

@@ -149,16 +149,16 @@ CONTRACTS: Mapping[str, OpContract] = {
         _contract(
             oracles.linear_gguf,
             linear_gguf_cases,
-            signature="(x [T, K], rows uint8 [N, bytes of a row], stored: str) -> [T, N]; rows are those of a GGUF "
-            "file in blocks of type `stored`; x may be rounded to 8 bits",
+            signature="(x [T, K], rows uint8 [N, bytes of a row], quant_type: str) -> [T, N]; rows are those of a GGUF "
+            "file in blocks of type `quant_type`; x may be rounded to 8 bits",
             sizes=("inputs", "outputs"),
             tolerances=_ROUNDED_INPUTS,
         ),
         _contract(
             oracles.rows_gguf,
             rows_gguf_cases,
-            signature="(rows uint8 [N, bytes of a row], stored: str, indices int64 [T], dtype) -> [T, K] of dtype; "
-            "rows are those of a GGUF file in blocks of type `stored`",
+            signature="(rows uint8 [N, bytes of a row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
+            "rows are those of a GGUF file in blocks of type `quant_type`",
             sizes=("inputs",),
             tolerances=_HALF_SCALES,
         ),

@@ -80,22 +80,22 @@ def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     return out if bias is None else out + _wide(bias)
 
 
-def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
-    """x Wᵀ, with W in a GGUF file's blocks of type `stored`, made plain by the `gguf` library."""
-    return _wide(x) @ plain_weight(rows, stored).T
+def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """x Wᵀ, with W in a GGUF file's blocks of type `quant_type`, made plain by the `gguf` library."""
+    return _wide(x) @ dequantize_rows(rows, quant_type).T
 
 
-def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Some rows of the matrix. `dtype` is that of the result elsewhere; here it is float64."""
-    return plain_weight(rows, stored)[indices.to("cpu")]
+    return dequantize_rows(rows, quant_type)[indices.to("cpu")]
 
 
-def plain_weight(rows: Tensor, stored: str) -> Tensor:
+def dequantize_rows(rows: Tensor, quant_type: str) -> Tensor:
     """float64 [N, K] of uint8 [N, bytes of a row]."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    return torch.from_numpy(dequantize(rows.detach().to("cpu").numpy(), GGMLQuantizationType[stored])).double()
+    return torch.from_numpy(dequantize(rows.detach().to("cpu").numpy(), GGMLQuantizationType[quant_type])).double()
 
 
 def paged_attention(

@@ -89,17 +89,17 @@ def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
-def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
+def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
     """x [T, K], rows uint8 [N, bytes of a row], their type in a GGUF file -> [T, N]. Made plain at every call: slow."""
-    return F.linear(x, _plain(rows, stored, x.dtype))
+    return F.linear(x, _plain(rows, quant_type, x.dtype))
 
 
-def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """rows uint8 [N, bytes of a row], their type in a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
-    return _plain(rows.index_select(0, indices), stored, dtype)
+    return _plain(rows.index_select(0, indices), quant_type, dtype)
 
 
-def _plain(rows: Tensor, stored: str, dtype: torch.dtype) -> Tensor:
-    from srv_kernels.oracles import plain_weight
+def _plain(rows: Tensor, quant_type: str, dtype: torch.dtype) -> Tensor:
+    from srv_kernels.oracles import dequantize_rows
 
-    return plain_weight(rows, stored).to(dtype).to(rows.device)
+    return dequantize_rows(rows, quant_type).to(dtype).to(rows.device)

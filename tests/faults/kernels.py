@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         name="query-sees-the-next-token",
         file="kernels/srv_kernels/cpu/native/attention.cpp",
-        text="at_most(position + 1, ",
-        planted="at_most(position + 2, ",
+        text="min_of(position + 1, ",
+        planted="min_of(position + 2, ",
         effect="On the CPU, tokens of a prompt attend to the one after them.",
         tests=(
             "tests/platforms/cpu/test_attention.py::test_any_batch_agrees_with_dense_attention_on_every_instruction_set",

@@ -18,7 +18,7 @@ from srv_kernels.cpu.library import load
 HERE = Path(__file__).parent
 
 TESTS = (
-    *(ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py" for part in ("kernels", "shapes", "tape")),
+    *(ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py" for part in ("kernels", "shapes", "graph")),
     ROOT / "tests" / "platforms" / "cpu" / "test_attention.py",
 )
 

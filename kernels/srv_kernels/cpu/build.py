@@ -23,8 +23,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
-PER_ISA = ("pointwise", "linear", "integers", "blocks", "attention", "sampling", "table")
-ONCE = ("pool", "stored", "library")
+PER_ISA = ("pointwise", "linear", "int8_linear", "gguf_linear", "attention", "sampling", "table")
+ONCE = ("thread_pool", "gguf_dequant", "library")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 _ISAS = {  # each with all flags of those before it: see `_objects`

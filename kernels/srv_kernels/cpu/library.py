@@ -17,30 +17,30 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-INTERFACE = 10
+ABI_VERSION = 11
 BLOCK_TOKENS = 16  # tokens of one block of a packed page
-MOST_DIM = 512  # the widest attention head
+MAX_HEAD_DIM = 512  # the widest attention head
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _SIGNATURES = {
-    "srv_norm": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
-    "srv_add_norm": (_INT, *[_POINTER] * 5, *[_LONG] * 4, _FLOAT),
-    "srv_gate": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
+    "srv_add_rms_norm": (_INT, *[_POINTER] * 5, *[_LONG] * 4, _FLOAT),
+    "srv_silu_and_mul": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_rotary": (_INT, *[_POINTER] * 6, *[_LONG] * 7),
     "srv_linear": (_INT, *[_POINTER] * 4, *[_LONG] * 4),
-    "srv_scaled_linear": (_INT, *[_POINTER] * 5, *[_LONG] * 4),
+    "srv_int8_weight_linear": (_INT, *[_POINTER] * 5, *[_LONG] * 4),
     "srv_pack": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_attention": (_INT, _POINTER),
-    "srv_byte_linear": (_INT, _POINTER),
-    "srv_pack_bytes": (_POINTER, _POINTER, _LONG, _LONG, _LONG),
-    "srv_block_linear": (_INT, _POINTER),
-    "srv_block_rows": (_INT, _POINTER),
-    "srv_pack_blocks": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_w8a8_linear": (_INT, _POINTER),
+    "srv_pack_w8a8": (_POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_gguf_linear": (_INT, _POINTER),
+    "srv_gguf_rows": (_INT, _POINTER),
+    "srv_pack_gguf": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_most_likely": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_draw": (_INT, _POINTER),
     "srv_set_threads": (_INT,),
-    "srv_tape_run": (_POINTER,),
-    "srv_tape_free": (_POINTER,),
+    "srv_graph_replay": (_POINTER,),
+    "srv_graph_free": (_POINTER,),
 }
 
 
@@ -54,38 +54,44 @@ class AttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
         ("window", _LONG),
-        ("pool", _INT),
+        ("pool_type", _INT),
     )
 
 
-class ByteLinearArgs(ctypes.Structure):
-    """`ByteLinearArgs` of native/kernels.h, member by member."""
+class W8a8LinearArgs(ctypes.Structure):
+    """`W8a8LinearArgs` of native/kernels.h, member by member."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("x", "weight", "scales", "correction", "bias", "out", "steps", "row_scales")),
+        *(
+            (name, _POINTER)
+            for name in ("x", "weight", "scales", "compensation", "bias", "out", "quantized", "row_scales")
+        ),
         *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride")),
-        *((name, _FLOAT) for name in ("per_input", "offset")),
+        *((name, _FLOAT) for name in ("input_scale_inverse", "input_offset")),
     )
 
 
-class BlockLinearArgs(ctypes.Structure):
-    """`BlockLinearArgs` of native/kernels.h, member by member."""
+class GgufLinearArgs(ctypes.Structure):
+    """`GgufLinearArgs` of native/kernels.h, member by member."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("x", "weight", "bias", "out", "steps", "multiples", "x_sums", "units")),
+        *(
+            (name, _POINTER)
+            for name in ("x", "weight", "bias", "out", "quantized", "sub_scales", "x_sums", "row_scales")
+        ),
         *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride", "out_stride")),
-        ("stored", _INT),
-        ("constant", _INT),
+        ("ggml_type", _INT),
+        ("zero_point", _INT),
     )
 
 
-class BlockRowsArgs(ctypes.Structure):
-    """`BlockRowsArgs` of native/kernels.h, member by member."""
+class GgufRowsArgs(ctypes.Structure):
+    """`GgufRowsArgs` of native/kernels.h, member by member."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "indices", "out")),
         *((name, _LONG) for name in ("rows", "inputs")),
-        ("stored", _INT),
+        ("ggml_type", _INT),
     )
 
 
@@ -98,7 +104,7 @@ class DrawArgs(ctypes.Structure):
     )
 
 
-_ARGS = (AttentionArgs, ByteLinearArgs, BlockLinearArgs, BlockRowsArgs, DrawArgs)  # in the order of srv_bytes_of_args
+_ARGS = (AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs)  # in the order of srv_sizeof_args
 
 
 @dataclass(frozen=True)
@@ -128,14 +134,14 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         return Loaded(None, f"{path} is not there; build it with: python -m srv_kernels.cpu.build")
     try:
         library = ctypes.CDLL(str(path))
-        found = library.srv_interface()
+        found = library.srv_abi_version()
     except (OSError, AttributeError) as error:
         return Loaded(None, f"{path} does not load: {error}; build it again with: python -m srv_kernels.cpu.build")
-    if found != INTERFACE:
-        return Loaded(None, f"{path} has interface {found}, not {INTERFACE}; run: python -m srv_kernels.cpu.build")
-    library.srv_bytes_of_args.argtypes, library.srv_bytes_of_args.restype = (_INT,), _LONG
+    if found != ABI_VERSION:
+        return Loaded(None, f"{path} has interface {found}, not {ABI_VERSION}; run: python -m srv_kernels.cpu.build")
+    library.srv_sizeof_args.argtypes, library.srv_sizeof_args.restype = (_INT,), _LONG
     for index, args in enumerate(_ARGS):
-        size, wanted = library.srv_bytes_of_args(index), ctypes.sizeof(args)
+        size, wanted = library.srv_sizeof_args(index), ctypes.sizeof(args)
         if size != wanted:
             told = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
             return Loaded(None, f"{told}; run: python -m srv_kernels.cpu.build")
@@ -143,12 +149,12 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     library.srv_isa.restype = ctypes.c_char_p
-    library.srv_packed_blocks.argtypes, library.srv_packed_blocks.restype = (_INT, _LONG, _LONG), _LONG
+    library.srv_packed_gguf_bytes.argtypes, library.srv_packed_gguf_bytes.restype = (_INT, _LONG, _LONG), _LONG
     library.srv_attention_blocks.argtypes, library.srv_attention_blocks.restype = (_POINTER,), _LONG
-    library.srv_stored_row_bytes.argtypes, library.srv_stored_row_bytes.restype = (_INT, _LONG), _LONG
-    library.srv_tape_begin.argtypes, library.srv_tape_begin.restype = (), _POINTER
-    library.srv_tape_end.argtypes, library.srv_tape_end.restype = (), _LONG
-    for size in (library.srv_packed_elements, library.srv_packed_bytes):
+    library.srv_gguf_row_bytes.argtypes, library.srv_gguf_row_bytes.restype = (_INT, _LONG), _LONG
+    library.srv_graph_capture_begin.argtypes, library.srv_graph_capture_begin.restype = (), _POINTER
+    library.srv_graph_capture_end.argtypes, library.srv_graph_capture_end.restype = (), _LONG
+    for size in (library.srv_packed_elements, library.srv_packed_w8a8_bytes):
         size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):
         return Loaded(None, f"SRV_CPU_ISA={isa}: this build or this processor has no such kernels")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from srv_kernels.cpu.library import DrawArgs
 from srv_kernels.cpu.native_library import LIBRARY, TYPES, rows_of
-from srv_kernels.cpu.native_products import STORED, BlockWeight, ByteLinear, ScaledLinear
+from srv_kernels.cpu.native_products import GGML_TYPES, GGUFWeight, Int8WeightLinear, W8A8Linear
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
-    LIBRARY.srv_norm(
+    LIBRARY.srv_rms_norm(
         TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), weight.data_ptr(), count, dim, rows.stride(0), eps
     )
     return out
@@ -31,7 +31,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     rows, before = rows_of(x), rows_of(residual)
     out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
-    LIBRARY.srv_add_norm(
+    LIBRARY.srv_add_rms_norm(
         TYPES[x.dtype],
         out.data_ptr(),
         total.data_ptr(),
@@ -52,7 +52,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     rows = rows_of(x)
     count, dim = rows.shape[0], rows.shape[1] // 2
     out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype)
-    LIBRARY.srv_gate(TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), count, dim, rows.stride(0))
+    LIBRARY.srv_silu_and_mul(TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), count, dim, rows.stride(0))
     return out
 
 
@@ -119,33 +119,33 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
-    return ByteLinear(weight, weight_scale, bias)(x)
+    """As the contract has it. Packs the weight at every call: layers keep a `W8A8Linear`."""
+    return W8A8Linear(weight, weight_scale, bias)(x)
 
 
 def linear_w8a8_static(
     x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
 ) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `ByteLinear`."""
+    """As the contract has it. Packs the weight at every call: layers keep a `W8A8Linear`."""
     static = (1.0 / float(input_scale), float(input_offset))
-    return ByteLinear(weight, deq_scale, counted=quant_bias, static=static)(x)
+    return W8A8Linear(weight, deq_scale, int32_bias=quant_bias, static=static)(x)
 
 
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `ScaledLinear`."""
-    return ScaledLinear(weight, weight_scale, bias)(x)
+    """As the contract has it. Packs the weight at every call: layers keep a `Int8WeightLinear`."""
+    return Int8WeightLinear(weight, weight_scale, bias)(x)
 
 
-def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `BlockWeight`."""
-    return _packed(rows, stored).linear(x)
+def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `GGUFWeight`."""
+    return _packed(rows, quant_type).linear(x)
 
 
-def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `BlockWeight`."""
-    return _packed(rows, stored).rows(indices, dtype)
+def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the contract has it. Packs the weight at every call: layers keep a `GGUFWeight`."""
+    return _packed(rows, quant_type).rows(indices, dtype)
 
 
-def _packed(rows: Tensor, stored: str) -> BlockWeight:
-    stretch = LIBRARY.srv_stored_row_bytes(STORED[stored], 256)
-    return BlockWeight(rows, stored, rows.shape[1] * 256 // stretch)
+def _packed(rows: Tensor, quant_type: str) -> GGUFWeight:
+    stretch = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
+    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // stretch)

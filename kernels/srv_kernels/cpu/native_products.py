@@ -11,9 +11,9 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from srv_kernels.cpu.library import BlockLinearArgs, BlockRowsArgs, ByteLinearArgs
+from srv_kernels.cpu.huge_page_arena import HugePageArena
+from srv_kernels.cpu.library import GgufLinearArgs, GgufRowsArgs, W8a8LinearArgs
 from srv_kernels.cpu.native_library import LIBRARY, TYPES, rows_of
-from srv_kernels.cpu.room import Room
 
 _OWN = (None, None, None, None)  # scratch: the library has its own
 _PACKED_TYPES = {**TYPES, torch.int8: 2}
@@ -38,24 +38,24 @@ def _check_outputs(outputs: int, **others: Tensor | None) -> None:
             raise ValueError(f"{name} of shape {tuple(other.shape)} for a weight of {outputs} outputs")
 
 
-def _memory(size: int, room: Room | None) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8) if room is None else room.take(size)
+def _memory(size: int, arena: HugePageArena | None) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8) if arena is None else arena.take(size)
 
 
-def pack(weight: Tensor, room: Room | None = None) -> Tensor:
+def pack(weight: Tensor, arena: HugePageArena | None = None) -> Tensor:
     """[outputs, inputs] -> the same numbers in blocks, as `linear` reads them (native/linear.cpp); flat.
 
-    They lie in `room`, if one is given, as everything does that is packed here.
+    They lie in `arena`, if one is given, as everything does that is packed here.
     """
     rows = rows_of(weight)
     outputs, inputs = rows.shape
     size = LIBRARY.srv_packed_elements(outputs, inputs) * weight.itemsize
-    packed = _memory(size, room).view(weight.dtype)
+    packed = _memory(size, arena).view(weight.dtype)
     LIBRARY.srv_pack(_PACKED_TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
     return packed
 
 
-def linear(weight: Tensor, bias: Tensor | None, room: Room | None = None) -> Callable[[Tensor], Tensor]:
+def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = None) -> Callable[[Tensor], Tensor]:
     """The product with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
     The weight is packed, that is copied, once; afterwards only the copy is used. Raises ValueError for shapes and
@@ -63,7 +63,7 @@ def linear(weight: Tensor, bias: Tensor | None, room: Room | None = None) -> Cal
     """
     outputs, inputs = weight.shape
     _check_outputs(outputs, bias=bias)
-    packed, kind = pack(weight, room), TYPES[weight.dtype]
+    packed, type_id = pack(weight, arena), TYPES[weight.dtype]
     bias = None if bias is None else bias.contiguous()
     weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
     product, dtype = LIBRARY.srv_linear, weight.dtype
@@ -74,30 +74,40 @@ def linear(weight: Tensor, bias: Tensor | None, room: Room | None = None) -> Cal
             raise ValueError(f"inputs of {rows.dtype} for a weight of {dtype}")
         out = torch.empty(rows.shape[0], outputs, dtype=dtype)
         product(
-            kind, out.data_ptr(), rows.data_ptr(), weight_at, bias_at, rows.shape[0], inputs, outputs, rows.stride(0)
+            type_id,
+            out.data_ptr(),
+            rows.data_ptr(),
+            weight_at,
+            bias_at,
+            rows.shape[0],
+            inputs,
+            outputs,
+            rows.stride(0),
         )
         return out
 
     return multiply
 
 
-class ScaledLinear:
+class Int8WeightLinear:
     """The product with a weight of 8-bit integers [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
 
     Activations keep their dtype. scales: float32 [outputs]. bias: [outputs] of x's dtype, added last. The weight is
     packed, that is copied, once; afterwards only the copy is used.
     """
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None, room: Room | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, scales: Tensor, bias: Tensor | None = None, arena: HugePageArena | None = None
+    ) -> None:
         self._outputs, self._inputs = weight.shape
         _check_outputs(self._outputs, scales=scales, bias=bias)
-        self._packed, self._scales = pack(weight, room), scales.float().contiguous()
+        self._packed, self._scales = pack(weight, arena), scales.float().contiguous()
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = _input_rows(x, self._inputs, self._bias)
         out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
-        LIBRARY.srv_scaled_linear(
+        LIBRARY.srv_int8_weight_linear(
             TYPES[x.dtype],
             out.data_ptr(),
             rows.data_ptr(),
@@ -112,12 +122,12 @@ class ScaledLinear:
         return out
 
 
-class ByteLinear:
+class W8A8Linear:
     """The product with a weight of 8-bit integers [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
 
-    scales: float32 [outputs]. `static`: (1 / input_scale, input_offset), and `counted` int32 [outputs] is added to sums
-    of steps; without it each row is rounded by its own largest magnitude. bias: [outputs] of x's dtype, added last.
-    The weight is packed, that is copied, once; afterwards only the copy is used.
+    scales: float32 [outputs]. static: (1 / input_scale, input_offset) quantizes x with fixed parameters, and int32_bias
+    int32 [outputs] is added to the integer sums; otherwise each row is quantized by its own largest magnitude. bias:
+    [outputs] of x's dtype, added last. The weight is copied to a packed layout once.
     """
 
     def __init__(
@@ -125,17 +135,17 @@ class ByteLinear:
         weight: Tensor,
         scales: Tensor,
         bias: Tensor | None = None,
-        counted: Tensor | None = None,
+        int32_bias: Tensor | None = None,
         static: tuple[float, float] = (0.0, 0.0),
-        room: Room | None = None,
+        arena: HugePageArena | None = None,
     ) -> None:
         rows = rows_of(weight)
         self._outputs, self._inputs = rows.shape
-        _check_outputs(self._outputs, scales=scales, bias=bias, counted=counted)
-        self._packed = _memory(LIBRARY.srv_packed_bytes(self._outputs, self._inputs), room)
-        LIBRARY.srv_pack_bytes(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
-        correction = -128 * weight.sum(1, dtype=torch.int32)
-        self._correction = correction if counted is None else correction + counted.int()
+        _check_outputs(self._outputs, scales=scales, bias=bias, int32_bias=int32_bias)
+        self._packed = _memory(LIBRARY.srv_packed_w8a8_bytes(self._outputs, self._inputs), arena)
+        LIBRARY.srv_pack_w8a8(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
+        compensation = -128 * weight.sum(1, dtype=torch.int32)
+        self._compensation = compensation if int32_bias is None else compensation + int32_bias.int()
         self._scales, self._static = scales.float().contiguous(), static
         self._bias = None if bias is None else bias.contiguous()
 
@@ -143,11 +153,11 @@ class ByteLinear:
         rows = _input_rows(x, self._inputs, self._bias)
         count = rows.shape[0]
         out = torch.empty(count, self._outputs, dtype=x.dtype)
-        args = ByteLinearArgs(
+        args = W8a8LinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
             self._scales.data_ptr(),
-            self._correction.data_ptr(),
+            self._compensation.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
             *_OWN[:2],
@@ -157,12 +167,12 @@ class ByteLinear:
             rows.stride(0),
             *self._static,
         )
-        LIBRARY.srv_byte_linear(TYPES[x.dtype], byref(args))
+        LIBRARY.srv_w8a8_linear(TYPES[x.dtype], byref(args))
         return out
 
 
 # The types of GGUF files whose blocks are multiplied as they are, by their numbers there.
-STORED = {
+GGML_TYPES = {
     "Q4_0": 2,
     "Q4_1": 3,
     "Q5_0": 6,
@@ -176,21 +186,21 @@ STORED = {
 }
 
 
-class BlockWeight:
+class GGUFWeight:
     """A weight [outputs, inputs] in the blocks of a GGUF file, repacked once.
 
-    rows: uint8 [outputs, bytes of a row], as the file has them. `stored`: the type's name, one of `STORED`.
+    rows: uint8 [outputs, bytes of a row], as the file has them. `quant_type`: the type's name, one of `GGML_TYPES`.
     """
 
-    def __init__(self, rows: Tensor, stored: str, inputs: int, room: Room | None = None) -> None:
+    def __init__(self, rows: Tensor, quant_type: str, inputs: int, arena: HugePageArena | None = None) -> None:
         self.outputs, self.inputs = rows.shape[0], inputs
-        self._stored = STORED[stored]
-        if rows.shape[1] != LIBRARY.srv_stored_row_bytes(self._stored, inputs):
-            raise ValueError(f"{inputs} weights of type {stored} do not lie in {rows.shape[1]} bytes")
+        self._ggml_type = GGML_TYPES[quant_type]
+        if rows.shape[1] != LIBRARY.srv_gguf_row_bytes(self._ggml_type, inputs):
+            raise ValueError(f"{inputs} weights of type {quant_type} do not lie in {rows.shape[1]} bytes")
         rows = rows_of(rows)
-        self._packed = _memory(LIBRARY.srv_packed_blocks(self._stored, self.outputs, inputs), room)
-        LIBRARY.srv_pack_blocks(
-            self._stored, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
+        self._packed = _memory(LIBRARY.srv_packed_gguf_bytes(self._ggml_type, self.outputs, inputs), arena)
+        LIBRARY.srv_pack_gguf(
+            self._ggml_type, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
         )
 
     @property
@@ -217,7 +227,7 @@ class BlockWeight:
                 f"[{count}, {self.outputs}] of {x.dtype} do not fit {list(out.shape)} of {out.dtype} and strides "
                 f"{list(out.stride())}"
             )
-        args = BlockLinearArgs(
+        args = GgufLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
             None if bias is None else bias.data_ptr(),
@@ -228,26 +238,26 @@ class BlockWeight:
             self.outputs,
             rows.stride(0),
             out.stride(0),
-            self._stored,
+            self._ggml_type,
         )
-        LIBRARY.srv_block_linear(TYPES[x.dtype], byref(args))
+        LIBRARY.srv_gguf_linear(TYPES[x.dtype], byref(args))
         return out
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: rows as plain numbers."""
         where = indices.contiguous()
         out = torch.empty(where.shape[0], self.inputs, dtype=dtype)
-        args = BlockRowsArgs(
-            self._packed.data_ptr(), where.data_ptr(), out.data_ptr(), where.shape[0], self.inputs, self._stored
+        args = GgufRowsArgs(
+            self._packed.data_ptr(), where.data_ptr(), out.data_ptr(), where.shape[0], self.inputs, self._ggml_type
         )
-        LIBRARY.srv_block_rows(TYPES[dtype], byref(args))
+        LIBRARY.srv_gguf_rows(TYPES[dtype], byref(args))
         return out
 
 
-class BlockProduct:
+class FusedGGUFLinear:
     """The product with several matrices below one another: x [T, inputs] -> [T, all their outputs] of x's dtype."""
 
-    def __init__(self, weights: Sequence[BlockWeight], bias: Tensor | None = None) -> None:
+    def __init__(self, weights: Sequence[GGUFWeight], bias: Tensor | None = None) -> None:
         self._weights, self._outputs = tuple(weights), sum(each.outputs for each in weights)
         parts = [None] * len(weights) if bias is None else torch.split(bias, [each.outputs for each in weights])
         self._biases = tuple(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv_cpu.packed import COLUMNS, ORDER, PAGE_SIZES
-from srv_kernels.cpu.library import MOST_DIM
+from srv_kernels.cpu.library import MAX_HEAD_DIM
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
@@ -122,9 +122,9 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
         if len(dims) > 1:
             reasons.append(f"keys and values have different head dims: {sorted(dims)}")
         reasons += [
-            f"head dim {dim} is not a multiple of {COLUMNS} up to {MOST_DIM}"
+            f"head dim {dim} is not a multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
             for dim in sorted(dims)
-            if dim % COLUMNS or dim > MOST_DIM
+            if dim % COLUMNS or dim > MAX_HEAD_DIM
         ]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": PAGE_SIZES})
 

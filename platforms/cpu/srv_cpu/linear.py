@@ -19,11 +19,11 @@ from torch import Tensor
 from srv.models.layers.linear import Linear, Projection
 from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear
 from srv.quantization.int8_layers import ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
+from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import load
-from srv_kernels.cpu.room import Room
 
 if TYPE_CHECKING:
-    from srv_kernels.cpu.native_products import BlockWeight
+    from srv_kernels.cpu.native_products import GGUFWeight
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 MakeKernel: TypeAlias = Callable[[Tensor, Tensor | None], Kernel]
@@ -55,16 +55,16 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
 
     Returns how many were repacked, and by what.
     """
-    room = Room()
-    kernel, name = _kernel(room)
+    arena = HugePageArena()
+    kernel, name = _kernel(arena)
     packed = 0
-    blocks: dict[int, BlockWeight] = {}  # by the matrix that they were packed from
+    blocks: dict[int, GGUFWeight] = {}  # by the matrix that they were packed from
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (GGUFEmbedding, GGUFLinear)):
-                packed += _pack_blocks(module, blocks, room)
+                packed += _pack_blocks(module, blocks, arena)
                 continue
-            if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel, room)) is None:
+            if not isinstance(module, Projection) or (packed_kernel := _packed(module, kernel, arena)) is None:
                 continue
             module.kernel = packed_kernel
             if not (isinstance(module, Linear) and module.tied):
@@ -73,27 +73,27 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
     return packed, name
 
 
-def _pack_blocks(module: GGUFEmbedding | GGUFLinear, known: dict[int, BlockWeight], room: Room) -> bool:
+def _pack_blocks(module: GGUFEmbedding | GGUFLinear, known: dict[int, GGUFWeight], arena: HugePageArena) -> bool:
     """Repack a GGUF file's blocks, once where an embedding is the output layer too. False: the default kernel stays."""
     from srv_kernels.cpu.native_library import TYPES
-    from srv_kernels.cpu.native_products import BlockProduct, BlockWeight
+    from srv_kernels.cpu.native_products import FusedGGUFLinear, GGUFWeight
 
     if module.dtype not in TYPES:
         return False
     matrices = [module.matrix] if isinstance(module, GGUFEmbedding) else module.matrices
     for matrix in matrices:
         if id(matrix) not in known:
-            known[id(matrix)] = BlockWeight(matrix.rows, matrix.quant_type, matrix.inputs, room)
+            known[id(matrix)] = GGUFWeight(matrix.rows, matrix.quant_type, matrix.inputs, arena)
             matrix.release()
     weights = [known[id(matrix)] for matrix in matrices]
     if isinstance(module, GGUFEmbedding):
         module.kernel = partial(weights[0].rows, dtype=module.dtype)
     else:
-        module.kernel = BlockProduct(weights, module.bias)
+        module.kernel = FusedGGUFLinear(weights, module.bias)
     return True
 
 
-def _packed(projection: Projection, kernel: MakeKernel | None, room: Room) -> Kernel | None:
+def _packed(projection: Projection, kernel: MakeKernel | None, arena: HugePageArena) -> Kernel | None:
     """The product on a repacked weight, or None where the default one stays."""
     if isinstance(projection, Linear):
         if kernel is None or projection.weight.dtype not in _DTYPES:
@@ -102,24 +102,24 @@ def _packed(projection: Projection, kernel: MakeKernel | None, room: Room) -> Ke
     if load().library is None or not isinstance(projection, (ScaledInt8Linear, StaticInt8Linear)):
         return None
     from srv_kernels.cpu.native_library import TYPES
-    from srv_kernels.cpu.native_products import ByteLinear, ScaledLinear
+    from srv_kernels.cpu.native_products import Int8WeightLinear, W8A8Linear
 
     if projection.dtype not in TYPES:
         return None
     if isinstance(projection, ScaledInt8Linear):
-        kind = ScaledLinear if isinstance(projection, WeightOnlyInt8Linear) else ByteLinear
-        return kind(projection.weight, projection.weight_scale, projection.bias, room=room)
+        kind = Int8WeightLinear if isinstance(projection, WeightOnlyInt8Linear) else W8A8Linear
+        return kind(projection.weight, projection.weight_scale, projection.bias, arena=arena)
     static = (1.0 / float(projection.input_scale), float(projection.input_offset))
-    counted = projection.quant_bias
-    return ByteLinear(projection.weight, projection.deq_scale, counted=counted, static=static, room=room)
+    int32_bias = projection.quant_bias
+    return W8A8Linear(projection.weight, projection.deq_scale, int32_bias=int32_bias, static=static, arena=arena)
 
 
-def _kernel(room: Room) -> tuple[MakeKernel | None, str]:
+def _kernel(arena: HugePageArena) -> tuple[MakeKernel | None, str]:
     """Makes a product from a weight and a bias; None: the plain product stays. And a name for the log."""
     if load().library is not None:
         from srv_kernels.cpu import native_products
 
-        return partial(native_products.linear, room=room), f"native kernels, {load().isa}"
+        return partial(native_products.linear, arena=arena), f"native kernels, {load().isa}"
     if packing_available():
         return PackedKernel, "oneDNN"
     return None, "torch's plain products"

@@ -17,18 +17,18 @@ from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContex
 from srv_kernels.cpu.library import AttentionArgs, load
 from srv_kernels.cpu.native_library import POOL_TYPES, TYPES
 
-_POOLS = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # beside that of the queries
+_EXTRA_POOL_TYPES = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # beside that of the queries
 
 
 @dataclass(slots=True)
-class Step:
+class AttentionMetadata:
     """One step's arguments: those that all layers share are filled in, and point into `lens`, `starts` and `table`.
 
     lens: int32 [2, rows], query and kv lengths.
     """
 
     args: AttentionArgs
-    at: int
+    address: int
     lens: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     starts: np.ndarray[tuple[int], np.dtype[np.int32]]
     table: Tensor
@@ -52,21 +52,21 @@ class NativeAttention:
         self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
         self._pool = POOL_TYPES[context.kv.keys[0].dtype]
-        self._captured: dict[int, Step] = {}
+        self._captured: dict[int, AttentionMetadata] = {}
 
-    def plan(self, batch: AttentionBatch) -> Step:
+    def plan(self, batch: AttentionBatch) -> AttentionMetadata:
         """See `srv.platform.interface.AttentionBackend`. Of a captured step: at the addresses that are recorded."""
         if batch.graph is None:
-            return self._step(batch)
+            return self._metadata(batch)
         if batch.graph not in self._captured:
-            self._captured[batch.graph] = self._step(batch)
-        step = self._captured[batch.graph]
-        if step.table.data_ptr() != batch.page_table.data_ptr():
+            self._captured[batch.graph] = self._metadata(batch)
+        metadata = self._captured[batch.graph]
+        if metadata.table.data_ptr() != batch.page_table.data_ptr():
             raise InternalError(f"the captured step of {batch.graph} rows got another page table than it has recorded")
-        step.lens[1] = batch.kv_lens
-        return step
+        metadata.lens[1] = batch.kv_lens
+        return metadata
 
-    def _step(self, batch: AttentionBatch) -> Step:
+    def _metadata(self, batch: AttentionBatch) -> AttentionMetadata:
         lens = np.array([batch.query_lens, batch.kv_lens], dtype=np.int32)
         starts = np.zeros(lens.shape[1], dtype=np.int32)
         np.cumsum(lens[0, :-1], out=starts[1:])
@@ -79,14 +79,14 @@ class NativeAttention:
             rows=lens.shape[1],
             columns=table.shape[1],
             page_size=self._page_size,
-            pool=self._pool,
+            pool_type=self._pool,
         )
-        return Step(args, ctypes.addressof(args), lens, starts, table)
+        return AttentionMetadata(args, ctypes.addressof(args), lens, starts, table)
 
-    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Step) -> Tensor:
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
         kind = TYPES.get(q.dtype)
-        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_POOLS):
+        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_EXTRA_POOL_TYPES):
             raise InternalError(
                 f"attention backend native got queries of {q.dtype}, keys of {k.dtype} and values of {v.dtype} over a "
                 f"pool of {self._buffers[0][0].dtype}; it takes float32 or bfloat16 over a pool of that type, of "
@@ -100,7 +100,7 @@ class NativeAttention:
         args.q_stride, args.k_stride, args.v_stride = q.stride(0), k.stride(0), v.stride(0)
         args.heads, args.kv_heads, args.dim = layer.heads, layer.kv_heads, layer.head_dim
         args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
-        self._attend(kind, metadata.at)
+        self._attend(kind, metadata.address)
         return out
 
 

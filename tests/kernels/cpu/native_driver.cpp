@@ -20,26 +20,26 @@ const char* srv_isa();
 int32_t srv_choose_isa(const char* name);
 void srv_set_threads(int32_t count);
 int64_t srv_packed_elements(int64_t outputs, int64_t inputs);
-int64_t srv_packed_bytes(int64_t outputs, int64_t inputs);
-int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs);
-int64_t srv_stored_row_bytes(int32_t stored, int64_t inputs);
+int64_t srv_packed_w8a8_bytes(int64_t outputs, int64_t inputs);
+int64_t srv_packed_gguf_bytes(int32_t ggml_type, int64_t outputs, int64_t inputs);
+int64_t srv_gguf_row_bytes(int32_t ggml_type, int64_t inputs);
 void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride);
-void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride);
-void srv_pack_blocks(int32_t stored, void* packed, const void* rows, int64_t outputs, int64_t inputs, int64_t stride);
+void srv_pack_w8a8(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride);
+void srv_pack_gguf(int32_t ggml_type, void* packed, const void* rows, int64_t outputs, int64_t inputs, int64_t stride);
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
                 int64_t inputs, int64_t outputs, int64_t x_stride);
-void srv_scaled_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
+void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
                        const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride);
-void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args);
-void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args);
-void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args);
-void srv_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
+void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args);
+void srv_gguf_linear(int32_t type, const srv::GgufLinearArgs* args);
+void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args);
+void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
               float eps);
-void srv_add_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
+void srv_add_rms_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
                   int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps);
-void srv_gate(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride);
+void srv_silu_and_mul(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride);
 void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
-                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t turned,
+                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary_dim,
                 int64_t q_stride, int64_t k_stride);
 void srv_attention(int32_t type, const srv::AttentionArgs* args);
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
@@ -120,8 +120,8 @@ std::vector<int8_t> whole_numbers(int64_t count) {
 // rounding takes, up to 2^-8 of the number.
 class Check {
 public:
-    Check(std::string name, int type, int roundings = 1, double added = 1e-6)
-        : name_(std::move(name)), type_(type), rounded_(type == BFLOAT16 ? roundings / 256.0 : 0), added_(added) {}
+    Check(std::string name, int type, int roundings = 1, double add_lanes = 1e-6)
+        : name_(std::move(name)), type_(type), rounded_(type == BFLOAT16 ? roundings / 256.0 : 0), added_(add_lanes) {}
 
     void compare(double found, double wanted, double magnitude, double doubted = 0) {
         const double allowed = added_ * magnitude + rounded_ * std::fabs(wanted) + doubted + 1e-12;
@@ -180,7 +180,7 @@ bool linear(int type) {
     return check.kept();
 }
 
-bool scaled_linear(int type) {
+bool int8_weight_linear(int type) {
     Check check("linear, int8", type);
     for (int64_t rows : {1, 3, 5}) {
         for (int64_t outputs : {33, 64}) {
@@ -191,7 +191,7 @@ bool scaled_linear(int type) {
                 std::vector<float> scales(outputs);
                 for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
                 srv_pack(INT8, packed.data(), weight.data(), outputs, inputs, inputs);
-                srv_scaled_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs, outputs,
+                srv_int8_weight_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs, outputs,
                                   inputs);
                 compare_products(
                     check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
@@ -202,22 +202,22 @@ bool scaled_linear(int type) {
     return check.kept();
 }
 
-bool byte_linear(int type) {
-    Check check("linear of bytes", type);
+bool w8a8_linear(int type) {
+    Check check("linear, w8a8", type);
     for (int64_t rows : {1, 3, 6}) {
         constexpr int64_t outputs = 40, inputs = 70;
         Matrix x(type, rows, inputs), out(type, rows, outputs);
         const auto weight = whole_numbers(outputs * inputs);
-        std::vector<int8_t> packed(srv_packed_bytes(outputs, inputs));
+        std::vector<int8_t> packed(srv_packed_w8a8_bytes(outputs, inputs));
         std::vector<float> scales(outputs, 0.01f);
-        std::vector<int32_t> correction(outputs);
-        for (int64_t i = 0; i < outputs * inputs; ++i) correction[i / inputs] -= 128 * weight[i];
-        srv_pack_bytes(packed.data(), weight.data(), outputs, inputs, inputs);
-        srv::ByteLinearArgs args{};
+        std::vector<int32_t> compensation(outputs);
+        for (int64_t i = 0; i < outputs * inputs; ++i) compensation[i / inputs] -= 128 * weight[i];
+        srv_pack_w8a8(packed.data(), weight.data(), outputs, inputs, inputs);
+        srv::W8a8LinearArgs args{};
         args.x = x.data(), args.out = out.data(), args.weight = packed.data();
-        args.scales = scales.data(), args.correction = correction.data();
+        args.scales = scales.data(), args.compensation = compensation.data();
         args.rows = rows, args.inputs = args.x_stride = inputs, args.outputs = outputs;
-        srv_byte_linear(type, &args);
+        srv_w8a8_linear(type, &args);
         std::vector<float> step(rows);
         for (int64_t i = 0; i < rows * inputs; ++i) {
             step[i / inputs] = std::max(step[i / inputs], std::fabs(float(x.at(i / inputs, i % inputs))) / 127.0f);
@@ -231,41 +231,41 @@ bool byte_linear(int type) {
 }
 
 // A type in GGUF files: the bytes of its block, and where scales in half precision lie in it.
-struct StoredType {
+struct BlockType {
     int32_t type;
     int64_t block;
     std::vector<int> scales;
 };
 
-const StoredType STORED[] = {{2, 18, {0}},     {3, 20, {0, 2}},   {6, 22, {0}},    {7, 24, {0, 2}},   {8, 34, {0}},
+const BlockType GGML_TYPES[] = {{2, 18, {0}},     {3, 20, {0, 2}},   {6, 22, {0}},    {7, 24, {0, 2}},   {8, 34, {0}},
                              {10, 84, {80, 82}}, {11, 110, {108}}, {12, 144, {0, 2}}, {13, 176, {0, 2}}, {14, 210, {208}}};
 
-bool block_linear(int type, const StoredType& stored) {
-    Check check("blocks of type " + std::to_string(stored.type), type);
+bool gguf_linear(int type, const BlockType& block_type) {
+    Check check("blocks of type " + std::to_string(block_type.type), type);
     for (int64_t rows : {1, 2, 4, 5, 33}) {
         constexpr int64_t outputs = 40, inputs = 512;
-        const int64_t row_bytes = srv_stored_row_bytes(stored.type, inputs);
-        std::vector<uint8_t> file(outputs * row_bytes), packed(srv_packed_blocks(stored.type, outputs, inputs));
+        const int64_t row_bytes = srv_gguf_row_bytes(block_type.type, inputs);
+        std::vector<uint8_t> file(outputs * row_bytes), packed(srv_packed_gguf_bytes(block_type.type, outputs, inputs));
         for (auto& byte : file) byte = static_cast<uint8_t>(bits());
-        for (size_t block = 0; block < file.size(); block += stored.block) {
-            for (int place : stored.scales) {
+        for (size_t block = 0; block < file.size(); block += block_type.block) {
+            for (int place : block_type.scales) {
                 const auto small = static_cast<uint16_t>(0x2000 + (bits() & 0xff));  // about 2^-7
                 std::memcpy(&file[block + place], &small, 2);
             }
         }
-        srv_pack_blocks(stored.type, packed.data(), file.data(), outputs, inputs, row_bytes);
+        srv_pack_gguf(block_type.type, packed.data(), file.data(), outputs, inputs, row_bytes);
         std::vector<float> weight(outputs * inputs);
         std::vector<int64_t> every(outputs);
         for (int64_t i = 0; i < outputs; ++i) every[i] = i;
-        const srv::BlockRowsArgs unpack{packed.data(), every.data(), weight.data(), outputs, inputs,
-                                        srv::Stored{stored.type}};
-        srv_block_rows(FLOAT32, &unpack);
+        const srv::GgufRowsArgs unpack{packed.data(), every.data(), weight.data(), outputs, inputs,
+                                        srv::GgmlType{block_type.type}};
+        srv_gguf_rows(FLOAT32, &unpack);
         Matrix x(type, rows, inputs), out(type, rows, outputs);
-        srv::BlockLinearArgs args{};
+        srv::GgufLinearArgs args{};
         args.x = x.data(), args.out = out.data(), args.weight = packed.data();
         args.rows = rows, args.inputs = args.x_stride = inputs, args.outputs = args.out_stride = outputs;
-        args.stored = srv::Stored{stored.type};
-        srv_block_linear(type, &args);
+        args.ggml_type = srv::GgmlType{block_type.type};
+        srv_gguf_linear(type, &args);
         // x as the kernel rounds it: 16 numbers have one scale, a whole multiple of the row's unit, which it has 32,767 of
         // (in the plain way, aarch64's). What lies between two steps may become either.
         std::vector<double> rounded(rows * inputs), doubts(rows * inputs);
@@ -303,14 +303,14 @@ void compare_norm(Check& check, const Matrix& out, const Matrix& x, const Matrix
     }
 }
 
-bool norm(int type) {
-    Check check("norm", type, 2);
+bool rms_norm(int type) {
+    Check check("rms_norm", type, 2);
     constexpr int64_t rows = 3, dim = 70;
     Matrix x(type, rows, dim), residual(type, rows, dim), weight(type, 1, dim), out(type, rows, dim);
-    srv_norm(type, out.data(), x.data(), weight.data(), rows, dim, dim, 1e-5f);
+    srv_rms_norm(type, out.data(), x.data(), weight.data(), rows, dim, dim, 1e-5f);
     compare_norm(check, out, x, weight, rows, dim);
     Matrix total(type, rows, dim);
-    srv_add_norm(type, out.data(), total.data(), x.data(), residual.data(), weight.data(), rows, dim, dim, dim, 1e-5f);
+    srv_add_rms_norm(type, out.data(), total.data(), x.data(), residual.data(), weight.data(), rows, dim, dim, dim, 1e-5f);
     for (int64_t i = 0; i < rows * dim; ++i) {
         const double sum = x.at(0, i) + residual.at(0, i);
         check.compare(total.at(0, i), sum, std::fabs(x.at(0, i)) + std::fabs(residual.at(0, i)));
@@ -319,11 +319,11 @@ bool norm(int type) {
     return check.kept();
 }
 
-bool gate(int type) {
-    Check check("gate", type, 2);
+bool silu_and_mul(int type) {
+    Check check("silu_and_mul", type, 2);
     constexpr int64_t rows = 3, dim = 70;
     Matrix x(type, rows, 2 * dim, 4.0f), out(type, rows, dim);
-    srv_gate(type, out.data(), x.data(), rows, dim, 2 * dim);
+    srv_silu_and_mul(type, out.data(), x.data(), rows, dim, 2 * dim);
     for (int64_t r = 0; r < rows; ++r) {
         for (int64_t i = 0; i < dim; ++i) {
             const double wanted = x.at(r, i) / (1 + std::exp(-x.at(r, i))) * x.at(r, dim + i);
@@ -346,13 +346,13 @@ bool rotary(int type) {
     const std::vector<int64_t> positions = {8, 0, 3, 3, 7};
     srv_rotary(type, q_out.data(), k_out.data(), q.data(), k.data(), cos_sin.data(), positions.data(), tokens, heads,
                kv_heads, dim, dim, heads * dim, kv_heads * dim);
-    const auto compare = [&](const Matrix& from, const Matrix& turned, int64_t token, int64_t first) {
+    const auto compare = [&](const Matrix& from, const Matrix& rotary_dim, int64_t token, int64_t first) {
         const float* cosines = &cos_sin[positions[token] * dim];
         for (int64_t i = 0; i < dim / 2; ++i) {
             const double a = from.at(token, first + i), b = from.at(token, first + dim / 2 + i);
             const double cosine = cosines[i], sine = cosines[dim / 2 + i], size = std::fabs(a) + std::fabs(b);
-            check.compare(turned.at(token, first + i), a * cosine - b * sine, size);
-            check.compare(turned.at(token, first + dim / 2 + i), b * cosine + a * sine, size);
+            check.compare(rotary_dim.at(token, first + i), a * cosine - b * sine, size);
+            check.compare(rotary_dim.at(token, first + dim / 2 + i), b * cosine + a * sine, size);
         }
     };
     for (int64_t token = 0; token < tokens; ++token) {
@@ -475,7 +475,7 @@ public:
         args.starts = starts.data(), args.rows = count, args.columns = COLUMNS, args.page_size = PAGE;
         args.heads = HEADS, args.kv_heads = KV_HEADS, args.dim = DIM;
         args.q_stride = args.k_stride = args.v_stride = WIDTH;
-        args.scale = 0.25f, args.soft_cap = soft_cap, args.window = window, args.pool = srv::Type{pool_};
+        args.scale = 0.25f, args.soft_cap = soft_cap, args.window = window, args.pool_type = srv::Type{pool_};
         srv_attention(type_, &args);
         for (int64_t r = 0; r < count; ++r) {
             for (int64_t query = std::max(queries[r] - COMPARED, 0); query < queries[r]; ++query) {
@@ -557,11 +557,11 @@ int main(int count, char** words) {
     std::printf("isa %s\n", srv_isa());
     bool kept = true;
     for (int type : {FLOAT32, BFLOAT16}) {
-        for (const auto& kernel : {linear, scaled_linear, byte_linear, norm, gate, rotary, most_likely, draw,
+        for (const auto& kernel : {linear, int8_weight_linear, w8a8_linear, rms_norm, silu_and_mul, rotary, most_likely, draw,
                                    attention, attention_halves, attention_bytes}) {
             kept = kernel(type) && kept;
         }
-        for (const StoredType& stored : STORED) kept = block_linear(type, stored) && kept;
+        for (const BlockType& block_type : GGML_TYPES) kept = gguf_linear(type, block_type) && kept;
     }
     return kept ? 0 : 1;
 }

@@ -123,17 +123,17 @@ def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, r
     x[:, -1] = 127
     weight = _bytes(2, outputs, inputs)
     exact = x.double() @ weight.double().T
-    assert torch.equal(native_products.ByteLinear(weight, torch.ones(outputs))(x), exact.to(dtype))
-    counted = torch.arange(outputs, dtype=torch.int32)
-    shifted = native_products.ByteLinear(weight, torch.ones(outputs), counted=counted, static=(1.0, 1.0))(x - 1)
-    assert torch.equal(shifted, (exact + counted).to(dtype))
+    assert torch.equal(native_products.W8A8Linear(weight, torch.ones(outputs))(x), exact.to(dtype))
+    int32_bias = torch.arange(outputs, dtype=torch.int32)
+    shifted = native_products.W8A8Linear(weight, torch.ones(outputs), int32_bias=int32_bias, static=(1.0, 1.0))(x - 1)
+    assert torch.equal(shifted, (exact + int32_bias).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
 def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float], dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
-    product = native_products.ByteLinear(_bytes(10, 160, 177), torch.rand(160), static=static)
+    product = native_products.W8A8Linear(_bytes(10, 160, 177), torch.rand(160), static=static)
     together = product(x)
     native_library.set_threads(3)
     for row in (0, 13, 29):
@@ -152,14 +152,14 @@ def test_weights_of_8_bits_are_multiplied_as_they_are(
     weight, scales = _bytes(2, outputs, inputs), 2.0 ** (torch.arange(outputs) % 5 - 2)
     bias = (torch.arange(outputs) % 7).to(dtype)
     exact = x.double() @ weight.double().T * scales
-    assert torch.equal(native_products.ScaledLinear(weight, scales)(x), exact.to(dtype))
-    assert torch.equal(native_products.ScaledLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
+    assert torch.equal(native_products.Int8WeightLinear(weight, scales)(x), exact.to(dtype))
+    assert torch.equal(native_products.Int8WeightLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
-    product = native_products.ScaledLinear(_bytes(10, 160, 177), torch.rand(160))
+    product = native_products.Int8WeightLinear(_bytes(10, 160, 177), torch.rand(160))
     together = product(x)
     native_library.set_threads(3)
     for row in (0, 13, 29):
@@ -170,7 +170,7 @@ def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torc
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, bad: float) -> None:
     x = _matrix(13, 3, 70, torch.float32)
-    product = native_products.ScaledLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
+    product = native_products.Int8WeightLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
     clean = product(x)
     x[1, 65] = bad
     got = product(x)
@@ -182,7 +182,7 @@ def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, b
 @pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
 def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, static: tuple[float, float]) -> None:
     x = _matrix(13, 3, 70, torch.float32)
-    product = native_products.ByteLinear(_bytes(14, 40, 70), torch.ones(40), static=static)
+    product = native_products.W8A8Linear(_bytes(14, 40, 70), torch.ones(40), static=static)
     clean = product(x)
     x[1, 65] = bad
     got = product(x)
@@ -191,7 +191,7 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 @pytest.mark.parametrize("rows", [13, 45])
 def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype, rows: int) -> None:
     """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded.
@@ -199,13 +199,13 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     By words they are not if the largest divides 32,767, which 217 does. For many rows blocks of 4 bits are opened.
     """
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
-    weight = native_products.BlockWeight(case.args[1], stored, 512)
+    weight = native_products.GGUFWeight(case.args[1], stored, 512)
     largest = 217 if by_words(isa, stored) else 127
     x = torch.randint(1 - largest, largest, (rows, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
     plain = weight.rows(torch.arange(70), torch.float32).double()
-    assert_product(native_products.BlockProduct([weight], bias)(x), x, plain, bias)
+    assert_product(native_products.FusedGGUFLinear([weight], bias)(x), x, plain, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
 
@@ -214,7 +214,7 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
 def _contract_rows() -> dict[str, torch.Tensor]:
     """Of each type 70 rows of 512 random numbers with finite scales, as a file has them."""
     cases = {each.label: each.args[1] for each in CONTRACTS["linear_gguf"].cases(torch.float32, 3)}
-    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_products.STORED}
+    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_products.GGML_TYPES}
 
 
 def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
@@ -231,11 +231,11 @@ def _scales_at(stored: str) -> list[slice]:
 
 
 @pytest.mark.parametrize("byte", [0, 127, 128, 255])
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
     """Every byte of a block the same but for its scales, every input the largest to one side or to both in turn."""
     rows = _stored_rows(stored, 256)
-    size = native_library.LIBRARY.srv_stored_row_bytes(native_products.STORED[stored], 256)
+    size = native_library.LIBRARY.srv_gguf_row_bytes(native_products.GGML_TYPES[stored], 256)
     blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
     scales = [blocks[..., at].clone() for at in _scales_at(stored)]
     blocks.fill_(byte)
@@ -243,7 +243,7 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
         blocks[..., at] = scale
     if stored == "Q6_K":
         blocks[..., 192:208] = 1  # scales of groups, whole numbers: bytes of 0 would make zeros of all weights
-    weight = native_products.BlockWeight(rows, stored, 256)
+    weight = native_products.GGUFWeight(rows, stored, 256)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = 127 * torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 0.0]]).repeat(1, 128)
     exact, most = x.double() @ plain.T, x.double().abs() @ plain.abs().T
@@ -251,7 +251,7 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 @pytest.mark.parametrize(("rows", "threads"), [(13, 1), (45, 3)])
 def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
     isa: str, stored: str, dtype: torch.dtype, rows: int, threads: int
@@ -259,7 +259,7 @@ def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
     """Nor on whether there are so many that blocks are opened, by threads which begin within one."""
     native_library.set_threads(threads)
     for inputs in (512, 256):
-        weight = native_products.BlockWeight(_stored_rows(stored, inputs), stored, inputs)
+        weight = native_products.GGUFWeight(_stored_rows(stored, inputs), stored, inputs)
         x = _matrix(17, rows, inputs, dtype)
         together = weight.linear(x)
         for row in (0, 5, 7, 12):
@@ -287,11 +287,11 @@ def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-34, 1e-41, 0.0])
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     isa: str, stored: str, most: float, dtype: torch.dtype
 ) -> None:
-    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     sizes = torch.logspace(0, -7, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(5))]
     x = (_matrix(23, 4, 512, torch.float32) * sizes.repeat_interleave(16) * most).to(dtype)
@@ -301,23 +301,23 @@ def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     assert bool(((weight.linear(x).double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, stored: str) -> None:
-    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(29, 8, 512, torch.float32)
     exact = x.double() @ weight.rows(torch.arange(40), torch.float32).double().T
     error = float((weight.linear(x).double() - exact).norm() / exact.norm())
     assert error <= (5e-5 if by_words(isa, stored) else 1e-2)
 
 
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) -> None:
     rows = _stored_rows(stored, 512)
-    size = native_library.LIBRARY.srv_stored_row_bytes(native_products.STORED[stored], 512)
+    size = native_library.LIBRARY.srv_gguf_row_bytes(native_products.GGML_TYPES[stored], 512)
     blocks = rows.view(40, -1, size // 2 if stored.endswith("_K") else size // 16)
     for at in _scales_at(stored):
         blocks[..., at] = torch.tensor([0, 4], dtype=torch.uint8)  # 2^-14
-    weight = native_products.BlockWeight(rows, stored, 512)
+    weight = native_products.GGUFWeight(rows, stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = torch.full((2, 512), 1e30)
     x[0, 40], x[1, 300] = 3.4e38, -3.4e38
@@ -328,7 +328,7 @@ def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) ->
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
 def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:
-    weight = native_products.BlockWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)
     clean = weight.linear(x)
     x[1, 65] = bad
@@ -340,7 +340,7 @@ def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: f
 @native
 def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="96 weights of type Q8_0 do not lie in 100 bytes"):
-        native_products.BlockWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
+        native_products.GGUFWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
 
 
 @native
@@ -379,7 +379,7 @@ def test_rows_enough_for_every_thread_to_prepare_some(isa: str, dtype: torch.dty
     weight = torch.randint(-128, 128, (96, inputs), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
     products = [
         native_products.linear(_matrix(11, 96, inputs, dtype), None),
-        native_products.ByteLinear(weight, torch.ones(96)),
+        native_products.W8A8Linear(weight, torch.ones(96)),
     ]
     native_library.set_threads(3)
     together = [product(x) for product in products]
@@ -409,12 +409,12 @@ def _products(
     """Each kind of product, with bfloat16 as its dtype where it has one of its own."""
     whole = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
     scales = torch.rand(outputs)
-    blocks = native_products.BlockWeight(torch.zeros(outputs, inputs // 32 * 34, dtype=torch.uint8), "Q8_0", inputs)
+    blocks = native_products.GGUFWeight(torch.zeros(outputs, inputs // 32 * 34, dtype=torch.uint8), "Q8_0", inputs)
     return [
         native_products.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
-        native_products.ScaledLinear(whole, scales, bias),
-        native_products.ByteLinear(whole, scales, bias),
-        native_products.BlockProduct([blocks], bias),
+        native_products.Int8WeightLinear(whole, scales, bias),
+        native_products.W8A8Linear(whole, scales, bias),
+        native_products.FusedGGUFLinear([blocks], bias),
     ]
 
 
@@ -424,10 +424,10 @@ class TestWhatProductsRefuse:
 
     def test_rows_that_cut_a_block(self) -> None:
         with pytest.raises(ValueError, match="288 weights of type Q4_K do not lie in 144 bytes"):
-            native_products.BlockWeight(torch.zeros(40, 144, dtype=torch.uint8), "Q4_K", 288)
+            native_products.GGUFWeight(torch.zeros(40, 144, dtype=torch.uint8), "Q4_K", 288)
 
     def test_a_place_for_results_that_they_do_not_fit(self) -> None:
-        weight = native_products.BlockWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
+        weight = native_products.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
         wide, x = torch.zeros(3, 80), torch.zeros(3, 64)
         assert weight.linear(x, out=wide[:, 40:]).data_ptr() == wide[:, 40:].data_ptr()
         for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
@@ -435,7 +435,7 @@ class TestWhatProductsRefuse:
                 weight.linear(x, out=out)
 
     def test_a_bias_of_blocks_of_another_length(self) -> None:
-        weight = native_products.BlockWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
+        weight = native_products.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
         with pytest.raises(ValueError, match=r"bias of shape \(39,\) for a weight of 40 outputs"):
             weight.linear(torch.zeros(3, 64), torch.zeros(39))
 
@@ -463,7 +463,7 @@ class TestWhatProductsRefuse:
         weight = torch.ones(40, 64, dtype=torch.int8)
         with pytest.raises(ValueError, match=r"bias of shape \(39,\) for a weight of 40 outputs"):
             native_products.linear(weight.float(), torch.zeros(39))
-        for kind in (native_products.ScaledLinear, native_products.ByteLinear):
+        for kind in (native_products.Int8WeightLinear, native_products.W8A8Linear):
             with pytest.raises(ValueError, match=r"scales of shape \(41,\) for a weight of 40 outputs"):
                 kind(weight, torch.ones(41))
 
@@ -600,12 +600,12 @@ class TestLibrary:
 
     @native
     def test_another_interface(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
-        assert f"has interface {library.INTERFACE - 1}, not" in library.open_library(library.PATH).reason
+        monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+        assert f"has interface {library.ABI_VERSION - 1}, not" in library.open_library(library.PATH).reason
 
     @native
     def test_a_struct_that_the_two_sides_write_differently(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Longer(library.BlockRowsArgs):
+        class Longer(library.GgufRowsArgs):
             _fields_ = (("more", ctypes.c_int64),)
 
         monkeypatch.setattr(library, "_ARGS", (*library._ARGS[:-1], Longer))

@@ -124,15 +124,15 @@ def test_products(
     whole, scales = _whole(seed + 3, -128, 127, outputs, inputs).to(torch.int8), 2.0 ** (torch.arange(outputs) % 5 - 2)
     few = _view(_whole(seed + 4, -9, 9, rows, inputs + 2 * padding).to(dtype), padding)
     exact = few.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
-    assert torch.equal(native_products.ScaledLinear(whole, scales, offset)(few), exact.to(dtype))
+    assert torch.equal(native_products.Int8WeightLinear(whole, scales, offset)(few), exact.to(dtype))
 
     steps = _view(_whole(seed + 5, -126, 126, rows, inputs + 2 * padding).to(dtype), padding)
     steps[:, -1] = 127  # so that a step is 1
     exact = steps.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
-    assert torch.equal(native_products.ByteLinear(whole, scales, offset)(steps), exact.to(dtype))
+    assert torch.equal(native_products.W8A8Linear(whole, scales, offset)(steps), exact.to(dtype))
 
 
-@pytest.mark.parametrize("stored", native_products.STORED if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
 @anything
 @given(
     rows=ROWS,
@@ -162,20 +162,20 @@ def test_products_of_blocks(
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     known = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
     stored_rows = known[_whole(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
-    weight = native_products.BlockWeight(stored_rows, stored, inputs)
+    weight = native_products.GGUFWeight(stored_rows, stored, inputs)
     plain = weight.rows(torch.arange(outputs), torch.float32).double()
     largest = 217 if by_words(isa, stored) else 127
     x = _view(_whole(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
     offset = _whole(seed + 2, -9, 9, outputs).to(dtype) if bias else None
-    assert_product(native_products.BlockProduct([weight], offset)(x), x, plain, offset)
+    assert_product(native_products.FusedGGUFLinear([weight], offset)(x), x, plain, offset)
 
 
 def test_blocks_times_inputs_of_three_dimensions() -> None:
     """Rows are all but the last, for one matrix and for several."""
     rows = torch.arange(40 * 68).reshape(40, 68).remainder(97).to(torch.uint8)
-    weights = [native_products.BlockWeight(rows, "Q8_0", 64) for _ in range(2)]
+    weights = [native_products.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
     x = _numbers(1, 2, 3, 64)
-    one = native_products.BlockProduct(weights[:1])(x)
+    one = native_products.FusedGGUFLinear(weights[:1])(x)
     assert one.shape == (6, 40)
-    assert torch.equal(native_products.BlockProduct(weights)(x), torch.cat((one, one), 1))
+    assert torch.equal(native_products.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))

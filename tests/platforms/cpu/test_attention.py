@@ -16,7 +16,7 @@ from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
 from srv.specs import CacheGroup, KVLayout
 from srv_cpu.attention import TorchNativeAttention
-from srv_cpu.packed import ORDER, TOGETHER, shapes
+from srv_cpu.packed import INTERLEAVE, ORDER, shapes
 from srv_kernels import oracles
 from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
@@ -107,7 +107,7 @@ class World:
 
     @property
     def _together(self) -> int:
-        return TOGETHER[self.kv.layout.dtype]
+        return INTERLEAVE[self.kv.layout.dtype]
 
     def _taken_apart(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Numbers [pages, heads, blocks, 16 dim]; of int8, what a token's step is worth [pages, heads, blocks, 16]."""
@@ -449,7 +449,7 @@ def test_a_shared_prefix_is_read_once_for_as_many_rows_as_go_together(
     shared = pages * block // stretch * (stretch // block) if together > 1 and groups < rows else 0
     own = math.ceil(length / block) - shared
     assert LOADED.library is not None
-    assert LOADED.library.srv_attention_blocks(plan.at) == heads[1] * (times * shared + rows * own)
+    assert LOADED.library.srv_attention_blocks(plan.address) == heads[1] * (times * shared + rows * own)
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,21 @@
 
 #include <cstdint>
 
-#include "blocks.h"
+#include "gguf.h"
 
 namespace srv {
 
 // int8: of packed weights and of pools of keys and values; float16: of these pools alone.
 enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, float16 = 3 };
 
-struct NormArgs {
+struct RmsNormArgs {
     const void *x, *residual, *weight;  // residual: null, or added to x first
     void *out, *total;                  // total: null, or where residual + x goes
     int64_t rows, dim, x_stride, residual_stride;
     float eps;
 };
 
-struct GateArgs {
+struct SiluAndMulArgs {
     const void* x;  // [rows, 2 dim]: gates, then what they open
     void* out;      // [rows, dim]
     int64_t rows, dim, x_stride;
@@ -31,7 +31,7 @@ struct RotaryArgs {
     const float* cos_sin;    // [places, turned]: cosines, then sines
     const int64_t* positions;
     void *q_out, *k_out;     // contiguous
-    int64_t tokens, heads, kv_heads, dim, turned, q_stride, k_stride;
+    int64_t tokens, heads, kv_heads, dim, rotary_dim, q_stride, k_stride;
 };
 
 // y = x W^T + b. The weight is packed: see linear.cpp. With `scales` it is of int8, and its rows are worth that much.
@@ -40,7 +40,7 @@ struct LinearArgs {
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
     const float* scales = nullptr;  // null, or [outputs]
-    float* widened = nullptr;       // scratch: [rows, inputs]; library.cpp's, where kernels widen
+    float* x_float32 = nullptr;       // scratch: [rows, inputs]; library.cpp's, where kernels widen
 };
 
 struct PackArgs {
@@ -51,78 +51,78 @@ struct PackArgs {
 
 // Outputs that one block of a packed weight holds, and inputs that lie together for each of them.
 constexpr int64_t BLOCK_OUTPUTS = 32;
-constexpr int64_t TOGETHER = 2;
+constexpr int64_t INTERLEAVE = 2;
 
 inline int64_t blocks(int64_t outputs) { return (outputs + BLOCK_OUTPUTS - 1) / BLOCK_OUTPUTS; }
-inline int64_t padded_inputs(int64_t inputs) { return (inputs + TOGETHER - 1) / TOGETHER * TOGETHER; }
+inline int64_t padded_inputs(int64_t inputs) { return (inputs + INTERLEAVE - 1) / INTERLEAVE * INTERLEAVE; }
 inline int64_t packed_elements(int64_t outputs, int64_t inputs) {
     return blocks(outputs) * BLOCK_OUTPUTS * padded_inputs(inputs);
 }
 
-// y = x W^T + b with a weight of bytes, x rounded to bytes on the way in: see integers.cpp.
-struct ByteLinearArgs {
+// y = x W^T + b with a weight of bytes, x rounded to bytes on the way in: see int8_linear.cpp.
+struct W8a8LinearArgs {
     const void* x;
     const int8_t* weight;       // packed: blocks(outputs) * BLOCK_OUTPUTS * padded_fours(inputs) of them
     const float* scales;        // [outputs]: what a step of a weight is worth, and of x too if `per_input` is not 0
-    const int32_t* correction;  // [outputs], added to the sums of steps
+    const int32_t* compensation;  // [outputs], added to the sums of steps
     const void* bias;           // null, or [outputs], added last
     void* out;                  // [rows, outputs], contiguous
-    void* steps;                // scratch: [rows, padded_fours(inputs)] of STEP_BYTES or less
+    void* quantized;                // scratch: [rows, padded_fours(inputs)] of STEP_BYTES or less
     float* row_scales;          // scratch: [rows]; both are library.cpp's
     int64_t rows, inputs, outputs, x_stride;
-    float per_input, offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0
+    float input_scale_inverse, input_offset;    // steps are x * per_input + offset; 0: of each row's own size, about 0
 };
 
-struct PackBytesArgs {
+struct PackW8a8Args {
     const int8_t* weight;  // [outputs, inputs]
     int8_t* packed;
     int64_t outputs, inputs, stride;
 };
 
-constexpr int64_t FOUR = 4;
-inline int64_t padded_fours(int64_t inputs) { return (inputs + FOUR - 1) / FOUR * FOUR; }
+constexpr int64_t QUAD = 4;
+inline int64_t padded_quads(int64_t inputs) { return (inputs + QUAD - 1) / QUAD * QUAD; }
 
 // The scale of half a stretch of x, in units of its row's: as a number, or twice as 16 bits, for products of pairs.
-union Multiple {
-    float number;
-    int32_t pair;
+union SubScale {
+    float value;
+    int32_t int16_pair;
 };
 
 // The sum of some steps of x: what it is worth, in units of the row, or what it takes off a sum of products.
-union StepsSum {
-    float worth;
+union InputSum {
+    float value;
     int32_t offset;
 };
 
-// y = x W^T + b with a weight in a GGUF file's blocks: see blocks.cpp. inputs: a multiple of STRETCH.
-struct BlockLinearArgs {
+// y = x W^T + b with a weight in a GGUF file's blocks: see gguf_linear.cpp. inputs: a multiple of STRETCH.
+struct GgufLinearArgs {
     const void* x;
     const uint8_t* weight;  // packed: blocks(outputs) * inputs / STRETCH * stretch_bytes(form) bytes
     const void* bias;       // null, or [outputs]
     void* out;
-    void* steps;            // scratch: [rows, inputs] of STEP_BYTES or less; library.cpp's, as the next three are
-    Multiple* multiples;    // scratch: [rows, inputs / STRETCH, 2]
-    StepsSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
-    float* units;           // scratch: [rows]
+    void* quantized;            // scratch: [rows, inputs] of STEP_BYTES or less; library.cpp's, as the next three are
+    SubScale* sub_scales;    // scratch: [rows, inputs / STRETCH, 2]
+    InputSum* x_sums;       // scratch: [rows, inputs / STRETCH, 2]
+    float* row_scales;         // scratch: [rows]
     int64_t rows, inputs, outputs, x_stride, out_stride;
-    Stored stored;
-    int32_t constant;       // what is to be taken off numbers as they are multiplied; filled in by the kernel
+    GgmlType ggml_type;
+    int32_t zero_point;       // what is to be taken off numbers as they are multiplied; filled in by the kernel
 };
 
 // Rows of a packed weight, as an embedding needs them.
-struct BlockRowsArgs {
+struct GgufRowsArgs {
     const uint8_t* weight;
     const int64_t* indices;
     void* out;  // [rows, inputs], contiguous
     int64_t rows, inputs;
-    Stored stored;
+    GgmlType ggml_type;
 };
 
-struct PackBlocksArgs {
+struct PackGgufArgs {
     const uint8_t* rows;  // as the file has them, `stride` bytes apart
     uint8_t* packed;
     int64_t outputs, inputs, stride;
-    Stored stored;
+    GgmlType ggml_type;
 };
 
 // The token of the largest logit of each row, the lowest among equals; see sampling.cpp.
@@ -148,7 +148,7 @@ struct DrawArgs {
 //
 // Row r has query_lens[r] tokens in this step, one after the other in the token axis from starts[r] on, and
 // kv_lens[r] tokens in all, these included. Its token at position p lies in page table[r][p / page_size]. A page
-// holds, for each key head, page_size / 16 blocks of 16 tokens: see kept.h. The pool's type is that of the call, or
+// holds, for each key head, page_size / 16 blocks of 16 tokens: see kv_layout.h. The pool's type is that of the call, or
 // float16, or int8.
 struct AttentionArgs {
     const void *q, *k, *v;  // [tokens, heads or kv_heads, dim]; strides are of the token axis
@@ -160,27 +160,27 @@ struct AttentionArgs {
     int64_t q_stride, k_stride, v_stride;
     float scale, soft_cap;  // soft_cap: 0, or scores become soft_cap * tanh(scores / soft_cap)
     int64_t window;         // 0, or a token sees itself and the window - 1 before it
-    Type pool;
+    Type pool_type;
 };
 
 constexpr int64_t BLOCK_TOKENS = 16;
-constexpr int64_t MOST_DIM = 512;
+constexpr int64_t MAX_HEAD_DIM = 512;
 
 struct Kernels {
     const char* name;
-    bool widens;  // whether bfloat16 inputs are widened for products
-    void (*norm)(Type, const NormArgs&);
-    void (*gate)(Type, const GateArgs&);
+    bool widens_bfloat16;  // whether bfloat16 inputs are widened for products
+    void (*rms_norm)(Type, const RmsNormArgs&);
+    void (*silu_and_mul)(Type, const SiluAndMulArgs&);
     void (*rotary)(Type, const RotaryArgs&);
     void (*linear)(Type, const LinearArgs&);
     void (*pack)(Type, const PackArgs&);
     void (*attention)(Type, const AttentionArgs&);
     int64_t (*attention_blocks)(const AttentionArgs&);  // of BLOCK_TOKENS keys of one head, that a call reads
-    void (*byte_linear)(Type, const ByteLinearArgs&);
-    void (*pack_bytes)(const PackBytesArgs&);
-    void (*block_linear)(Type, const BlockLinearArgs&);
-    void (*block_rows)(Type, const BlockRowsArgs&);
-    void (*pack_blocks)(const PackBlocksArgs&);
+    void (*w8a8_linear)(Type, const W8a8LinearArgs&);
+    void (*pack_w8a8)(const PackW8a8Args&);
+    void (*gguf_linear)(Type, const GgufLinearArgs&);
+    void (*gguf_rows)(Type, const GgufRowsArgs&);
+    void (*pack_gguf)(const PackGgufArgs&);
     void (*most_likely)(Type, const MostLikelyArgs&);
     void (*draw)(Type, const DrawArgs&);
 };

@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "kernels.h"
-#include "pool.h"
-#include "tape.h"
+#include "thread_pool.h"
+#include "captured_graph.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -94,11 +94,11 @@ const Kernels* best() {
 
 const Kernels* chosen = best();
 
-thread_local Tape* recording = nullptr;
+thread_local CapturedGraph* capturing = nullptr;
 
-constexpr int64_t LINE = 64;  // bytes of a cache's
+constexpr int64_t CACHE_LINE = 64;  // bytes of a cache's
 
-inline int64_t lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+inline int64_t round_to_line(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
 // Memory for what a kernel writes for itself, good until this thread asks again. It grows and stays, so that a step takes
 // none anew; and because it grows, its address must be asked for at every call, a tape's too.
@@ -106,11 +106,11 @@ class Scratch {
 public:
     ~Scratch() { std::free(memory_); }
 
-    uint8_t* of(int64_t bytes) {
+    uint8_t* get(int64_t bytes) {
         if (bytes > size_) {
             std::free(memory_);
-            size_ = lines(bytes);
-            memory_ = static_cast<uint8_t*>(std::aligned_alloc(LINE, size_));
+            size_ = round_to_line(bytes);
+            memory_ = static_cast<uint8_t*>(std::aligned_alloc(CACHE_LINE, size_));
             if (memory_ == nullptr) std::abort();
         }
         return memory_;
@@ -125,57 +125,57 @@ thread_local Scratch scratch;
 
 void linear(Type type, const LinearArgs& given) {
     LinearArgs args = given;
-    if (type == Type::bfloat16 && chosen->widens) {
-        args.widened = reinterpret_cast<float*>(scratch.of(args.rows * args.inputs * sizeof(float)));
+    if (type == Type::bfloat16 && chosen->widens_bfloat16) {
+        args.x_float32 = reinterpret_cast<float*>(scratch.get(args.rows * args.inputs * sizeof(float)));
     }
     chosen->linear(type, args);
 }
 
-void block_linear(Type type, const BlockLinearArgs& given) {
-    BlockLinearArgs args = given;
-    const int64_t steps = lines(args.rows * args.inputs * STEP_BYTES), halves = args.rows * args.inputs / STRETCH * 2;
-    const int64_t multiples = lines(halves * sizeof(Multiple)), sums = lines(halves * sizeof(StepsSum));
-    uint8_t* const at = scratch.of(steps + multiples + sums + args.rows * sizeof(float));
-    args.steps = at;
-    args.multiples = reinterpret_cast<Multiple*>(at + steps);
-    args.x_sums = reinterpret_cast<StepsSum*>(at + steps + multiples);
-    args.units = reinterpret_cast<float*>(at + steps + multiples + sums);
-    chosen->block_linear(type, args);
+void gguf_linear(Type type, const GgufLinearArgs& given) {
+    GgufLinearArgs args = given;
+    const int64_t quantized = round_to_line(args.rows * args.inputs * MAX_QUANT_BYTES), halves = args.rows * args.inputs / K_BLOCK * 2;
+    const int64_t sub_scales = round_to_line(halves * sizeof(SubScale)), sums = round_to_line(halves * sizeof(InputSum));
+    uint8_t* const at = scratch.get(quantized + sub_scales + sums + args.rows * sizeof(float));
+    args.quantized = at;
+    args.sub_scales = reinterpret_cast<SubScale*>(at + quantized);
+    args.x_sums = reinterpret_cast<InputSum*>(at + quantized + sub_scales);
+    args.row_scales = reinterpret_cast<float*>(at + quantized + sub_scales + sums);
+    chosen->gguf_linear(type, args);
 }
 
-void byte_linear(Type type, const ByteLinearArgs& given) {
-    ByteLinearArgs args = given;
-    const int64_t steps = lines(args.rows * padded_fours(args.inputs) * STEP_BYTES);
-    uint8_t* const at = scratch.of(steps + args.rows * sizeof(float));
-    args.steps = at;
-    args.row_scales = reinterpret_cast<float*>(at + steps);
-    chosen->byte_linear(type, args);
+void w8a8_linear(Type type, const W8a8LinearArgs& given) {
+    W8a8LinearArgs args = given;
+    const int64_t quantized = round_to_line(args.rows * padded_quads(args.inputs) * MAX_QUANT_BYTES);
+    uint8_t* const at = scratch.get(quantized + args.rows * sizeof(float));
+    args.quantized = at;
+    args.row_scales = reinterpret_cast<float*>(at + quantized);
+    chosen->w8a8_linear(type, args);
 }
 
 // Every kernel of a step goes through here: it runs, or a tape that records on this thread keeps it for later.
 template <class Args>
-void call(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
-    if (recording == nullptr) return kernel(Type{type}, args);
-    recording->add([kernel, type, args] { kernel(Type{type}, args); });
+void dispatch(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
+    if (capturing == nullptr) return kernel(Type{type}, args);
+    capturing->add([kernel, type, args] { kernel(Type{type}, args); });
 }
 
 }  // namespace
 }  // namespace srv
 
-using srv::call;
+using srv::dispatch;
 
 #pragma GCC visibility push(default)
 
 extern "C" {
 
 // Number of the interface: one that differs from what the caller was written for must not be used.
-int32_t srv_interface() { return 10; }
+int32_t srv_abi_version() { return 11; }
 
 // Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows', draw's; 0 for
 // no more.
-int64_t srv_bytes_of_args(int32_t index) {
-    constexpr int64_t SIZES[] = {sizeof(srv::AttentionArgs), sizeof(srv::ByteLinearArgs), sizeof(srv::BlockLinearArgs),
-                                 sizeof(srv::BlockRowsArgs), sizeof(srv::DrawArgs)};
+int64_t srv_sizeof_args(int32_t index) {
+    constexpr int64_t SIZES[] = {sizeof(srv::AttentionArgs), sizeof(srv::W8a8LinearArgs), sizeof(srv::GgufLinearArgs),
+                                 sizeof(srv::GgufRowsArgs), sizeof(srv::DrawArgs)};
     return index < 0 || index >= static_cast<int32_t>(std::size(SIZES)) ? 0 : SIZES[index];
 }
 
@@ -196,39 +196,39 @@ void srv_set_threads(int32_t count) { srv::set_threads(count); }
 
 int64_t srv_packed_elements(int64_t outputs, int64_t inputs) { return srv::packed_elements(outputs, inputs); }
 
-void srv_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
+void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
               float eps) {
-    call(srv::chosen->norm, type, srv::NormArgs{x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
+    dispatch(srv::chosen->rms_norm, type, srv::RmsNormArgs{x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
 }
 
-void srv_add_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
+void srv_add_rms_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
                   int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps) {
-    call(srv::chosen->norm, type,
-         srv::NormArgs{x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
+    dispatch(srv::chosen->rms_norm, type,
+         srv::RmsNormArgs{x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
 }
 
-void srv_gate(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride) {
-    call(srv::chosen->gate, type, srv::GateArgs{x, out, rows, dim, x_stride});
+void srv_silu_and_mul(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride) {
+    dispatch(srv::chosen->silu_and_mul, type, srv::SiluAndMulArgs{x, out, rows, dim, x_stride});
 }
 
 void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
-                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t turned,
+                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary_dim,
                 int64_t q_stride, int64_t k_stride) {
-    call(srv::chosen->rotary, type,
-         srv::RotaryArgs{q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, turned, q_stride,
+    dispatch(srv::chosen->rotary, type,
+         srv::RotaryArgs{q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, rotary_dim, q_stride,
                          k_stride});
 }
 
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
                 int64_t inputs, int64_t outputs, int64_t x_stride) {
-    call(srv::linear, type,
+    dispatch(srv::linear, type,
          srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
 }
 
 // With a weight of int8, packed as such; scales: float32 [outputs].
-void srv_scaled_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
+void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
                        const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
-    call(srv::linear, type,
+    dispatch(srv::linear, type,
          srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales});
 }
 
@@ -236,62 +236,62 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
     srv::chosen->pack(srv::Type{type}, {weight, packed, outputs, inputs, stride});
 }
 
-void srv_attention(int32_t type, const srv::AttentionArgs* args) { call(srv::chosen->attention, type, *args); }
+void srv_attention(int32_t type, const srv::AttentionArgs* args) { dispatch(srv::chosen->attention, type, *args); }
 
 // Blocks of keys, of one head each, that attention reads, as often as it reads them: fewer where rows share them.
 int64_t srv_attention_blocks(const srv::AttentionArgs* args) { return srv::chosen->attention_blocks(*args); }
 
-void srv_byte_linear(int32_t type, const srv::ByteLinearArgs* args) { call(srv::byte_linear, type, *args); }
+void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args) { dispatch(srv::w8a8_linear, type, *args); }
 
-int64_t srv_packed_bytes(int64_t outputs, int64_t inputs) {
-    return srv::blocks(outputs) * srv::BLOCK_OUTPUTS * srv::padded_fours(inputs);
+int64_t srv_packed_w8a8_bytes(int64_t outputs, int64_t inputs) {
+    return srv::blocks(outputs) * srv::BLOCK_OUTPUTS * srv::padded_quads(inputs);
 }
 
-void srv_pack_bytes(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
-    srv::chosen->pack_bytes({static_cast<const int8_t*>(weight), static_cast<int8_t*>(packed), outputs, inputs,
+void srv_pack_w8a8(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
+    srv::chosen->pack_w8a8({static_cast<const int8_t*>(weight), static_cast<int8_t*>(packed), outputs, inputs,
                              stride});
 }
 
-void srv_block_linear(int32_t type, const srv::BlockLinearArgs* args) { call(srv::block_linear, type, *args); }
+void srv_gguf_linear(int32_t type, const srv::GgufLinearArgs* args) { dispatch(srv::gguf_linear, type, *args); }
 
-void srv_block_rows(int32_t type, const srv::BlockRowsArgs* args) { call(srv::chosen->block_rows, type, *args); }
+void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args) { dispatch(srv::chosen->gguf_rows, type, *args); }
 
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
                      int64_t stride) {
-    call(srv::chosen->most_likely, type, srv::MostLikelyArgs{logits, tokens, finite, rows, vocab, stride});
+    dispatch(srv::chosen->most_likely, type, srv::MostLikelyArgs{logits, tokens, finite, rows, vocab, stride});
 }
 
-void srv_draw(int32_t type, const srv::DrawArgs* args) { call(srv::chosen->draw, type, *args); }
+void srv_draw(int32_t type, const srv::DrawArgs* args) { dispatch(srv::chosen->draw, type, *args); }
 
 // 0 for a type that is not known.
-int64_t srv_packed_blocks(int32_t stored, int64_t outputs, int64_t inputs) {
-    const srv::Form form = srv::form_of(srv::Stored{stored});
-    return form.bits == 0 ? 0 : srv::blocks(outputs) * (inputs / srv::STRETCH) * srv::stretch_bytes(form);
+int64_t srv_packed_gguf_bytes(int32_t ggml_type, int64_t outputs, int64_t inputs) {
+    const srv::PackedFormat format = srv::packed_format_of(srv::GgmlType{ggml_type});
+    return format.bits == 0 ? 0 : srv::blocks(outputs) * (inputs / srv::K_BLOCK) * srv::k_block_bytes(format);
 }
 
-int64_t srv_stored_row_bytes(int32_t stored, int64_t inputs) {
-    return srv::stored_row_bytes(srv::Stored{stored}, inputs);
+int64_t srv_gguf_row_bytes(int32_t ggml_type, int64_t inputs) {
+    return srv::gguf_row_bytes(srv::GgmlType{ggml_type}, inputs);
 }
 
-void srv_pack_blocks(int32_t stored, void* packed, const void* rows, int64_t outputs, int64_t inputs, int64_t stride) {
-    srv::chosen->pack_blocks({static_cast<const uint8_t*>(rows), static_cast<uint8_t*>(packed), outputs, inputs, stride,
-                              srv::Stored{stored}});
+void srv_pack_gguf(int32_t ggml_type, void* packed, const void* rows, int64_t outputs, int64_t inputs, int64_t stride) {
+    srv::chosen->pack_gguf({static_cast<const uint8_t*>(rows), static_cast<uint8_t*>(packed), outputs, inputs, stride,
+                              srv::GgmlType{ggml_type}});
 }
 
 // Record the kernels that this thread calls from now on, to run them again; null if it does so already.
-srv::Tape* srv_tape_begin() { return srv::recording != nullptr ? nullptr : srv::recording = new srv::Tape; }
+srv::CapturedGraph* srv_graph_capture_begin() { return srv::capturing != nullptr ? nullptr : srv::capturing = new srv::CapturedGraph; }
 
 // Stop recording; how many calls there are on the tape.
-int64_t srv_tape_end() {
-    const int64_t calls = srv::recording == nullptr ? 0 : srv::recording->size();
-    srv::recording = nullptr;
+int64_t srv_graph_capture_end() {
+    const int64_t calls = srv::capturing == nullptr ? 0 : srv::capturing->size();
+    srv::capturing = nullptr;
     return calls;
 }
 
 // The calls of a tape, one after the other, with the pointers and sizes that they were recorded with.
-void srv_tape_run(const srv::Tape* tape) { tape->run(); }
+void srv_graph_replay(const srv::CapturedGraph* graph) { graph->replay(); }
 
-void srv_tape_free(srv::Tape* tape) { delete tape; }
+void srv_graph_free(srv::CapturedGraph* graph) { delete graph; }
 
 }  // extern "C"
 

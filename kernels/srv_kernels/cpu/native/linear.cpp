@@ -16,9 +16,9 @@
 // An output's sum is taken in the order of its inputs, whatever the number of rows and threads: a row's result does
 // not depend on the batch it is in.
 #include "kernels.h"
-#include "pool.h"
-#include "product.h"
-#include "tiles.h"
+#include "thread_pool.h"
+#include "float_dot.h"
+#include "gemm_tiles.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -41,29 +41,29 @@ constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 // Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
 template <class T, class W, int COUNT, int VECTORS>
 inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
-    const auto* x = static_cast<const Factor<T>*>(a.x) + row * a.x_stride;
-    Floats sums[COUNT][VECTORS];
+    const auto* x = static_cast<const Operand<T>*>(a.x) + row * a.x_stride;
+    Float32x16 sums[COUNT][VECTORS];
 #pragma GCC unroll 32
-    for (int i = 0; i < COUNT * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = Floats{};
-    const int64_t pairs = a.inputs / TOGETHER;
-    for (int64_t i = 0; i < pairs; ++i, weight += BLOCK_OUTPUTS * TOGETHER) {
-        add_products(sums, weight, x + i * TOGETHER, a.x_stride);
+    for (int i = 0; i < COUNT * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = Float32x16{};
+    const int64_t pairs = a.inputs / INTERLEAVE;
+    for (int64_t i = 0; i < pairs; ++i, weight += BLOCK_OUTPUTS * INTERLEAVE) {
+        add_products(sums, weight, x + i * INTERLEAVE, a.x_stride);
     }
-    if (a.inputs % TOGETHER != 0) {
-        Factor<T> last[COUNT * TOGETHER] = {};
-        for (int r = 0; r < COUNT; ++r) last[r * TOGETHER] = x[r * a.x_stride + a.inputs - 1];
-        add_products(sums, weight, last, TOGETHER);
+    if (a.inputs % INTERLEAVE != 0) {
+        Operand<T> last[COUNT * INTERLEAVE] = {};
+        for (int r = 0; r < COUNT; ++r) last[r * INTERLEAVE] = x[r * a.x_stride + a.inputs - 1];
+        add_products(sums, weight, last, INTERLEAVE);
     }
     for (int v = 0; v < VECTORS; ++v) {
         const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
-        const Floats scale = a.scales == nullptr ? all(1.0f) : load_some(a.scales + column, lanes);
-        const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
+        const Float32x16 scale = a.scales == nullptr ? broadcast(1.0f) : load_partial(a.scales + column, lanes);
+        const Float32x16 bias = a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
-            const Floats value = sums[r][v] * scale + bias;
-            lanes == LANES ? store(out, value) : store_some(out, value, lanes);
+            const Float32x16 value = sums[r][v] * scale + bias;
+            lanes == LANES ? store(out, value) : store_partial(out, value, lanes);
         }
     }
 }
@@ -71,11 +71,11 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
 template <class T, class W>
 void linear_of(const LinearArgs& given) {
     LinearArgs a = given;
-    if constexpr (!std::is_same_v<T, Factor<T>>) {
+    if constexpr (!std::is_same_v<T, Operand<T>>) {
         for_rows(a.rows, a.inputs, [&](int64_t row) {
-            widen(static_cast<const T*>(given.x) + row * given.x_stride, given.widened + row * a.inputs, a.inputs);
+            widen(static_cast<const T*>(given.x) + row * given.x_stride, given.x_float32 + row * a.inputs, a.inputs);
         });
-        a.x = a.widened;
+        a.x = a.x_float32;
         a.x_stride = a.inputs;
     }
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
@@ -84,23 +84,23 @@ void linear_of(const LinearArgs& given) {
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const W* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, W, COUNT, VECTORS>(a, weight + first * BESIDE<W>, block, first, row);
+            tile<T, W, COUNT, VECTORS>(a, weight + first * INTERLEAVE_OF<W>, block, first, row);
         }
     });
 }
 
 template <class T>
 void pack_of(const PackArgs& a) {
-    const int64_t pairs = padded_inputs(a.inputs) / TOGETHER;
+    const int64_t pairs = padded_inputs(a.inputs) / INTERLEAVE;
     parallel(false, [&](int share, int shares) {
         const Range mine = part(blocks(a.outputs), share, shares);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
-            T* to = static_cast<T*>(a.packed) + block * BLOCK_OUTPUTS * pairs * TOGETHER;
+            T* to = static_cast<T*>(a.packed) + block * BLOCK_OUTPUTS * pairs * INTERLEAVE;
             for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {
                 const int64_t row = block * BLOCK_OUTPUTS + output;
                 const T* from = static_cast<const T*>(a.weight) + row * a.stride;
-                for (int64_t i = 0; i < pairs * TOGETHER; ++i) {
-                    const int64_t beside = BESIDE<T>, place = i / beside * BLOCK_OUTPUTS + output;
+                for (int64_t i = 0; i < pairs * INTERLEAVE; ++i) {
+                    const int64_t beside = INTERLEAVE_OF<T>, place = i / beside * BLOCK_OUTPUTS + output;
                     to[place * beside + i % beside] = row < a.outputs && i < a.inputs ? from[i] : T{};
                 }
             }

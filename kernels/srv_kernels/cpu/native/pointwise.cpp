@@ -1,124 +1,124 @@
 // Norms, gates and rotary positions. They round where the published models round: a norm is rounded before it
 // is multiplied by its weight, a gate before it opens.
 #include "kernels.h"
-#include "pool.h"
+#include "thread_pool.h"
 #include "vector.h"
 
 namespace srv::SRV_ISA {
 namespace {
 
-constexpr int64_t ALONE = 16 * 1024;  // elements under which waking other threads costs more than it saves
+constexpr int64_t SERIAL_BELOW = 16 * 1024;  // elements under which waking other threads costs more than it saves
 
 // f(offset, load, store) over a row of `dim` elements, sixteen at a time; the last part may be shorter.
-template <class Each>
-inline void over_row(int64_t dim, Each&& each) {
+template <class Body>
+inline void over_row(int64_t dim, Body&& body) {
     int64_t i = 0;
-    for (; i + LANES <= dim; i += LANES) each(i, static_cast<int64_t>(LANES));
-    if (i < dim) each(i, dim - i);
+    for (; i + LANES <= dim; i += LANES) body(i, static_cast<int64_t>(LANES));
+    if (i < dim) body(i, dim - i);
 }
 
 template <class T>
-inline Floats take(const T* from, int64_t count) {
-    return count == LANES ? load(from) : load_some(from, count);
+inline Float32x16 load_lanes(const T* from, int64_t count) {
+    return count == LANES ? load(from) : load_partial(from, count);
 }
 
 template <class T>
-inline void give(T* to, Floats value, int64_t count) {
-    count == LANES ? store(to, value) : store_some(to, value, count);
+inline void store_lanes(T* to, Float32x16 value, int64_t count) {
+    count == LANES ? store(to, value) : store_partial(to, value, count);
 }
 
 template <class T>
-void norm_row(const NormArgs& a, int64_t row) {
+void rms_norm_row(const RmsNormArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* weight = static_cast<const T*>(a.weight);
     T* out = static_cast<T*>(a.out) + row * a.dim;
-    Floats squares{};
+    Float32x16 squares{};
     if (a.residual != nullptr) {
         const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride;
         T* total = static_cast<T*>(a.total) + row * a.dim;
         over_row(a.dim, [&](int64_t i, int64_t count) {
-            give(total + i, take(residual + i, count) + take(x + i, count), count);
-            const Floats value = take(total + i, count);
+            store_lanes(total + i, load_lanes(residual + i, count) + load_lanes(x + i, count), count);
+            const Float32x16 value = load_lanes(total + i, count);
             squares += value * value;
         });
         x = total;
     } else {
         over_row(a.dim, [&](int64_t i, int64_t count) {
-            const Floats value = take(x + i, count);
+            const Float32x16 value = load_lanes(x + i, count);
             squares += value * value;
         });
     }
-    const float mean = sum(squares) / static_cast<float>(a.dim);
-    const Floats factor = all(1.0f / __builtin_sqrtf(mean + a.eps));
+    const float mean = reduce_add(squares) / static_cast<float>(a.dim);
+    const Float32x16 factor = broadcast(1.0f / __builtin_sqrtf(mean + a.eps));
     over_row(a.dim, [&](int64_t i, int64_t count) {
-        give(out + i, rounded(take(x + i, count) * factor, x) * take(weight + i, count), count);
+        store_lanes(out + i, rounded(load_lanes(x + i, count) * factor, x) * load_lanes(weight + i, count), count);
     });
 }
 
 template <class T>
-void norm_of(const NormArgs& a) {
-    parallel(a.rows * a.dim < ALONE, [&](int share, int shares) {
+void rms_norm_of(const RmsNormArgs& a) {
+    parallel(a.rows * a.dim < SERIAL_BELOW, [&](int share, int shares) {
         const Range mine = part(a.rows, share, shares);
-        for (int64_t row = mine.begin; row < mine.end; ++row) norm_row<T>(a, row);
+        for (int64_t row = mine.begin; row < mine.end; ++row) rms_norm_row<T>(a, row);
     });
 }
 
 template <class T>
-void gate_of(const GateArgs& a) {
-    parallel(a.rows * a.dim < ALONE, [&](int share, int shares) {
+void silu_and_mul_of(const SiluAndMulArgs& a) {
+    parallel(a.rows * a.dim < SERIAL_BELOW, [&](int share, int shares) {
         const Range mine = part(a.rows, share, shares);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
             const T* gates = static_cast<const T*>(a.x) + row * a.x_stride;
             const T* values = gates + a.dim;
             T* out = static_cast<T*>(a.out) + row * a.dim;
             over_row(a.dim, [&](int64_t i, int64_t count) {
-                const Floats gate = take(gates + i, count);
+                const Float32x16 gate = load_lanes(gates + i, count);
                 // Of a magnitude, so that e^x is at most 1: gate / (1 + e^-gate), or gate e^gate / (e^gate + 1).
-                const Floats e = exponential_for(choose(gate < 0.0f, gate, -gate), out);
-                const Floats open = rounded(gate * choose(gate < 0.0f, e, all(1.0f)) / (e + 1.0f), out);
-                give(out + i, open * take(values + i, count), count);
+                const Float32x16 e = exponential_for(select(gate < 0.0f, gate, -gate), out);
+                const Float32x16 open = rounded(gate * select(gate < 0.0f, e, broadcast(1.0f)) / (e + 1.0f), out);
+                store_lanes(out + i, open * load_lanes(values + i, count), count);
             });
         }
     });
 }
 
 template <class T>
-void turn_heads(const T* from, T* to, int64_t heads, int64_t dim, int64_t turned, const float* cos, const float* sin) {
-    const int64_t half = turned / 2;
+void rotate_heads(const T* from, T* to, int64_t heads, int64_t dim, int64_t rotary_dim, const float* cos, const float* sin) {
+    const int64_t half = rotary_dim / 2;
     for (int64_t head = 0; head < heads; ++head, from += dim, to += dim) {
         over_row(half, [&](int64_t i, int64_t count) {
-            const Floats first = take(from + i, count), second = take(from + half + i, count);
-            const Floats c = take(cos + i, count), s = take(sin + i, count);
-            give(to + i, first * c - second * s, count);
-            give(to + half + i, second * c + first * s, count);
+            const Float32x16 first = load_lanes(from + i, count), second = load_lanes(from + half + i, count);
+            const Float32x16 c = load_lanes(cos + i, count), s = load_lanes(sin + i, count);
+            store_lanes(to + i, first * c - second * s, count);
+            store_lanes(to + half + i, second * c + first * s, count);
         });
-        std::memcpy(to + turned, from + turned, (dim - turned) * sizeof(T));
+        std::memcpy(to + rotary_dim, from + rotary_dim, (dim - rotary_dim) * sizeof(T));
     }
 }
 
 template <class T>
 void rotary_of(const RotaryArgs& a) {
-    parallel(a.tokens * (a.heads + a.kv_heads) * a.dim < ALONE, [&](int share, int shares) {
+    parallel(a.tokens * (a.heads + a.kv_heads) * a.dim < SERIAL_BELOW, [&](int share, int shares) {
         const Range mine = part(a.tokens, share, shares);
         for (int64_t token = mine.begin; token < mine.end; ++token) {
-            const float* cos = a.cos_sin + a.positions[token] * a.turned;
-            const float* sin = cos + a.turned / 2;
-            turn_heads(static_cast<const T*>(a.q) + token * a.q_stride,
-                       static_cast<T*>(a.q_out) + token * a.heads * a.dim, a.heads, a.dim, a.turned, cos, sin);
-            turn_heads(static_cast<const T*>(a.k) + token * a.k_stride,
-                       static_cast<T*>(a.k_out) + token * a.kv_heads * a.dim, a.kv_heads, a.dim, a.turned, cos, sin);
+            const float* cos = a.cos_sin + a.positions[token] * a.rotary_dim;
+            const float* sin = cos + a.rotary_dim / 2;
+            rotate_heads(static_cast<const T*>(a.q) + token * a.q_stride,
+                       static_cast<T*>(a.q_out) + token * a.heads * a.dim, a.heads, a.dim, a.rotary_dim, cos, sin);
+            rotate_heads(static_cast<const T*>(a.k) + token * a.k_stride,
+                       static_cast<T*>(a.k_out) + token * a.kv_heads * a.dim, a.kv_heads, a.dim, a.rotary_dim, cos, sin);
         }
     });
 }
 
 }  // namespace
 
-void norm(Type type, const NormArgs& args) {
-    type == Type::float32 ? norm_of<float>(args) : norm_of<BFloat16>(args);
+void rms_norm(Type type, const RmsNormArgs& args) {
+    type == Type::float32 ? rms_norm_of<float>(args) : rms_norm_of<BFloat16>(args);
 }
 
-void gate(Type type, const GateArgs& args) {
-    type == Type::float32 ? gate_of<float>(args) : gate_of<BFloat16>(args);
+void silu_and_mul(Type type, const SiluAndMulArgs& args) {
+    type == Type::float32 ? silu_and_mul_of<float>(args) : silu_and_mul_of<BFloat16>(args);
 }
 
 void rotary(Type type, const RotaryArgs& args) {

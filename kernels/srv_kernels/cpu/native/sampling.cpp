@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "kernels.h"
-#include "pool.h"
+#include "thread_pool.h"
 #include "vector.h"
 
 namespace srv::SRV_ISA {
@@ -42,14 +42,14 @@ struct Largest {
 // Each lane keeps the largest value that it has seen and where that was first; the lanes are compared at the end.
 template <class T>
 Largest largest_of(const T* row, int64_t count) {
-    Floats values = all(-UNBOUNDED);
-    Ints places{}, nan{};
+    Float32x16 values = broadcast(-UNBOUNDED);
+    Int32x16 places{}, nan{};
     const int64_t whole = count / LANES;
     for (int64_t block = 0; block < whole; ++block) {
-        const Floats now = load(row + block * LANES);
-        const Ints later = now > values;
-        values = choose(later, now, values);
-        places = choose(later, Ints{} + static_cast<int32_t>(block), places);
+        const Float32x16 now = load(row + block * LANES);
+        const Int32x16 later = now > values;
+        values = select(later, now, values);
+        places = select(later, Int32x16{} + static_cast<int32_t>(block), places);
         nan |= now != now;
     }
     Largest found;
@@ -84,7 +84,7 @@ struct Row {
     float largest, temperature;
 
     // Of sixteen tokens from `from` on; past the vocabulary there is nothing to draw.
-    Floats at(int64_t from) const {
+    Float32x16 at(int64_t from) const {
         if (from + LANES <= vocab) return load(logits + from);
         float values[LANES];
         for (int lane = 0; lane < LANES; ++lane) {
@@ -93,14 +93,14 @@ struct Row {
         return load(values);
     }
 
-    Floats weights(const Floats& at) const { return exponential((at - largest) / temperature); }
+    Float32x16 weights(const Float32x16& at) const { return exponential((at - largest) / temperature); }
 
     int64_t end_of_block(int64_t from) const { return from + BLOCK < vocab ? from + BLOCK : vocab; }
 
     double weight_of_block(int64_t from) const {
-        Floats total{};
+        Float32x16 total{};
         for (const int64_t end = end_of_block(from); from < end; from += LANES) total += weights(at(from));
-        return sum(total);
+        return reduce_add(total);
     }
 };
 
@@ -152,12 +152,12 @@ public:
     template <class T>
     Histogram(const Row<T>& row, float reach) : buckets_(BUCKETS / reach) {
         scale_ = buckets_ / row.temperature < __FLT_MAX__ ? buckets_ / row.temperature : __FLT_MAX__;
-        Floats outside{};
+        Float32x16 outside{};
         double total = 0, weight_of[BUCKETS] = {};
-        int64_t count_of[BUCKETS] = {};
+        int64_t quantize[BUCKETS] = {};
         for (int64_t from = 0; from < row.vocab; from += LANES) {
-            const Floats logits = row.at(from), places = places_of(row, logits), weights = row.weights(logits);
-            if (!any_larger(-places, -static_cast<float>(BUCKETS))) {
+            const Float32x16 logits = row.at(from), places = places_of(row, logits), weights = row.weights(logits);
+            if (!any_greater(-places, -static_cast<float>(BUCKETS))) {
                 outside += weights;
                 continue;
             }
@@ -166,22 +166,22 @@ public:
             for (int lane = 0; lane < LANES; ++lane) {
                 if (place[lane] < BUCKETS) {
                     const int bucket = static_cast<int>(place[lane]);
-                    ++count_of[bucket], weight_of[bucket] += weight[lane];
+                    ++quantize[bucket], weight_of[bucket] += weight[lane];
                 } else {
                     total += weight[lane];
                 }
             }
         }
         for (int bucket = 0; bucket < BUCKETS; ++bucket) {
-            count_[bucket + 1] = count_[bucket] + count_of[bucket];
+            count_[bucket + 1] = count_[bucket] + quantize[bucket];
             weight_[bucket + 1] = weight_[bucket] + weight_of[bucket];
         }
-        total_ = total + sum(outside) + weight_[BUCKETS];
+        total_ = total + reduce_add(outside) + weight_[BUCKETS];
     }
 
     // Which bucket each of sixteen logits lies in, once it is cut to a whole number; from BUCKETS on, in none.
     template <class T>
-    Floats places_of(const Row<T>& row, const Floats& logits) const {
+    Float32x16 places_of(const Row<T>& row, const Float32x16& logits) const {
         return (row.largest - logits) * scale_;
     }
 
@@ -228,9 +228,9 @@ public:
         const float begin = static_cast<float>(bucket), end = begin + 1;
         int64_t found = 0;
         for (int64_t from = 0; from < row.vocab && found < count_; from += LANES) {
-            const Floats logits = row.at(from), places = histogram.places_of(row, logits);
-            const Floats inside = choose(places < begin, all(UNBOUNDED), places);
-            if (!any_larger(-inside, -end)) continue;
+            const Float32x16 logits = row.at(from), places = histogram.places_of(row, logits);
+            const Float32x16 inside = select(places < begin, broadcast(UNBOUNDED), places);
+            if (!any_greater(-inside, -end)) continue;
             float place[LANES], logit[LANES], weight[LANES];
             store(place, inside), store(logit, logits), store(weight, row.weights(logits));
             for (int lane = 0; lane < LANES; ++lane) {
@@ -271,7 +271,7 @@ public:
 
     // Whether `kept` is what a filter keeps; else some of that may lie further than the buckets reach.
     bool find(const Filter& filter, Kept& kept) const {
-        kept = {BUCKETS - 1, count_of(BUCKETS - 1), histogram_.weight_before(BUCKETS)};
+        kept = {BUCKETS - 1, quantize(BUCKETS - 1), histogram_.weight_before(BUCKETS)};
         bool found = all_;
         double total = histogram_.total();
         if (filter.limited) {
@@ -298,7 +298,7 @@ public:
             const auto lighter = [=](int64_t, double, float weight) { return weight < filter.min_p; };
             int bucket = place > 1 ? static_cast<int>(place < BUCKETS ? place : BUCKETS) - 1 : 0;
             Kept heavier = until(bucket, lighter);
-            while (heavier.count == count_of(bucket) && bucket < BUCKETS - 1 && bucket <= place) {
+            while (heavier.count == quantize(bucket) && bucket < BUCKETS - 1 && bucket <= place) {
                 heavier = until(++bucket, lighter);
             }
             kept.limit(heavier);
@@ -313,7 +313,7 @@ public:
         int bucket = 0;
         while (bucket < kept.bucket && histogram_.weight_before(bucket + 1) <= point) ++bucket;
         double upto = histogram_.weight_before(bucket);
-        int64_t last = 0, left = bucket == kept.bucket ? kept.count : count_of(bucket);
+        int64_t last = 0, left = bucket == kept.bucket ? kept.count : quantize(bucket);
         for (const Candidate& one : Sorted(row_, histogram_, bucket)) {
             if (left-- == 0 || one.weight <= 0) break;
             last = one.token;
@@ -323,7 +323,7 @@ public:
     }
 
 private:
-    int64_t count_of(int bucket) const { return histogram_.count_before(bucket + 1) - histogram_.count_before(bucket); }
+    int64_t quantize(int bucket) const { return histogram_.count_before(bucket + 1) - histogram_.count_before(bucket); }
 
     // All tokens before that one of a bucket for which stop(tokens of the bucket before it, all weight before it, its own
     // weight) is true first; up to the bucket's end, where it is for none. One at least.

@@ -1,21 +1,21 @@
 // The table of this instruction set.
 #include "kernels.h"
-#include "product.h"
+#include "float_dot.h"
 
 namespace srv::SRV_ISA {
 
-void norm(Type, const NormArgs&);
-void gate(Type, const GateArgs&);
+void rms_norm(Type, const RmsNormArgs&);
+void silu_and_mul(Type, const SiluAndMulArgs&);
 void rotary(Type, const RotaryArgs&);
 void linear(Type, const LinearArgs&);
 void pack(Type, const PackArgs&);
 void attention(Type, const AttentionArgs&);
 int64_t attention_blocks(const AttentionArgs&);
-void byte_linear(Type, const ByteLinearArgs&);
-void pack_bytes(const PackBytesArgs&);
-void block_linear(Type, const BlockLinearArgs&);
-void block_rows(Type, const BlockRowsArgs&);
-void pack_blocks(const PackBlocksArgs&);
+void w8a8_linear(Type, const W8a8LinearArgs&);
+void pack_w8a8(const PackW8a8Args&);
+void gguf_linear(Type, const GgufLinearArgs&);
+void gguf_rows(Type, const GgufRowsArgs&);
+void pack_gguf(const PackGgufArgs&);
 void most_likely(Type, const MostLikelyArgs&);
 void draw(Type, const DrawArgs&);
 
@@ -24,7 +24,7 @@ void draw(Type, const DrawArgs&);
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    SRV_TEXT(SRV_ISA), WIDENS, norm,        gate,       rotary,       linear,     pack,        attention,
-    attention_blocks, byte_linear, pack_bytes, block_linear, block_rows, pack_blocks, most_likely, draw};
+    SRV_TEXT(SRV_ISA), WIDENS_BFLOAT16, rms_norm, silu_and_mul, rotary, linear, pack, attention,
+    attention_blocks, w8a8_linear, pack_w8a8, gguf_linear, gguf_rows, pack_gguf, most_likely, draw};
 
 }  // namespace srv::SRV_ISA

@@ -1,4 +1,4 @@
-// Sixteen lanes, written with the compiler's vector types: one source for every instruction set (see two.h).
+// Sixteen lanes, written with the compiler's vector types: one source for every instruction set (see vec_pair.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "two.h"
+#include "vec_pair.h"
 
 namespace srv::SRV_ISA {
 
@@ -21,12 +21,12 @@ inline void prefetch(const void* from, int64_t bytes, int64_t ahead = 0) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(first + line));
 }
 
-inline Floats all(float value) { return value - Floats{}; }
+inline Float32x16 broadcast(float value) { return value - Float32x16{}; }
 
 // 0, 1, 2, ...
-inline Ints counting() {
+inline Int32x16 iota() {
     static constexpr int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return fill<Ints>([](auto& lanes, int lane) { std::memcpy(&lanes, numbers + lane, sizeof(lanes)); });
+    return build<Int32x16>([](auto& lanes, int lane) { std::memcpy(&lanes, numbers + lane, sizeof(lanes)); });
 }
 
 struct BFloat16 {
@@ -54,27 +54,27 @@ inline BFloat16 to_bfloat16(float value) {
     return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
 }
 
-inline void put(float* to, float value) { *to = value; }
-inline void put(BFloat16* to, float value) { *to = to_bfloat16(value); }
+inline void store_scalar(float* to, float value) { *to = value; }
+inline void store_scalar(BFloat16* to, float value) { *to = to_bfloat16(value); }
 
-inline Floats load(const float* from) {
-    return fill<Floats>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
+inline Float32x16 load(const float* from) {
+    return build<Float32x16>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
 }
 
 // Sixteen times four bytes.
-inline Ints load_fours(const void* from) {
+inline Int32x16 load_dwords(const void* from) {
     const auto* bytes = static_cast<const uint8_t*>(from);
-    return fill<Ints>([=](auto& lanes, int lane) { std::memcpy(&lanes, bytes + lane * 4, sizeof(lanes)); });
+    return build<Int32x16>([=](auto& lanes, int lane) { std::memcpy(&lanes, bytes + lane * 4, sizeof(lanes)); });
 }
 
-inline Ints load(const int32_t* from) { return load_fours(from); }
+inline Int32x16 load(const int32_t* from) { return load_dwords(from); }
 
 // Sixteen numbers of 16 bits, widened to 32 as their sign says.
 template <class Number>
 inline auto load_widened(const void* from) {
     using Wide = std::conditional_t<std::is_signed_v<Number>, int32_t, uint32_t>;
     const auto* bytes = static_cast<const uint8_t*>(from);
-    return fill<Vector<Wide>>([=](auto& lanes, int lane) {
+    return build<Vector<Wide>>([=](auto& lanes, int lane) {
         using Lanes = std::remove_reference_t<decltype(lanes)>;
         Vector<Number, LANES_OF<Lanes>> halves;
         std::memcpy(&halves, bytes + lane * sizeof(Number), sizeof(halves));
@@ -92,11 +92,11 @@ inline auto load_widened(const void* from) {
     });
 }
 
-inline Floats load(const BFloat16* from) { return bits_as<float>(load_widened<uint16_t>(from) << 16); }
+inline Float32x16 load(const BFloat16* from) { return bits_as<float>(load_widened<uint16_t>(from) << 16); }
 
 // Of numbers in half precision.
-inline Floats load_halves(const uint8_t* from) {
-    return fill<Floats>([=](auto& lanes, int lane) {
+inline Float32x16 load_halves(const uint8_t* from) {
+    return build<Float32x16>([=](auto& lanes, int lane) {
         using Lanes = std::remove_reference_t<decltype(lanes)>;
         Vector<uint16_t, LANES_OF<Lanes>> halves;
         std::memcpy(&halves, from + lane * 2, sizeof(halves));
@@ -113,40 +113,40 @@ inline Floats load_halves(const uint8_t* from) {
     });
 }
 
-inline Floats load(const Half* from) { return load_halves(reinterpret_cast<const uint8_t*>(from)); }
+inline Float32x16 load(const Half* from) { return load_halves(reinterpret_cast<const uint8_t*>(from)); }
 
-inline void store(float* to, const Floats& value) {
-    over(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
+inline void store(float* to, const Float32x16& value) {
+    for_each_register(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
 }
 
-inline void store(int32_t* to, const Ints& value) {
-    over(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
+inline void store(int32_t* to, const Int32x16& value) {
+    for_each_register(value, [=](const auto& lanes, int lane) { std::memcpy(to + lane, &lanes, sizeof(lanes)); });
 }
 
 #if defined(__AVX512BF16__)
 // The processor's own conversion makes zeros of what is below 2^-126 in magnitude.
-inline void store(BFloat16* to, const Floats& value) {
-    over(value, [=](const auto& lanes, int lane) {
+inline void store(BFloat16* to, const Float32x16& value) {
+    for_each_register(value, [=](const auto& lanes, int lane) {
         const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(lanes));
         std::memcpy(to + lane, &halves, sizeof(halves));
     });
 }
 #else
 // Those of the nearest numbers of bfloat16, ties to even, in the upper halves; NaN stays NaN.
-inline Words bfloat16_bits(const Floats& value) {
-    const Words bits = bits_as<uint32_t>(value);
-    const Words nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    return choose(value == value, nearest, Words{} + 0x7fc00000u);
+inline UInt32x16 bfloat16_bits(const Float32x16& value) {
+    const UInt32x16 bits = bits_as<uint32_t>(value);
+    const UInt32x16 nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    return select(value == value, nearest, UInt32x16{} + 0x7fc00000u);
 }
 
-inline void store(BFloat16* to, const Floats& value) {
-    const Words upper = bfloat16_bits(value) >> 16;
+inline void store(BFloat16* to, const Float32x16& value) {
+    const UInt32x16 upper = bfloat16_bits(value) >> 16;
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i halves =
         _mm256_packus_epi32(reinterpret_cast<__m256i>(upper.low), reinterpret_cast<__m256i>(upper.high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(halves, 0xd8));
 #else
-    over(upper, [=](const auto& lanes, int lane) {
+    for_each_register(upper, [=](const auto& lanes, int lane) {
         const auto halves = __builtin_convertvector(lanes, Vector<uint16_t, LANES_OF<decltype(lanes)>>);
         std::memcpy(to + lane, &halves, sizeof(halves));
     });
@@ -155,8 +155,8 @@ inline void store(BFloat16* to, const Floats& value) {
 #endif
 
 // Round to nearest, ties to even; from 65,520 on infinity, NaN stays NaN.
-inline void store(Half* to, const Floats& value) {
-    over(value, [=](const auto& lanes, int lane) {
+inline void store(Half* to, const Float32x16& value) {
+    for_each_register(value, [=](const auto& lanes, int lane) {
 #if defined(__AVX512F__)
         const auto halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(lanes), _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
@@ -178,9 +178,9 @@ inline void store(Half* to, const Floats& value) {
 }
 
 // The low bytes of the lanes.
-inline void store_bytes(void* to, const Ints& value) {
+inline void store_bytes(void* to, const Int32x16& value) {
 #if defined(__x86_64__) && !defined(__AVX512F__)
-    const Ints low = value & 255;  // a compiler takes the bytes of shorter vectors one by one
+    const Int32x16 low = value & 255;  // a compiler takes the bytes of shorter vectors one by one
 #if defined(__AVX2__)
     const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(low.low), reinterpret_cast<__m256i>(low.high));
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
@@ -192,7 +192,7 @@ inline void store_bytes(void* to, const Ints& value) {
 #endif
     _mm_storeu_si128(static_cast<__m128i*>(to), _mm_packus_epi16(halves[0], halves[1]));
 #else
-    over(value, [=](const auto& lanes, int lane) {
+    for_each_register(value, [=](const auto& lanes, int lane) {
         const auto bytes = __builtin_convertvector(lanes, Vector<int8_t, LANES_OF<decltype(lanes)>>);
         std::memcpy(static_cast<int8_t*>(to) + lane, &bytes, sizeof(bytes));
     });
@@ -201,27 +201,27 @@ inline void store_bytes(void* to, const Ints& value) {
 
 // The first `count` lanes; the others are zero, and nothing past them is read.
 template <class T>
-inline auto load_some(const T* from, int64_t count) {
+inline auto load_partial(const T* from, int64_t count) {
     T padded[LANES] = {};
     std::memcpy(padded, from, count * sizeof(T));
     return load(padded);
 }
 
 template <class T>
-inline void store_some(T* to, const Floats& value, int64_t count) {
+inline void store_partial(T* to, const Float32x16& value, int64_t count) {
     T padded[LANES];
     store(padded, value);
     std::memcpy(to, padded, count * sizeof(T));
 }
 
 // The value as it is after a store and a load: what the models published in T compute with.
-inline Floats rounded(const Floats& value, const float*) { return value; }
+inline Float32x16 rounded(const Float32x16& value, const float*) { return value; }
 
-inline Floats rounded(const Floats& value, const BFloat16*) {
+inline Float32x16 rounded(const Float32x16& value, const BFloat16*) {
 #if defined(__AVX512BF16__)
-    BFloat16 stored[LANES];
-    store(stored, value);
-    return load(stored);
+    BFloat16 ggml_type[LANES];
+    store(ggml_type, value);
+    return load(ggml_type);
 #else
     return bits_as<float>(bfloat16_bits(value));
 #endif
@@ -229,58 +229,58 @@ inline Floats rounded(const Floats& value, const BFloat16*) {
 
 // The lanes made four by `both`, a half with the other half, and again.
 template <class V, class Both>
-inline auto quartered(const V& value, const Both& both) {
-    if constexpr (IS_TWO<V>) {
-        return quartered(both(value.low, value.high), both);
-    } else if constexpr (sizeof(V) == sizeof(Four)) {
+inline auto reduce_to_four(const V& value, const Both& both) {
+    if constexpr (IS_PAIR<V>) {
+        return reduce_to_four(both(value.low, value.high), both);
+    } else if constexpr (sizeof(V) == sizeof(Float32x4)) {
         return value;
     } else {
-        Vector<typename NumberOf<V>::Type, LANES_OF<V> / 2> halves[2];
+        Vector<typename LaneTypeOf<V>::Type, LANES_OF<V> / 2> halves[2];
         std::memcpy(halves, &value, sizeof(halves));
-        return quartered(both(halves[0], halves[1]), both);
+        return reduce_to_four(both(halves[0], halves[1]), both);
     }
 }
 
 // The lanes made one.
 template <class V, class Both>
-inline auto folded(const V& value, const Both& both) {
-    const auto four = quartered(value, both);
-    const auto two = both(four, shuffled<2, 3, 0, 1>(four));
-    return both(two, shuffled<1, 0, 3, 2>(two))[0];
+inline auto reduce(const V& value, const Both& both) {
+    const auto four = reduce_to_four(value, both);
+    const auto two = both(four, shuffle<2, 3, 0, 1>(four));
+    return both(two, shuffle<1, 0, 3, 2>(two))[0];
 }
 
 // The lanes of two vectors made one each: the first two of four.
 template <class V, class Both>
-inline auto folded(const V& first, const V& second, const Both& both) {
-    const auto a = quartered(first, both), b = quartered(second, both);
-    const auto two = both(shuffled<0, 4, 1, 5>(a, b), shuffled<2, 6, 3, 7>(a, b));
-    return both(two, shuffled<2, 3, 0, 1>(two));
+inline auto reduce(const V& first, const V& second, const Both& both) {
+    const auto a = reduce_to_four(first, both), b = reduce_to_four(second, both);
+    const auto two = both(shuffle<0, 4, 1, 5>(a, b), shuffle<2, 6, 3, 7>(a, b));
+    return both(two, shuffle<2, 3, 0, 1>(two));
 }
 
-constexpr auto added = [](const auto& a, const auto& b) { return a + b; };
-constexpr auto larger = [](const auto& a, const auto& b) {
-    return each([](const auto& x, const auto& y) { return x > y ? x : y; }, a, b);
+constexpr auto add_lanes = [](const auto& a, const auto& b) { return a + b; };
+constexpr auto max_lanes = [](const auto& a, const auto& b) {
+    return map_registers([](const auto& x, const auto& y) { return x > y ? x : y; }, a, b);
 };
 
-inline float sum(const Floats& value) { return folded(value, added); }
-inline float largest(const Floats& value) { return folded(value, larger); }
+inline float reduce_add(const Float32x16& value) { return reduce(value, add_lanes); }
+inline float reduce_max(const Float32x16& value) { return reduce(value, max_lanes); }
 
 // The magnitudes' bits, which are ordered as magnitudes are; NaN is above infinity.
-inline Ints magnitudes(const Floats& value) { return bits_as<int32_t>(value) & 0x7fffffff; }
+inline Int32x16 magnitude_bits(const Float32x16& value) { return bits_as<int32_t>(value) & 0x7fffffff; }
 constexpr int32_t INFINITE = 0x7f800000;  // infinity's bits
 
 constexpr float ROUNDING = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, ties to even
 
 // The nearest whole number, of less than 2^22.
-inline Floats whole(const Floats& value) { return (value + ROUNDING) - ROUNDING; }
+inline Float32x16 round_to_int(const Float32x16& value) { return (value + ROUNDING) - ROUNDING; }
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite 1980), then the Taylor series of
 // e^r to r^7, whose error is below float32's own. Under -87 the result is 0, over 88 infinity; NaN stays NaN.
-inline Floats exponential(const Floats& x) {
-    const Floats clamped = choose(x < -87.33f, all(-87.33f), choose(x > 88.72f, all(88.72f), x));
-    const Floats n = whole(clamped * 1.44269504088896341f);
-    const Floats r = (clamped - n * 0.693145751953125f) - n * 1.428606765330187e-6f;
-    Floats p = all(1.0f / 5040);
+inline Float32x16 exponential(const Float32x16& x) {
+    const Float32x16 clamped = select(x < -87.33f, broadcast(-87.33f), select(x > 88.72f, broadcast(88.72f), x));
+    const Float32x16 n = round_to_int(clamped * 1.44269504088896341f);
+    const Float32x16 r = (clamped - n * 0.693145751953125f) - n * 1.428606765330187e-6f;
+    Float32x16 p = broadcast(1.0f / 5040);
     p = p * r + 1.0f / 720;
     p = p * r + 1.0f / 120;
     p = p * r + 1.0f / 24;
@@ -289,52 +289,52 @@ inline Floats exponential(const Floats& x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     // n = 128 has no float32 of its own: 2^n is made in two factors.
-    const Ints power = to<int32_t>(n);
-    const Ints half = power >> 1;
-    const Floats first = bits_as<float>((half + 127) << 23);
-    const Floats second = bits_as<float>((power - half + 127) << 23);
-    Floats result = p * first * second;
-    result = choose(x < -87.33f, Floats{}, result);
-    result = choose(x > 88.72f, all(__builtin_inff()), result);
-    return choose(x != x, x, result);
+    const Int32x16 power = convert<int32_t>(n);
+    const Int32x16 half = power >> 1;
+    const Float32x16 first = bits_as<float>((half + 127) << 23);
+    const Float32x16 second = bits_as<float>((power - half + 127) << 23);
+    Float32x16 result = p * first * second;
+    result = select(x < -87.33f, Float32x16{}, result);
+    result = select(x > 88.72f, broadcast(__builtin_inff()), result);
+    return select(x != x, x, result);
 }
 
 inline float exponential(float x) {
     float lanes[LANES];
-    store(lanes, exponential(all(x)));
+    store(lanes, exponential(broadcast(x)));
     return lanes[0];
 }
 
 // e^x for x up to 0, as near as what is rounded to type T needs it: 0 under -87, NaN stays NaN.
-inline Floats exponential_for(const Floats& x, const float*) { return exponential(x); }
+inline Float32x16 exponential_for(const Float32x16& x, const float*) { return exponential(x); }
 
 // In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
 // rounding to bfloat16, of weights or of what they make, takes. n is added to the exponent, from the low bits of the sum
 // that rounds it.
-inline Floats exponential_for(const Floats& x, const BFloat16*) {
+inline Float32x16 exponential_for(const Float32x16& x, const BFloat16*) {
     constexpr float LOG2_E = 1.44269504088896341f;
-    const Floats clamped = choose(x < -87.0f, all(-87.0f), x);
-    const Floats n = clamped * LOG2_E + ROUNDING;
-    const Floats r = clamped * LOG2_E - (n - ROUNDING);
-    Floats p = all(1.33335581e-3f);
+    const Float32x16 clamped = select(x < -87.0f, broadcast(-87.0f), x);
+    const Float32x16 n = clamped * LOG2_E + ROUNDING;
+    const Float32x16 r = clamped * LOG2_E - (n - ROUNDING);
+    Float32x16 p = broadcast(1.33335581e-3f);
     p = p * r + 9.61812911e-3f;
     p = p * r + 5.55041087e-2f;
     p = p * r + 2.40226507e-1f;
     p = p * r + 6.93147181e-1f;
     p = p * r + 1.0f;
-    const Floats result = bits_as<float>(bits_as<int32_t>(p) + (bits_as<int32_t>(n) << 23));
-    return choose(x < -87.0f, Floats{}, choose(x != x, x, result));
+    const Float32x16 result = bits_as<float>(bits_as<int32_t>(p) + (bits_as<int32_t>(n) << 23));
+    return select(x < -87.0f, Float32x16{}, select(x != x, x, result));
 }
 
 // Whether any lane is larger than the other value; NaN is not.
-inline bool any_larger(const Floats& values, float than) {
+inline bool any_greater(const Float32x16& values, float than) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(values), _mm512_set1_ps(than), _CMP_GT_OQ) != 0;
 #elif defined(__AVX2__)
     const auto found = values > than;
     return _mm256_movemask_epi8(reinterpret_cast<__m256i>(found.low | found.high)) != 0;
 #else
-    return largest(values) > than;
+    return reduce_max(values) > than;
 #endif
 }
 

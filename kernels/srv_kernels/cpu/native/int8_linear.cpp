@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <bit>
 
-#include "bytes.h"
+#include "int_dot.h"
 #include "kernels.h"
-#include "pool.h"
-#include "tiles.h"
+#include "thread_pool.h"
+#include "gemm_tiles.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -28,81 +28,81 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int ZERO = 128;  // what stands for a step of 0
+constexpr int ZERO_POINT = 128;  // what stands for a step of 0
 
 // Four steps are multiplied at once, or the two of even places and then those of odd ones.
-#if defined(SRV_WORD_STEPS)
-using Step = int16_t;
+#if defined(SRV_INT16_ACTIVATIONS)
+using QuantizedInput = int16_t;
 constexpr int PARTS = 2;
 
-inline void store_steps(Step* to, const Ints& steps) { store_words(to, steps); }
+inline void store_quantized(QuantizedInput* to, const Int32x16& quantized) { store_int16(to, quantized); }
 
-inline Ints part_of(const Ints& weights, int part) {
-    return each([part](const auto& w) { return signed_bytes_at(w, part); }, weights);
+inline Int32x16 part_of(const Int32x16& weights, int part) {
+    return map_registers([part](const auto& w) { return signed_bytes_at(w, part); }, weights);
 }
 
-inline Ints add_products(const Ints& sum, const Ints& steps, const Ints& weights) {
-    return dot_pairs(sum, steps, weights);
+inline Int32x16 add_products(const Int32x16& sum, const Int32x16& quantized, const Int32x16& weights) {
+    return dot_pairs(sum, quantized, weights);
 }
 #else
-using Step = uint8_t;
+using QuantizedInput = uint8_t;
 constexpr int PARTS = 1;
 
-inline void store_steps(Step* to, const Ints& steps) { store_bytes(to, steps); }
-inline Ints part_of(const Ints& weights, int) { return weights; }
-inline Ints add_products(const Ints& sum, const Ints& steps, const Ints& weights) { return dot(sum, steps, weights); }
+inline void store_quantized(QuantizedInput* to, const Int32x16& quantized) { store_bytes(to, quantized); }
+inline Int32x16 part_of(const Int32x16& weights, int) { return weights; }
+inline Int32x16 add_products(const Int32x16& sum, const Int32x16& quantized, const Int32x16& weights) { return dot(sum, quantized, weights); }
 #endif
-static_assert(sizeof(Step) <= STEP_BYTES);
+static_assert(sizeof(QuantizedInput) <= MAX_QUANT_BYTES);
 
 // NaN counts as infinity.
 template <class T>
 inline float largest_magnitude(const T* x, int64_t count) {
-    Ints most = {};
+    Int32x16 largest = {};
     for (int64_t i = 0; i < count; i += LANES) {
-        most = larger(most, magnitudes(count - i < LANES ? load_some(x + i, count - i) : load(x + i)));
+        largest = max_lanes(largest, magnitude_bits(count - i < LANES ? load_partial(x + i, count - i) : load(x + i)));
     }
-    return std::bit_cast<float>(std::min(folded(most, larger), INFINITE));
+    return std::bit_cast<float>(std::min(reduce(largest, max_lanes), INFINITE));
 }
 
 // One row of x as bytes, and its scale. Static: steps of a given size about a given zero. The scale of a row that is
 // not finite is infinity, so that none of its products is finite either.
 template <class T>
-void quantize_row(const ByteLinearArgs& a, int64_t row) {
+void quantize_row(const W8a8LinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    const int64_t padded = padded_fours(a.inputs);  // what is past the inputs is multiplied by zeros
-    Step* steps = static_cast<Step*>(a.steps) + row * padded;
-    const float most = largest_magnitude(x, a.inputs);
-    const float scale = a.per_input == 0 || most == __builtin_inff() ? most / 127.0f : 1.0f;
+    const int64_t padded = padded_quads(a.inputs);  // what is past the inputs is multiplied by zeros
+    QuantizedInput* quantized = static_cast<QuantizedInput*>(a.quantized) + row * padded;
+    const float largest = largest_magnitude(x, a.inputs);
+    const float scale = a.input_scale_inverse == 0 || largest == __builtin_inff() ? largest / 127.0f : 1.0f;
     a.row_scales[row] = scale;
     const float divisor = scale == 0 ? 1.0f : scale;
     for (int64_t i = 0; i < a.inputs; i += LANES) {
         const int64_t count = a.inputs - i < LANES ? a.inputs - i : LANES;
-        const Floats value = count == LANES ? load(x + i) : load_some(x + i, count);
-        Floats step = whole(a.per_input == 0 ? value / divisor : value * a.per_input + a.offset);
-        step = choose(step > 127.0f, all(127.0f), step);
-        step = choose(step < -128.0f, all(-128.0f), step);
-        Step kept[LANES];
-        store_steps(kept, to<int32_t>(step) + ZERO);
-        std::memcpy(steps + i, kept, std::min<int64_t>(padded - i, LANES) * sizeof(Step));
+        const Float32x16 value = count == LANES ? load(x + i) : load_partial(x + i, count);
+        Float32x16 value_quantized = round_to_int(a.input_scale_inverse == 0 ? value / divisor : value * a.input_scale_inverse + a.input_offset);
+        value_quantized = select(value_quantized > 127.0f, broadcast(127.0f), value_quantized);
+        value_quantized = select(value_quantized < -128.0f, broadcast(-128.0f), value_quantized);
+        QuantizedInput kept[LANES];
+        store_quantized(kept, convert<int32_t>(value_quantized) + ZERO_POINT);
+        std::memcpy(quantized + i, kept, std::min<int64_t>(padded - i, LANES) * sizeof(QuantizedInput));
     }
 }
 
 // Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
 template <class T, int COUNT, int VECTORS>
-inline void tile(const ByteLinearArgs& a, const int8_t* weight, int64_t block, int64_t first, int64_t row) {
-    const int64_t stride = padded_fours(a.inputs);
-    const Step* steps = static_cast<const Step*>(a.steps) + row * stride;
-    Ints sums[COUNT][VECTORS] = {};
-    for (int64_t i = 0; i < stride; i += FOUR, weight += BLOCK_OUTPUTS * FOUR) {
-        Ints weights[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) weights[v] = load_fours(weight + v * LANES * FOUR);
+inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, int64_t first, int64_t row) {
+    const int64_t stride = padded_quads(a.inputs);
+    const QuantizedInput* quantized = static_cast<const QuantizedInput*>(a.quantized) + row * stride;
+    Int32x16 sums[COUNT][VECTORS] = {};
+    for (int64_t i = 0; i < stride; i += QUAD, weight += BLOCK_OUTPUTS * QUAD) {
+        Int32x16 weights[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) weights[v] = load_dwords(weight + v * LANES * QUAD);
 #pragma GCC unroll 2
         for (int p = 0; p < PARTS; ++p) {
-            Ints part[VECTORS];
+            Int32x16 part[VECTORS];
             for (int v = 0; v < VECTORS; ++v) part[v] = part_of(weights[v], p);
 #pragma GCC unroll 16
             for (int r = 0; r < COUNT; ++r) {
-                const Ints taken = four_bytes(steps + r * stride + i + p * FOUR / PARTS);
+                const Int32x16 taken = broadcast_dword(quantized + r * stride + i + p * QUAD / PARTS);
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], taken, part[v]);
             }
@@ -112,39 +112,39 @@ inline void tile(const ByteLinearArgs& a, const int8_t* weight, int64_t block, i
         const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
-        const Ints correction = load_some(a.correction + column, lanes);
-        const Floats scale = load_some(a.scales + column, lanes);
-        const Floats bias = a.bias == nullptr ? Floats{} : load_some(static_cast<const T*>(a.bias) + column, lanes);
+        const Int32x16 compensation = load_partial(a.compensation + column, lanes);
+        const Float32x16 scale = load_partial(a.scales + column, lanes);
+        const Float32x16 bias = a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.outputs + column;
-            const Floats sum = to<float>(sums[r][v] + correction);
-            const Floats value = sum * a.row_scales[row + r] * scale + bias;
-            lanes == LANES ? store(out, value) : store_some(out, value, lanes);
+            const Float32x16 sum = convert<float>(sums[r][v] + compensation);
+            const Float32x16 value = sum * a.row_scales[row + r] * scale + bias;
+            lanes == LANES ? store(out, value) : store_partial(out, value, lanes);
         }
     }
 }
 
 template <class T>
-void byte_linear_of(const ByteLinearArgs& a) {
+void w8a8_linear_of(const W8a8LinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
-    const int64_t block_size = BLOCK_OUTPUTS * padded_fours(a.inputs);
+    const int64_t block_size = BLOCK_OUTPUTS * padded_quads(a.inputs);
     const auto where = [&](int64_t block) { return a.weight + block * block_size; };
     for_tiles<ROWS>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, COUNT, VECTORS>(a, weight + first * FOUR, block, first, row);
+            tile<T, COUNT, VECTORS>(a, weight + first * QUAD, block, first, row);
         }
     });
 }
 
 }  // namespace
 
-void byte_linear(Type type, const ByteLinearArgs& args) {
-    type == Type::float32 ? byte_linear_of<float>(args) : byte_linear_of<BFloat16>(args);
+void w8a8_linear(Type type, const W8a8LinearArgs& args) {
+    type == Type::float32 ? w8a8_linear_of<float>(args) : w8a8_linear_of<BFloat16>(args);
 }
 
-void pack_bytes(const PackBytesArgs& a) {
-    const int64_t padded = padded_fours(a.inputs);
+void pack_w8a8(const PackW8a8Args& a) {
+    const int64_t padded = padded_quads(a.inputs);
     parallel(false, [&](int share, int shares) {
         const Range mine = part(blocks(a.outputs), share, shares);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
@@ -153,7 +153,7 @@ void pack_bytes(const PackBytesArgs& a) {
                 const int64_t row = block * BLOCK_OUTPUTS + output;
                 const int8_t* from = a.weight + row * a.stride;
                 for (int64_t i = 0; i < padded; ++i) {
-                    to[(i / FOUR * BLOCK_OUTPUTS + output) * FOUR + i % FOUR] =
+                    to[(i / QUAD * BLOCK_OUTPUTS + output) * QUAD + i % QUAD] =
                         row < a.outputs && i < a.inputs ? from[i] : int8_t{};
                 }
             }

@@ -24,19 +24,19 @@ constexpr int REGISTER = 16;
 #endif
 
 template <class Half>
-struct Two {
+struct VecPair {
     Half low, high;
 };
 
 template <class V>
-constexpr bool IS_TWO = false;
+constexpr bool IS_PAIR = false;
 template <class Half>
-constexpr bool IS_TWO<Two<Half>> = true;
+constexpr bool IS_PAIR<VecPair<Half>> = true;
 
 template <class Number, int BYTES>
 struct Wide {
     using Half = typename Wide<Number, BYTES / 2>::Type;
-    using Type = Two<Half>;
+    using Type = VecPair<Half>;
 };
 template <class Number, int BYTES>
     requires(BYTES <= REGISTER)
@@ -46,11 +46,11 @@ struct Wide<Number, BYTES> {
 template <class Number, int COUNT = LANES>
 using Vector = typename Wide<Number, COUNT * static_cast<int>(sizeof(Number))>::Type;
 
-using Floats = Vector<float>;
-using Ints = Vector<int32_t>;
-using Words = Vector<uint32_t>;
-using Four = Vector<float, 4>;
-using FourInts = Vector<int32_t, 4>;
+using Float32x16 = Vector<float>;
+using Int32x16 = Vector<int32_t>;
+using UInt32x16 = Vector<uint32_t>;
+using Float32x4 = Vector<float, 4>;
+using Int32x4 = Vector<int32_t, 4>;
 
 // Lanes of 32 bits.
 template <class V>
@@ -58,10 +58,10 @@ constexpr int LANES_OF = static_cast<int>(sizeof(V) / 4);
 
 // f of the registers of some vectors, one of each at a time, as a vector.
 template <class F, class V, class... Others>
-inline auto each(const F& f, const V& value, const Others&... others) {
-    if constexpr (IS_TWO<V>) {
-        const auto low = each(f, value.low, others.low...);
-        return Two<std::remove_const_t<decltype(low)>>{low, each(f, value.high, others.high...)};
+inline auto map_registers(const F& f, const V& value, const Others&... others) {
+    if constexpr (IS_PAIR<V>) {
+        const auto low = map_registers(f, value.low, others.low...);
+        return VecPair<std::remove_const_t<decltype(low)>>{low, map_registers(f, value.high, others.high...)};
     } else {
         return f(value, others...);
     }
@@ -69,10 +69,10 @@ inline auto each(const F& f, const V& value, const Others&... others) {
 
 // A vector whose registers f(register, lane of its first) has written.
 template <class V, class F>
-inline V fill(const F& f, int lane = 0) {
-    if constexpr (IS_TWO<V>) {
+inline V build(const F& f, int lane = 0) {
+    if constexpr (IS_PAIR<V>) {
         using Half = decltype(V::low);
-        return {fill<Half>(f, lane), fill<Half>(f, lane + LANES_OF<Half>)};
+        return {build<Half>(f, lane), build<Half>(f, lane + LANES_OF<Half>)};
     } else {
         V value;
         f(value, lane);
@@ -82,10 +82,10 @@ inline V fill(const F& f, int lane = 0) {
 
 // f(register, lane of its first) for the registers of a vector.
 template <class V, class F>
-inline void over(const V& value, const F& f, int lane = 0) {
-    if constexpr (IS_TWO<V>) {
-        over(value.low, f, lane);
-        over(value.high, f, lane + LANES_OF<V> / 2);
+inline void for_each_register(const V& value, const F& f, int lane = 0) {
+    if constexpr (IS_PAIR<V>) {
+        for_each_register(value.low, f, lane);
+        for_each_register(value.high, f, lane + LANES_OF<V> / 2);
     } else {
         f(value, lane);
     }
@@ -93,28 +93,28 @@ inline void over(const V& value, const F& f, int lane = 0) {
 
 // A number's type in a vector, and the number as one.
 template <class V>
-struct NumberOf {
+struct LaneTypeOf {
     using Type = std::remove_reference_t<decltype(std::declval<V&>()[0])>;
 };
 template <class Half>
-struct NumberOf<Two<Half>> : NumberOf<Half> {};
+struct LaneTypeOf<VecPair<Half>> : LaneTypeOf<Half> {};
 
 #define SRV_OPERATOR(op)                                                              \
     template <class H, class Other>                                                   \
-    inline auto operator op(const Two<H>& a, const Two<Other>& b) {                   \
-        return each([](const auto& x, const auto& y) { return x op y; }, a, b);       \
+    inline auto operator op(const VecPair<H>& a, const VecPair<Other>& b) {                   \
+        return map_registers([](const auto& x, const auto& y) { return x op y; }, a, b);       \
     }                                                                                 \
     template <class H, class S>                                                       \
         requires std::is_arithmetic_v<S>                                              \
-    inline auto operator op(const Two<H>& a, S scalar) {                              \
-        const auto b = static_cast<typename NumberOf<H>::Type>(scalar);               \
-        return each([b](const auto& x) { return x op b; }, a);                        \
+    inline auto operator op(const VecPair<H>& a, S scalar) {                              \
+        const auto b = static_cast<typename LaneTypeOf<H>::Type>(scalar);               \
+        return map_registers([b](const auto& x) { return x op b; }, a);                        \
     }                                                                                 \
     template <class H, class S>                                                       \
         requires std::is_arithmetic_v<S>                                              \
-    inline auto operator op(S scalar, const Two<H>& b) {                              \
-        const auto a = static_cast<typename NumberOf<H>::Type>(scalar);               \
-        return each([a](const auto& y) { return a op y; }, b);                        \
+    inline auto operator op(S scalar, const VecPair<H>& b) {                              \
+        const auto a = static_cast<typename LaneTypeOf<H>::Type>(scalar);               \
+        return map_registers([a](const auto& y) { return a op y; }, b);                        \
     }
 SRV_OPERATOR(+)
 SRV_OPERATOR(-)
@@ -133,31 +133,31 @@ SRV_OPERATOR(!=)
 #undef SRV_OPERATOR
 
 template <class H>
-inline Two<H> operator-(const Two<H>& a) {
-    return each([](const auto& x) { return -x; }, a);
+inline VecPair<H> operator-(const VecPair<H>& a) {
+    return map_registers([](const auto& x) { return -x; }, a);
 }
 template <class H, class Other>
-inline Two<H>& operator+=(Two<H>& a, const Other& b) {
+inline VecPair<H>& operator+=(VecPair<H>& a, const Other& b) {
     return a = a + b;
 }
 template <class H, class Other>
-inline Two<H>& operator*=(Two<H>& a, const Other& b) {
+inline VecPair<H>& operator*=(VecPair<H>& a, const Other& b) {
     return a = a * b;
 }
 template <class H, class Other>
-inline Two<H>& operator|=(Two<H>& a, const Other& b) {
+inline VecPair<H>& operator|=(VecPair<H>& a, const Other& b) {
     return a = a | b;
 }
 
 // In each lane the one or the other, as a comparison came out.
 template <class Mask, class V>
-inline V choose(const Mask& mask, const V& yes, const V& no) {
-    return each([](const auto& m, const auto& y, const auto& n) { return m ? y : n; }, mask, yes, no);
+inline V select(const Mask& mask, const V& yes, const V& no) {
+    return map_registers([](const auto& m, const auto& y, const auto& n) { return m ? y : n; }, mask, yes, no);
 }
 
 // The lanes of two registers, the second's numbered on, at these places.
 template <int... PLACES, class V>
-inline V shuffled(const V& first, const V& second) {
+inline V shuffle(const V& first, const V& second) {
     static_assert(sizeof...(PLACES) == LANES_OF<V>);
 #if defined(__clang__) || __GNUC__ >= 12
     return __builtin_shufflevector(first, second, PLACES...);
@@ -167,20 +167,20 @@ inline V shuffled(const V& first, const V& second) {
 }
 
 template <int... PLACES, class V>
-inline V shuffled(const V& value) {
-    return shuffled<PLACES...>(value, value);
+inline V shuffle(const V& value) {
+    return shuffle<PLACES...>(value, value);
 }
 
 // The lanes' numbers as another type's.
 template <class Number, class V>
-inline auto to(const V& value) {
-    return each([](const auto& x) { return __builtin_convertvector(x, Vector<Number, LANES_OF<decltype(x)>>); }, value);
+inline auto convert(const V& value) {
+    return map_registers([](const auto& x) { return __builtin_convertvector(x, Vector<Number, LANES_OF<decltype(x)>>); }, value);
 }
 
 // The lanes' bits as another type's.
 template <class Number, class V>
 inline auto bits_as(const V& value) {
-    return each([](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
+    return map_registers([](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
 }
 
 }  // namespace srv::SRV_ISA

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool, NotCapturable
 from srv_kernels.cpu.library import load
-from srv_kernels.cpu.tape import Arena, NotRecordable, Tape
 
 DIM = 64
 GENERATOR = torch.Generator().manual_seed(3)
@@ -27,8 +27,8 @@ if LOADED.library is not None:
     GATES = native_products.linear(
         torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR)
     )
-    WHOLE = native_products.ScaledLinear(INTEGERS, WEIGHT / 512)
-    STEPPED = native_products.ByteLinear(INTEGERS, WEIGHT / 512)
+    WHOLE = native_products.Int8WeightLinear(INTEGERS, WEIGHT / 512)
+    STEPPED = native_products.W8A8Linear(INTEGERS, WEIGHT / 512)
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 
@@ -65,23 +65,23 @@ def mixed(x: Tensor) -> Tensor:
     return values.softmax(-1)
 
 
-def recorded(work: Callable[[Tensor], Tensor], x: Tensor, arena: Arena) -> tuple[Tape, Tensor]:
-    with Tape(arena) as tape:
+def captured(work: Callable[[Tensor], Tensor], x: Tensor, pool: GraphMemoryPool) -> tuple[CapturedGraph, Tensor]:
+    with CapturedGraph(pool) as graph:
         out = work(x)
-    return tape, out
+    return graph, out
 
 
 @pytest.mark.parametrize("work", [native, of_integers, mixed])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
-    tape, out = recorded(work, x, Arena())
-    tape.run()
+    graph, out = captured(work, x, GraphMemoryPool())
+    graph.replay()
     assert torch.equal(out, work(x))
     for _ in range(3):
         x.copy_(torch.randn(rows, DIM) * 3)
         gc.collect()  # what recording left behind must not be what a run reads
-        tape.run()
+        graph.replay()
         assert torch.equal(out, work(x))
 
 
@@ -89,29 +89,29 @@ def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
     """Inputs in bfloat16 are widened, and rounded to bytes, in memory that grows and then lies elsewhere."""
     integers = torch.randint(-128, 128, (DIM, DIM), dtype=torch.int8)
     plain = native_products.linear(torch.randn(DIM, DIM).bfloat16(), None)
-    of_bytes = native_products.ByteLinear(integers, WEIGHT / 512)
+    of_bytes = native_products.W8A8Linear(integers, WEIGHT / 512)
 
     def work(x: Tensor) -> Tensor:
         return of_bytes(plain(x))
 
     x = torch.randn(2, DIM).bfloat16()
-    tape, out = recorded(work, x, Arena())
+    graph, out = captured(work, x, GraphMemoryPool())
     for rows in (300, 3000):
         work(torch.randn(rows, DIM).bfloat16())
         x.copy_(torch.randn(2, DIM))
-        tape.run()
+        graph.replay()
         assert torch.equal(out, work(x))
 
 
 def test_recording_computes_nothing_native_and_finds_zeros_in_memory_that_served_before() -> None:
-    arena = Arena()
+    pool = GraphMemoryPool()
     for _ in range(2):
-        x = torch.randn(2, DIM)  # who keeps a tape keeps what it reads
-        tape, out = recorded(native, x, arena)
+        x = torch.randn(2, DIM)  # who keeps a graph keeps what it reads
+        graph, out = captured(native, x, pool)
         assert not bool(out.any())
-        tape.run()
+        graph.replay()
         assert bool(out.all())
-        del tape, out
+        del graph, out
         gc.collect()
 
 
@@ -123,9 +123,9 @@ def test_a_native_result_may_be_an_index() -> None:
         chosen, _ = native_ops.most_likely(native_ops.rms_norm(logits, WEIGHT, 1e-5))
         return x + TABLE[chosen % 10]
 
-    tape, out = recorded(work, x, Arena())
+    graph, out = captured(work, x, GraphMemoryPool())
     logits.copy_(torch.randn(3, DIM))
-    tape.run()
+    graph.replay()
     assert torch.equal(out, work(x))
 
 
@@ -134,56 +134,56 @@ def test_what_fails_on_zeros_is_not_recorded() -> None:
         _, finite = native_ops.most_likely(x)
         return 7 // finite.long()
 
-    with pytest.raises(NotRecordable, match="while what it reads is not computed"):
-        recorded(work, torch.randn(3, DIM), Arena())
+    with pytest.raises(NotCapturable, match="while what it reads is not computed"):
+        captured(work, torch.randn(3, DIM), GraphMemoryPool())
 
 
 def test_native_work_is_one_call_and_torch_is_counted() -> None:
-    tape, _ = recorded(native, torch.randn(2, DIM), Arena())
-    assert (tape.native_calls, tape.torch_calls) == (15, 0)
-    tape, _ = recorded(of_integers, torch.randn(2, DIM), Arena())
-    assert (tape.native_calls, tape.torch_calls) == (2, 0)
-    tape, _ = recorded(mixed, torch.randn(2, DIM), Arena())
-    assert tape.native_calls == 16
-    assert tape.torch_calls > 3
+    graph, _ = captured(native, torch.randn(2, DIM), GraphMemoryPool())
+    assert (graph.native_calls, graph.torch_calls) == (15, 0)
+    graph, _ = captured(of_integers, torch.randn(2, DIM), GraphMemoryPool())
+    assert (graph.native_calls, graph.torch_calls) == (2, 0)
+    graph, _ = captured(mixed, torch.randn(2, DIM), GraphMemoryPool())
+    assert graph.native_calls == 16
+    assert graph.torch_calls > 3
 
 
 def test_memory_of_what_died_serves_what_follows_and_other_tapes() -> None:
     """Twenty-one rows' worth of tensors are made, of which few are alive at once."""
-    arena = Arena()
-    recorded(native, torch.randn(8, DIM), arena)
+    pool = GraphMemoryPool()
+    captured(native, torch.randn(8, DIM), pool)
     row = 8 * DIM * 4
-    assert row < arena.bytes <= 8 * row
-    before = arena.bytes
-    kept = [recorded(native, torch.randn(rows, DIM), arena) for rows in (4, 2, 1)]
-    assert arena.bytes <= before + row
+    assert row < pool.bytes <= 8 * row
+    before = pool.bytes
+    kept = [captured(native, torch.randn(rows, DIM), pool) for rows in (4, 2, 1)]
+    assert pool.bytes <= before + row
     assert len(kept) == 3
 
 
 def test_two_tapes_over_one_arena_run_in_turn() -> None:
-    arena = Arena()
+    pool = GraphMemoryPool()
     wide, narrow = torch.randn(8, DIM), torch.randn(2, DIM)
-    pairs = [(*recorded(mixed, x, arena), x) for x in (wide, narrow)]
+    pairs = [(*captured(mixed, x, pool), x) for x in (wide, narrow)]
     for _ in range(3):
-        for tape, out, x in pairs:
+        for graph, out, x in pairs:
             x.copy_(torch.randn(*x.shape))
-            tape.run()
+            graph.replay()
             assert torch.equal(out, mixed(x))
 
 
 def test_a_number_read_from_a_tensor_cannot_be_recorded() -> None:
-    with pytest.raises(NotRecordable, match=r"item.* reads a number of a tensor"):
-        recorded(lambda x: native_ops.rms_norm(x, WEIGHT, float(x[0, 0])), torch.rand(1, DIM), Arena())
+    with pytest.raises(NotCapturable, match=r"item.* reads a number of a tensor"):
+        captured(lambda x: native_ops.rms_norm(x, WEIGHT, float(x[0, 0])), torch.rand(1, DIM), GraphMemoryPool())
     x = torch.ones(1, DIM)
-    tape, out = recorded(native, x, Arena())  # the one before has let go of the thread
-    tape.run()
+    graph, out = captured(native, x, GraphMemoryPool())  # the one before has let go of the thread
+    graph.replay()
     assert torch.equal(out, native(x))
 
 
 def test_strides_and_alignment_of_the_arena() -> None:
-    arena = Arena()
+    pool = GraphMemoryPool()
     for shape, stride in (((3, 5), (5, 1)), ((4, 2), (1, 4)), ((), ()), ((0, 7), (7, 1))):
-        like = arena.like(torch.empty_strided(shape, stride, dtype=torch.float64))
+        like = pool.like(torch.empty_strided(shape, stride, dtype=torch.float64))
         assert (like.shape, like.stride(), like.dtype) == (torch.Size(shape), stride, torch.float64)
         assert like.data_ptr() % 64 == 0
 
@@ -196,25 +196,29 @@ def test_what_changes_its_input_and_makes_something_is_run_as_it_was() -> None:
         return torch.ops.aten._native_batch_norm_legit(x, None, None, mean, variance, True, 0.5, 1e-5)[0]
 
     x = torch.randn(4, DIM)
-    tape, out = recorded(work, x, Arena())
+    graph, out = captured(work, x, GraphMemoryPool())
     x.copy_(torch.randn(4, DIM) * 2)
     before = mean.clone()
-    tape.run()
+    graph.replay()
     torch.testing.assert_close(mean, 0.5 * before + 0.5 * x.mean(0))
     torch.testing.assert_close(out, (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt())
 
 
 def test_a_result_whose_size_depends_on_numbers_cannot_be_recorded() -> None:
-    with pytest.raises(NotRecordable, match="depends on numbers"):
-        recorded(lambda x: x[x > 0], torch.randn(3, DIM), Arena())
+    with pytest.raises(NotCapturable, match="depends on numbers"):
+        captured(lambda x: x[x > 0], torch.randn(3, DIM), GraphMemoryPool())
 
 
 def test_tapes_do_not_nest() -> None:
-    with Tape(Arena()), pytest.raises(RuntimeError, match="do not nest"), Tape(Arena()):
+    with (
+        CapturedGraph(GraphMemoryPool()),
+        pytest.raises(RuntimeError, match="do not nest"),
+        CapturedGraph(GraphMemoryPool()),
+    ):
         pass
     x = torch.randn(1, DIM)
-    tape, out = recorded(native, x, Arena())
-    tape.run()
+    graph, out = captured(native, x, GraphMemoryPool())
+    graph.replay()
     assert torch.equal(out, native(x))
 
 
@@ -222,8 +226,8 @@ def test_recording_leaves_torchs_compiler_unloaded() -> None:
     """It has 800 modules: as much memory as a small model, and a second at every start."""
     code = (
         "import sys, torch\n"
-        "from srv_kernels.cpu.tape import Arena, Tape\n"
-        "with torch.inference_mode(), Tape(Arena()):\n"
+        "from srv_kernels.cpu.captured_graph import GraphMemoryPool, CapturedGraph\n"
+        "with torch.inference_mode(), CapturedGraph(GraphMemoryPool()):\n"
         "    torch.empty(2).zero_()\n"
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
     )

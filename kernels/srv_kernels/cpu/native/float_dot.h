@@ -15,64 +15,64 @@ namespace srv::SRV_ISA {
 
 // What weights are multiplied by: where there is no product of bfloat16, inputs are widened once.
 #if defined(SRV_BFLOAT16_PAIRS)
-constexpr bool WIDENS = false;
+constexpr bool WIDENS_BFLOAT16 = false;
 #else
-constexpr bool WIDENS = true;
+constexpr bool WIDENS_BFLOAT16 = true;
 #endif
 template <class T>
-using Factor = std::conditional_t<WIDENS, float, T>;
+using Operand = std::conditional_t<WIDENS_BFLOAT16, float, T>;
 
 // Of two inputs' weights, how many lie beside one another for an output; float32's lie a block's outputs apart.
 template <class W>
-constexpr int64_t BESIDE = std::is_same_v<W, float> ? 1 : TOGETHER;
+constexpr int64_t INTERLEAVE_OF = std::is_same_v<W, float> ? 1 : INTERLEAVE;
 
 // Of sixteen outputs' weights of two inputs, those of the first input (PLACE 0) or of the second.
 template <int PLACE>
-inline Floats weights_of(const BFloat16* from) {
-    const Ints both = load_fours(from);
+inline Float32x16 load_weights(const BFloat16* from) {
+    const Int32x16 both = load_dwords(from);
     return bits_as<float>(PLACE == 0 ? both << 16 : both & static_cast<int32_t>(0xffff0000));
 }
 
 template <int PLACE>
-inline Floats weights_of(const int8_t* from) {
-    const Ints both = load_widened<int16_t>(from);
-    return to<float>(PLACE == 0 ? (both << 24) >> 24 : both >> 8);
+inline Float32x16 load_weights(const int8_t* from) {
+    const Int32x16 both = load_widened<int16_t>(from);
+    return convert<float>(PLACE == 0 ? (both << 24) >> 24 : both >> 8);
 }
 
 template <int PLACE>
-inline Floats weights_of(const float* from) {
+inline Float32x16 load_weights(const float* from) {
     return load(from + PLACE * BLOCK_OUTPUTS);
 }
 
 #if defined(__AVX512BF16__)
-using Pairs = __m512bh;
+using BFloat16Pairs = __m512bh;
 
-inline Pairs pairs_of(const BFloat16* from) { return reinterpret_cast<Pairs>(_mm512_loadu_si512(from)); }
+inline BFloat16Pairs load_pairs(const BFloat16* from) { return reinterpret_cast<BFloat16Pairs>(_mm512_loadu_si512(from)); }
 
 // 8-bit integers as bfloat16, which holds them exactly.
-inline Pairs pairs_of(const int8_t* from) {
+inline BFloat16Pairs load_pairs(const int8_t* from) {
     const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + LANES)));
     return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
 }
 
-inline Floats dot(const Floats& sum, const Pairs& weights, int32_t both) {
-    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), weights,
+inline Float32x16 dot(const Float32x16& sum, const BFloat16Pairs& weights, int32_t both) {
+    return reinterpret_cast<Float32x16>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), weights,
                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
 }
 #elif defined(SRV_BFLOAT16_PAIRS)
-using Pairs = Ints;
+using BFloat16Pairs = Int32x16;
 
-inline Pairs pairs_of(const BFloat16* from) { return load_fours(from); }
+inline BFloat16Pairs load_pairs(const BFloat16* from) { return load_dwords(from); }
 
 // 8-bit integers as bfloat16, which holds them exactly.
-inline Pairs pairs_of(const int8_t* from) {
-    const Ints first = bits_as<int32_t>(weights_of<0>(from)), second = bits_as<int32_t>(weights_of<1>(from));
+inline BFloat16Pairs load_pairs(const int8_t* from) {
+    const Int32x16 first = bits_as<int32_t>(load_weights<0>(from)), second = bits_as<int32_t>(load_weights<1>(from));
     return bits_as<int32_t>(bits_as<uint32_t>(first) >> 16) | (second & static_cast<int32_t>(0xffff0000));
 }
 
-inline Floats dot(const Floats& sum, const Pairs& weights, int32_t both) {
-    return each(
+inline Float32x16 dot(const Float32x16& sum, const BFloat16Pairs& weights, int32_t both) {
+    return map_registers(
         [both]<class F, class V>(const F& to, const V& w) {
             return reinterpret_cast<F>(vbfdotq_f32(reinterpret_cast<float32x4_t>(to), reinterpret_cast<bfloat16x8_t>(w),
                                                    reinterpret_cast<bfloat16x8_t>(V{} + both)));
@@ -82,12 +82,12 @@ inline Floats dot(const Floats& sum, const Pairs& weights, int32_t both) {
 #endif
 
 template <int PLACE, int COUNT, int VECTORS, class W>
-inline void add_products_at(Floats (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
-    Floats weight[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) weight[v] = weights_of<PLACE>(weights + v * LANES * BESIDE<W>);
+inline void add_products_at(Float32x16 (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
+    Float32x16 weight[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) weight[v] = load_weights<PLACE>(weights + v * LANES * INTERLEAVE_OF<W>);
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-        const Floats input = all(x[r * stride + PLACE]);
+        const Float32x16 input = broadcast(x[r * stride + PLACE]);
         for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
     }
 }
@@ -95,16 +95,16 @@ inline void add_products_at(Floats (&sums)[COUNT][VECTORS], const W* weights, co
 // To the sums of COUNT rows: the weights of two inputs, of VECTORS * LANES outputs, times the rows' two inputs, which lie
 // `stride` apart. Without a product of pairs the two inputs follow one another: registers hold one's weights at a time.
 template <int COUNT, int VECTORS, class W>
-inline void add_products(Floats (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
+inline void add_products(Float32x16 (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
     add_products_at<0>(sums, weights, x, stride);
     add_products_at<1>(sums, weights, x, stride);
 }
 
 #if defined(SRV_BFLOAT16_PAIRS)
 template <int COUNT, int VECTORS, class W>
-inline void add_products(Floats (&sums)[COUNT][VECTORS], const W* weights, const BFloat16* x, int64_t stride) {
-    Pairs pairs[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) pairs[v] = pairs_of(weights + v * LANES * 2);
+inline void add_products(Float32x16 (&sums)[COUNT][VECTORS], const W* weights, const BFloat16* x, int64_t stride) {
+    BFloat16Pairs pairs[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) pairs[v] = load_pairs(weights + v * LANES * 2);
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
         int32_t both;

@@ -4,11 +4,11 @@
 #include <cstdint>
 
 #include "kernels.h"
-#include "pool.h"
+#include "thread_pool.h"
 
 namespace srv::SRV_ISA {
 
-constexpr int64_t ALONE = 64 * 1024;  // products under which waking other threads costs more than it saves
+constexpr int64_t SERIAL_BELOW = 64 * 1024;  // products under which waking other threads costs more than it saves
 
 // tile.operator()<COUNT>(weight, block, row) for the COUNT = `count` rows from `row` on; 1 to COUNT of them.
 template <int COUNT, class Weight, class Tile>
@@ -25,7 +25,7 @@ inline void tile_of(int64_t count, const Tile& tile, const Weight* weight, int64
 template <int ROWS, class Where, class Tile>
 void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Where& where, const Tile& tile) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
-    parallel(rows * outputs * inputs < ALONE, [&](int share, int shares) {
+    parallel(rows * outputs * inputs < SERIAL_BELOW, [&](int share, int shares) {
         const Range mine = part(blocks(outputs) * tiles, share, shares);
         decltype(where(0)) weight = nullptr;
         for (int64_t item = mine.begin; item < mine.end; ++item) {
@@ -40,7 +40,7 @@ void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Where& where
 // work(row) for every row.
 template <class Work>
 void for_rows(int64_t rows, int64_t inputs, const Work& work) {
-    parallel(rows * inputs < ALONE, [&](int share, int shares) {
+    parallel(rows * inputs < SERIAL_BELOW, [&](int share, int shares) {
         const Range mine = part(rows, share, shares);
         for (int64_t row = mine.begin; row < mine.end; ++row) work(row);
     });

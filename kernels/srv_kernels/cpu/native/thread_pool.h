@@ -25,8 +25,8 @@ void set_threads(int count);
 
 // As run_shared, for a lambda (int share, int shares). With `alone`, in one share by the caller.
 template <class Work>
-inline void parallel(bool alone, Work&& work) {
-    if (alone || threads() == 1) {
+inline void parallel(bool serial, Work&& work) {
+    if (serial || threads() == 1) {
         work(0, 1);
         return;
     }

@@ -10,11 +10,11 @@
 
 namespace srv {
 
-class Tape {
+class CapturedGraph {
 public:
     void add(std::function<void()> call) { calls_.push_back(std::move(call)); }
 
-    void run() const {
+    void replay() const {
         for (const auto& call : calls_) call();
     }
 

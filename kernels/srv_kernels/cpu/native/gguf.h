@@ -11,18 +11,18 @@
 
 namespace srv {
 
-constexpr int64_t STRETCH = 32;    // inputs that lie together for 32 outputs
-constexpr int64_t STEP_BYTES = 2;  // of an input that is rounded, at most
+constexpr int64_t K_BLOCK = 32;    // inputs that lie together for 32 outputs
+constexpr int64_t MAX_QUANT_BYTES = 2;  // of an input that is rounded, at most
 
 // How a type's numbers lie once they are packed.
-struct Form {
+struct PackedFormat {
     int bits, group;
-    bool least;
-    int constant;
+    bool has_min;
+    int zero_point;
 };
 
 // Numbers of the types in GGUF files.
-enum class Stored : int32_t {
+enum class GgmlType : int32_t {
     q4_0 = 2,
     q4_1 = 3,
     q5_0 = 6,
@@ -35,26 +35,26 @@ enum class Stored : int32_t {
     q6_k = 14,
 };
 
-constexpr Form form_of(Stored type) {
+constexpr PackedFormat packed_format_of(GgmlType type) {
     switch (type) {
-        case Stored::q4_0: return {4, 32, false, 8};
-        case Stored::q4_1: return {4, 32, true, 0};
-        case Stored::q5_0: return {8, 32, false, 16};
-        case Stored::q5_1: return {8, 32, true, 0};
-        case Stored::q8_0: return {8, 32, false, 128};
-        case Stored::q2_k: return {4, 16, true, 0};
-        case Stored::q3_k: return {4, 16, false, 4};
-        case Stored::q4_k: return {4, 32, true, 0};
-        case Stored::q5_k: return {8, 32, true, 0};
-        case Stored::q6_k: return {8, 16, false, 32};
+        case GgmlType::q4_0: return {4, 32, false, 8};
+        case GgmlType::q4_1: return {4, 32, true, 0};
+        case GgmlType::q5_0: return {8, 32, false, 16};
+        case GgmlType::q5_1: return {8, 32, true, 0};
+        case GgmlType::q8_0: return {8, 32, false, 128};
+        case GgmlType::q2_k: return {4, 16, true, 0};
+        case GgmlType::q3_k: return {4, 16, false, 4};
+        case GgmlType::q4_k: return {4, 32, true, 0};
+        case GgmlType::q5_k: return {8, 32, true, 0};
+        case GgmlType::q6_k: return {8, 16, false, 32};
     }
     return {};
 }
 
 // Bytes that 32 outputs take for one stretch of inputs: scales, least values (both half precision), numbers.
-constexpr int64_t scale_bytes(Form form) { return STRETCH / form.group * 32 * 2; }
-constexpr int64_t stretch_bytes(Form form) {
-    return scale_bytes(form) * (form.least ? 2 : 1) + STRETCH * 32 * form.bits / 8;
+constexpr int64_t scale_bytes(PackedFormat format) { return K_BLOCK / format.group * 32 * 2; }
+constexpr int64_t k_block_bytes(PackedFormat format) {
+    return scale_bytes(format) * (format.has_min ? 2 : 1) + K_BLOCK * 32 * format.bits / 8;
 }
 
 inline float from_half(uint16_t half) {
@@ -75,8 +75,8 @@ inline uint16_t to_half(float value) {
     float magnitude = value < 0 ? -value : value;
     if (magnitude >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00u);
     if (magnitude < 0x1p-14f) {  // subnormal: whole numbers of 2^-24
-        const float steps = magnitude * 0x1p24f;
-        return static_cast<uint16_t>(sign | static_cast<uint16_t>((steps + 8388608.0f) - 8388608.0f));
+        const float quants = magnitude * 0x1p24f;
+        return static_cast<uint16_t>(sign | static_cast<uint16_t>((quants + 8388608.0f) - 8388608.0f));
     }
     std::memcpy(&bits, &magnitude, sizeof(bits));
     bits += 0xfffu + (bits >> 13 & 1u);
@@ -84,15 +84,15 @@ inline uint16_t to_half(float value) {
 }
 
 // One output's numbers of one stretch, with what belongs to them; of groups of 32 there is one.
-struct Numbers {
-    uint8_t value[STRETCH];
-    float scale[2], least[2];
+struct KBlock {
+    uint8_t quants[K_BLOCK];
+    float scale[2], min[2];
 };
 
 // Reads stretch `index` of a row as the file has it.
-void read_stretch(Stored type, const uint8_t* row, int64_t index, Numbers& to);
+void read_k_block(GgmlType type, const uint8_t* row, int64_t index, KBlock& to);
 
 // Bytes of a row of `inputs` weights in the file; -1 where a block would be cut.
-int64_t stored_row_bytes(Stored type, int64_t inputs);
+int64_t gguf_row_bytes(GgmlType type, int64_t inputs);
 
 }  // namespace srv

@@ -1,11 +1,12 @@
 """A step's work, recorded once and run many times: native kernels from C++, without Python or torch between them.
 
-    with Tape(arena) as tape:  ... native_ops, native_products, views, tensors, now and then an operator of torch ...
-    tape.run()                 the same work on the same storages, whatever they hold by then
+    with CapturedGraph(pool) as graph:
+        ...         native_ops, native_products, views, new tensors, and a few operators of torch
+    graph.replay()  the same work on the same storages, with their current contents
 
 Native calls are kept by the library, by their addresses, and not run; so tensors that the recorded code makes come from
-an arena, which stays, and constants must outlive the tape. Operators of torch that compute are run and kept as they
-are, between the native calls: while recording they see zeros for what native calls will make. Those that cannot work
+an pool, which stays, and constants must outlive the graph. Operators of torch that compute are run and kept as they
+are, between the native calls: during capture they see zeros for what native calls will make. Those that cannot work
 with zeros, that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be
 recorded. (`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
 """
@@ -41,11 +42,11 @@ _ALLOCATE = frozenset(
 )
 
 
-class NotRecordable(Exception):
-    """The work reads what a tape cannot follow; the text names the operator."""
+class NotCapturable(Exception):
+    """The work reads what a graph cannot follow; the text names the operator."""
 
 
-class Arena:
+class GraphMemoryPool:
     """Memory for tensors of recorded work. A block that no tensor uses any more serves the next that it is enough for.
 
     Tapes that are never run at the same time may share one, as none keeps anything for the next.
@@ -81,18 +82,18 @@ class Arena:
         return memory[begin : begin + size]
 
 
-class Tape(TorchDispatchMode):
+class CapturedGraph(TorchDispatchMode):
     """Records while it is entered, on this thread; what it made then is computed by `run`.
 
-    Whoever keeps a tape keeps what it reads and writes.
+    Whoever keeps a graph keeps what it reads and writes.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, pool: GraphMemoryPool) -> None:
         super().__init__()
         library = load().library
         if library is None:
             raise RuntimeError(f"there is nothing to record: {load().reason}")
-        self._library, self._arena = library, arena
+        self._library, self._pool = library, pool
         self._parts: list[Callable[[], object]] = []
         self._native: int | None = None
         self.native_calls = 0
@@ -105,14 +106,16 @@ class Tape(TorchDispatchMode):
     @property
     def torch_calls(self) -> int:
         """Operators of torch among what was recorded."""
-        return sum(not (isinstance(part, partial) and part.func is self._library.srv_tape_run) for part in self._parts)
+        return sum(
+            not (isinstance(part, partial) and part.func is self._library.srv_graph_replay) for part in self._parts
+        )
 
-    def run(self) -> None:
+    def replay(self) -> None:
         """All of it, in order; in torch's inference mode if it was recorded there."""
         for part in self._parts:
             part()
 
-    def __enter__(self) -> Tape:
+    def __enter__(self) -> CapturedGraph:
         self._begin()
         super().__enter__()
         return self
@@ -126,18 +129,18 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         if func in _ALLOCATE:
-            return self._arena.like(func(*args, **given))
+            return self._pool.like(func(*args, **given))
         if torch.Tag.dynamic_output_shape in func.tags and not _by_whole_numbers(func, args):
-            raise NotRecordable(f"the size of what {func} gives depends on numbers that change from step to step")
+            raise NotCapturable(f"the size of what {func} gives depends on numbers that change from step to step")
         try:
             result = func(*args, **given)
         except Exception as error:
-            raise NotRecordable(f"{func} fails while what it reads is not computed: {error}") from error
+            raise NotCapturable(f"{func} fails while what it reads is not computed: {error}") from error
         if func.is_view and isinstance(result, Tensor) and _at(result) == _at(args[0]):
             return result  # most operators between native calls: told apart without looking at every argument
         leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            raise NotRecordable(f"{func} reads a number of a tensor, which would stay that of the first step")
+            raise NotCapturable(f"{func} reads a number of a tensor, which would stay that of the first step")
         known = _storages(tree_leaves((args, given)))
         fresh = [_at(leaf) not in known for leaf in leaves]
         if any(fresh) or not leaves or func._schema.is_mutable:
@@ -150,31 +153,31 @@ class Tape(TorchDispatchMode):
         self._begin()
 
     def _begin(self) -> None:
-        self._native = self._library.srv_tape_begin()
+        self._native = self._library.srv_graph_capture_begin()
         if self._native is None:
-            raise RuntimeError("this thread records already: tapes do not nest")
+            raise RuntimeError("this thread records already: graphs do not nest")
 
     def _end(self) -> None:
         native, self._native = self._native, None
-        calls = self._library.srv_tape_end()
+        calls = self._library.srv_graph_capture_end()
         self.native_calls += calls
         if calls:
-            self._parts.append(partial(self._library.srv_tape_run, native))
-            weakref.finalize(self, self._library.srv_tape_free, native).atexit = False
+            self._parts.append(partial(self._library.srv_graph_replay, native))
+            weakref.finalize(self, self._library.srv_graph_free, native).atexit = False
         else:
-            self._library.srv_tape_free(native)
+            self._library.srv_graph_free(native)
 
 
 def _again(
     func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    made: Sequence[Tensor],
+    results: Sequence[Tensor],
     fresh: Sequence[bool],
 ) -> None:
     """The operator once more; what it makes anew goes where it was the first time, what it changes is there already."""
-    results = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if leaf is not None]
-    for was, now, new in zip(made, results, fresh, strict=True):
+    again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if leaf is not None]
+    for was, now, new in zip(results, again, fresh, strict=True):
         if new:
             was.copy_(now)
 

@@ -6,14 +6,14 @@ import psutil
 import pytest
 import torch
 
-from srv_kernels.cpu.room import Room
+from srv_kernels.cpu.huge_page_arena import HugePageArena
 
 
 @pytest.mark.parametrize("sizes", [(1, 63, 64, 65, 4096), (5 * 2**20,) * 8, (40 * 2**20, 10, 40 * 2**20, 10)])
 def test_parts_are_one_s_own(sizes: tuple[int, ...]) -> None:
-    room = Room()
-    parts = [room.take(size) for size in sizes]
-    del room
+    arena = HugePageArena()
+    parts = [arena.take(size) for size in sizes]
+    del arena
     for number, part in enumerate(parts):
         part.fill_(number + 1)
     assert [part.numel() for part in parts] == list(sizes)
@@ -22,14 +22,14 @@ def test_parts_are_one_s_own(sizes: tuple[int, ...]) -> None:
 
 
 def test_small_parts_lie_in_one_chunk() -> None:
-    room = Room()
-    first, second = room.take(100), room.take(100)
+    arena = HugePageArena()
+    first, second = arena.take(100), arena.take(100)
     assert second.data_ptr() - first.data_ptr() == 128
 
 
 def test_parts_are_private_memory() -> None:
     """Shared memory has large pages on no system that was not set up for them."""
-    part = Room().take(2**20)
+    part = HugePageArena().take(2**20)
     maps = psutil.Process().memory_maps(grouped=False)
     spans = [(*(int(bound, 16) for bound in one.addr.split("-")), one.perms) for one in maps]
     (kind,) = [kind for begin, end, kind in spans if begin <= part.data_ptr() < end]

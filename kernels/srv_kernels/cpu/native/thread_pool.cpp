@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "thread_pool.h"
 
 #include <atomic>
 #include <chrono>
@@ -45,13 +45,13 @@ struct alignas(uint64_t) Claims {
 };
 static_assert(std::atomic<Claims>::is_always_lock_free);
 
-class Pool {
+class ThreadPool {
 public:
-    explicit Pool(int count) : count_(count), pid_(getpid()) {
+    explicit ThreadPool(int count) : count_(count), pid_(getpid()) {
         for (int thread = 1; thread < count; ++thread) workers_.emplace_back([this] { serve(); });
     }
 
-    ~Pool() {
+    ~ThreadPool() {
         stop_.store(true);
         runs_.fetch_add(1);
         runs_.notify_all();
@@ -63,7 +63,7 @@ public:
 
     void run(Body body, void* context) {
         std::lock_guard<std::mutex> turn(turn_);
-        const int shares = at_most(count_ * SHARES, UINT16_MAX);
+        const int shares = min_of(count_ * SHARES, UINT16_MAX);
         body_ = body;
         context_ = context;
         left_.store(shares, std::memory_order_relaxed);
@@ -79,7 +79,7 @@ public:
     }
 
 private:
-    static int at_most(int value, int most) { return value < most ? value : most; }
+    static int min_of(int value, int most) { return value < most ? value : most; }
 
     void serve() {
         uint32_t seen = 0;
@@ -117,27 +117,27 @@ private:
 };
 
 std::mutex changing;
-std::atomic<int> wanted{1};
+std::atomic<int> thread_count{1};
 // Never destroyed: kernels may run on other threads until the process ends.
-std::atomic<Pool*> pool{nullptr};
+std::atomic<ThreadPool*> pool{nullptr};
 
-Pool* current() {
-    Pool* found = pool.load(std::memory_order_acquire);
-    if (found != nullptr && found->usable() && found->count() == wanted.load()) return found;
+ThreadPool* current() {
+    ThreadPool* found = pool.load(std::memory_order_acquire);
+    if (found != nullptr && found->usable() && found->count() == thread_count.load()) return found;
     std::lock_guard<std::mutex> guard(changing);
     found = pool.load(std::memory_order_acquire);
-    if (found != nullptr && found->usable() && found->count() == wanted.load()) return found;
+    if (found != nullptr && found->usable() && found->count() == thread_count.load()) return found;
     if (found != nullptr && found->usable()) delete found;  // a forked child has no such threads to join
-    found = new Pool(wanted.load());
+    found = new ThreadPool(thread_count.load());
     pool.store(found, std::memory_order_release);
     return found;
 }
 
 }  // namespace
 
-int threads() { return wanted.load(std::memory_order_relaxed); }
+int threads() { return thread_count.load(std::memory_order_relaxed); }
 
-void set_threads(int count) { wanted.store(count < 1 ? 1 : count); }
+void set_threads(int count) { thread_count.store(count < 1 ? 1 : count); }
 
 void run_shared(Body body, void* context) { current()->run(body, context); }
 

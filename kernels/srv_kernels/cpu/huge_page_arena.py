@@ -18,7 +18,7 @@ _CHUNK = 16 * 2**20
 _LINE = 64  # bytes that a cache reads at once
 
 
-class Room:
+class HugePageArena:
     """Hands out parts of chunks of memory; a chunk lasts as long as any tensor in it."""
 
     def __init__(self) -> None:

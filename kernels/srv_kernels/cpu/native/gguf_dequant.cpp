@@ -1,0 +1,176 @@
+// The block formats of GGUF files, read a stretch of 32 weights at a time.
+//
+// (Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml's own reference quantisation.) Simple
+// types have blocks of 32 weights. K types have superblocks of 256 with scales of scales: of stretch s the numbers lie in
+// half s / 4, and beside each other in one byte lie those of several stretches.
+#include "gguf.h"
+
+namespace srv {
+namespace {
+
+float half_at(const uint8_t* at) {
+    uint16_t half;
+    std::memcpy(&half, at, sizeof(half));
+    return from_half(half);
+}
+
+// Two numbers a byte: the low halves first, then the high ones.
+void nibbles(const uint8_t* from, KBlock& to) {
+    for (int i = 0; i < 16; ++i) {
+        to.quants[i] = from[i] & 15;
+        to.quants[i + 16] = from[i] >> 4;
+    }
+}
+
+// A fifth bit for each of 32 numbers.
+void add_fifth_bits(const uint8_t* from, KBlock& to) {
+    uint32_t bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    for (int i = 0; i < 32; ++i) to.quants[i] |= (bits >> i & 1) << 4;
+}
+
+void read_q4_0(const uint8_t* block, KBlock& to) {
+    to.scale[0] = half_at(block);
+    nibbles(block + 2, to);
+}
+
+void read_q4_1(const uint8_t* block, KBlock& to) {
+    to.scale[0] = half_at(block);
+    to.min[0] = half_at(block + 2);
+    nibbles(block + 4, to);
+}
+
+void read_q5_0(const uint8_t* block, KBlock& to) {
+    to.scale[0] = half_at(block);
+    nibbles(block + 6, to);
+    add_fifth_bits(block + 2, to);
+}
+
+void read_q5_1(const uint8_t* block, KBlock& to) {
+    to.scale[0] = half_at(block);
+    to.min[0] = half_at(block + 2);
+    nibbles(block + 8, to);
+    add_fifth_bits(block + 4, to);
+}
+
+void read_q8_0(const uint8_t* block, KBlock& to) {
+    to.scale[0] = half_at(block);
+    for (int i = 0; i < 32; ++i) to.quants[i] = block[2 + i] ^ 128;  // two's complement, counted from -128
+}
+
+// Six bits of scale and six of least value for each of the 8 stretches, in 12 bytes.
+void read_k_scale(const uint8_t* scales, int k_block, float scale, float min, KBlock& to) {
+    int scale_quant, min_quant;
+    if (k_block < 4) {
+        scale_quant = scales[k_block] & 63;
+        min_quant = scales[k_block + 4] & 63;
+    } else {
+        scale_quant = (scales[k_block + 4] & 15) | (scales[k_block - 4] >> 6 << 4);
+        min_quant = (scales[k_block + 4] >> 4) | (scales[k_block] >> 6 << 4);
+    }
+    to.scale[0] = scale * static_cast<float>(scale_quant);
+    to.min[0] = -min * static_cast<float>(min_quant);
+}
+
+void read_q4_k(const uint8_t* block, int k_block, KBlock& to) {
+    read_k_scale(block + 4, k_block, half_at(block), half_at(block + 2), to);
+    const uint8_t* quants = block + 16 + k_block / 2 * 32;
+    for (int i = 0; i < 32; ++i) to.quants[i] = k_block % 2 ? quants[i] >> 4 : quants[i] & 15;
+}
+
+void read_q5_k(const uint8_t* block, int k_block, KBlock& to) {
+    read_k_scale(block + 4, k_block, half_at(block), half_at(block + 2), to);
+    const uint8_t *fifth = block + 16, *quants = block + 48 + k_block / 2 * 32;
+    for (int i = 0; i < 32; ++i) {
+        const int low = k_block % 2 ? quants[i] >> 4 : quants[i] & 15;
+        to.quants[i] = static_cast<uint8_t>(low | (fifth[i] >> k_block & 1) << 4);
+    }
+}
+
+void read_q6_k(const uint8_t* block, int k_block, KBlock& to) {
+    const int half = k_block / 4, quarter = k_block % 4;
+    const uint8_t* low = block + half * 64 + quarter % 2 * 32;
+    const uint8_t* high = block + 128 + half * 32;
+    for (int i = 0; i < 32; ++i) {
+        const int four = quarter < 2 ? low[i] & 15 : low[i] >> 4;
+        to.quants[i] = static_cast<uint8_t>(four | (high[i] >> (2 * quarter) & 3) << 4);
+    }
+    const float scale = half_at(block + 208);
+    for (int g = 0; g < 2; ++g) to.scale[g] = scale * static_cast<int8_t>(block[192 + k_block * 2 + g]);
+}
+
+void read_q2_k(const uint8_t* block, int k_block, KBlock& to) {
+    const uint8_t* quants = block + 16 + k_block / 4 * 32;
+    for (int i = 0; i < 32; ++i) to.quants[i] = quants[i] >> (2 * (k_block % 4)) & 3;
+    const float scale = half_at(block + 80), min = half_at(block + 82);
+    for (int g = 0; g < 2; ++g) {
+        const uint8_t both = block[k_block * 2 + g];
+        to.scale[g] = scale * static_cast<float>(both & 15);
+        to.min[g] = -min * static_cast<float>(both >> 4);
+    }
+}
+
+// The 16 scales of six bits: 8 bytes of two low halves each, then 4 bytes of four pairs of high bits.
+int q3_k_scale(const uint8_t* scales, int index) {
+    const int low = index < 8 ? scales[index] & 15 : scales[index - 8] >> 4;
+    const int high = scales[8 + index % 4] >> (2 * (index / 4)) & 3;
+    return (low | high << 4) - 32;
+}
+
+void read_q3_k(const uint8_t* block, int k_block, KBlock& to) {
+    const uint8_t* quants = block + 32 + k_block / 4 * 32;
+    for (int i = 0; i < 32; ++i) {
+        const int low = quants[i] >> (2 * (k_block % 4)) & 3;
+        to.quants[i] = static_cast<uint8_t>(low | (block[i] >> k_block & 1) << 2);
+    }
+    const float scale = half_at(block + 108);
+    for (int g = 0; g < 2; ++g) to.scale[g] = scale * static_cast<float>(q3_k_scale(block + 96, k_block * 2 + g));
+}
+
+struct BlockLayout {
+    int64_t weights, bytes;
+};
+
+BlockLayout layout_of(GgmlType type) {
+    switch (type) {
+        case GgmlType::q4_0: return {32, 18};
+        case GgmlType::q4_1: return {32, 20};
+        case GgmlType::q5_0: return {32, 22};
+        case GgmlType::q5_1: return {32, 24};
+        case GgmlType::q8_0: return {32, 34};
+        case GgmlType::q2_k: return {256, 84};
+        case GgmlType::q3_k: return {256, 110};
+        case GgmlType::q4_k: return {256, 144};
+        case GgmlType::q5_k: return {256, 176};
+        case GgmlType::q6_k: return {256, 210};
+    }
+    return {1, 0};
+}
+
+}  // namespace
+
+int64_t gguf_row_bytes(GgmlType type, int64_t inputs) {
+    const BlockLayout layout = layout_of(type);
+    return inputs % layout.weights == 0 ? inputs / layout.weights * layout.bytes : -1;
+}
+
+void read_k_block(GgmlType type, const uint8_t* row, int64_t index, KBlock& to) {
+    const BlockLayout layout = layout_of(type);
+    const int64_t k_blocks = layout.weights / K_BLOCK;
+    const uint8_t* block = row + index / k_blocks * layout.bytes;
+    const int within = static_cast<int>(index % k_blocks);
+    switch (type) {
+        case GgmlType::q4_0: return read_q4_0(block, to);
+        case GgmlType::q4_1: return read_q4_1(block, to);
+        case GgmlType::q5_0: return read_q5_0(block, to);
+        case GgmlType::q5_1: return read_q5_1(block, to);
+        case GgmlType::q8_0: return read_q8_0(block, to);
+        case GgmlType::q2_k: return read_q2_k(block, within, to);
+        case GgmlType::q3_k: return read_q3_k(block, within, to);
+        case GgmlType::q4_k: return read_q4_k(block, within, to);
+        case GgmlType::q5_k: return read_q5_k(block, within, to);
+        case GgmlType::q6_k: return read_q6_k(block, within, to);
+    }
+}
+
+}  // namespace srv

@@ -1,0 +1,496 @@
+// y = x W^T + b with a weight in a GGUF file's blocks, and x rounded: to 8 bits, half a stretch of 16 inputs at a time,
+// or by words (see `Way`) to 16 bits, a row at a time.
+//
+// A packed weight is [outputs / 32][inputs / 32] stretches, read from its first byte to its last. A stretch holds the
+// scales of 32 outputs, their least values if the type has them, and [8 fours][32 outputs][4 inputs] numbers; of 4 bits
+// each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
+// product multiplies and adds fours (VPDPBUSD, USDOT): numbers, which are not negative, times the signed steps of x.
+//
+//     steps of 16 inputs        x / (multiple * unit), where multiples are whole numbers and a row has one unit;
+//                               by words x / unit: all multiples are 1
+//     half a stretch            the sum of (number - constant) * step, exactly, times the multiple
+//     a group                   these, times its scale, plus its least value * sum of step * multiple
+//     a row                     these, times its unit
+//
+// (Of 32 inputs with one scale, the demo model's perplexity rises by 0.5 %, of 16 by half as much.) The constant is taken off
+// with the sum of the steps. How numbers are multiplied and summed depends on what the processor has: see `Way`. For many rows
+// a block of 4-bit numbers is first opened, in memory of the thread's: taking its bytes apart and widening its scales for
+// every tile took a sixth of what there is to compute.
+//
+// Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
+#include "gguf.h"
+
+#include <vector>
+
+#include "int_dot.h"
+#include "kernels.h"
+#include "thread_pool.h"
+#include "gemm_tiles.h"
+
+namespace srv::SRV_ISA {
+namespace {
+
+// Rows of a tile, and vectors of its outputs: what grows from four to four fills the registers, with numbers and steps; unless
+// there are 32 of 64 bytes, what grows from group to group waits in memory. One row takes a whole block.
+#if defined(__AVX512F__)
+constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
+#elif defined(__AVX2__)
+constexpr int ROWS = 6, VECTORS_OF_ROWS = 1;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
+#else
+constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
+#endif
+constexpr int64_t UNPACK_FROM_ROWS = 32;  // rows from which opening a block of 4 bits costs less than it saves
+constexpr int64_t PREFETCH_AHEAD = 4096;  // bytes from what is multiplied to what is read from memory meanwhile
+
+// How a form's products are summed.
+//     plain       four by four in 32 bits, for half a stretch; then as floats
+//     by_shorts   of numbers up to 31, which those of 8 bits with least values are too (Q5_1, Q5_K): in 16 bits for half a
+//                 stretch; as these are widened they are multiplied by the multiple, and a group is summed in 32 bits
+//     by_words    of other numbers: they and the steps are multiplied as 16 bits, and a group is summed in 32
+enum class DotPath { int32, int16_sums, int16 };
+
+constexpr DotPath dot_path_of([[maybe_unused]] int bits, [[maybe_unused]] bool has_min) {
+#if defined(SRV_INT8_PAIRS)
+    if (bits == 4 || has_min) return DotPath::int16_sums;
+#endif
+#if defined(SRV_INT16_ACTIVATIONS)
+    if (bits == 8) return DotPath::int16;
+#endif
+    return DotPath::int32;
+}
+
+// Rows of a way's tile. By words 16 of them take 5 % less time four by four than as 5, 5 and 6.
+constexpr int tile_rows(DotPath path) { return path == DotPath::int16 ? 5 : ROWS; }
+
+// The largest step.
+constexpr int64_t max_input_quant(DotPath path) { return path == DotPath::int16 ? INT16_MAX : 127; }
+
+// The largest multiple of a row's unit: it fits 16 bits and, where a group is summed in 32 bits, so do its products.
+// (What is added for the constant is no more than these, since no constant is more than the largest number.)
+constexpr int64_t max_sub_scale(int bits, int group, bool has_min) {
+    const DotPath path = dot_path_of(bits, has_min);
+    if (path == DotPath::int32) return INT16_MAX;
+    if (path == DotPath::int16) return 1;
+    const int64_t number = bits == 4 ? 15 : 31, fits = INT32_MAX / (group * number * max_input_quant(path));
+    return fits < INT16_MAX ? fits : INT16_MAX;
+}
+static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
+
+// What products take of an output's four numbers: all at once, or those of even places and then those of odd ones.
+template <DotPath PATH>
+constexpr int PARTS = PATH == DotPath::int16 ? 2 : 1;
+
+template <DotPath PATH>
+inline void split(const Int32x16& quants, Int32x16 (&parts)[PARTS<PATH>]) {
+    parts[0] = quants;
+#if defined(SRV_INT16_ACTIVATIONS)
+    if constexpr (PATH == DotPath::int16) {
+        const Int32x16 once = map_registers([](const auto& n) { return opaque(n); }, quants);  // not loaded for each part
+        for (int p = 0; p < 2; ++p) parts[p] = map_registers([p](const auto& n) { return unsigned_bytes_at(n, p); }, once);
+    }
+#endif
+}
+
+// A group's products for one output each, as they grow, in units of the row. `offset` is what the constant takes off: plainly
+// from each half of a stretch, otherwise from the group.
+template <DotPath PATH>
+class GroupSum;
+
+template <>
+class GroupSum<DotPath::int32> {
+public:
+    void begin_half(int32_t offset) { half_ = Int32x16{} + offset; }
+    void add(const Int32x16& quants, const Int32x16& quantized, const SubScale&) { half_ = dot(half_, quants, quantized); }
+    void end_half(const SubScale& sub_scale) { group_ += convert<float>(half_) * sub_scale.value; }
+    Float32x16 end(int32_t) const { return group_; }
+
+private:
+    Int32x16 half_{};
+    Float32x16 group_{};
+};
+
+#if defined(SRV_INT8_PAIRS)
+template <>
+class GroupSum<DotPath::int16_sums> {
+public:
+    void begin_half(int32_t) { half_ = Int32x16{}; }
+    void add(const Int32x16& quants, const Int32x16& quantized, const SubScale&) { half_ = dot_short(half_, quants, quantized); }
+    void end_half(const SubScale& sub_scale) { group_ = dot_pairs(group_, half_, Int32x16{} + sub_scale.int16_pair); }
+    Float32x16 end(int32_t offset) const { return convert<float>(group_ + offset); }
+
+private:
+    Int32x16 half_{}, group_{};
+};
+#endif
+
+#if defined(SRV_INT16_ACTIVATIONS)
+template <>
+class GroupSum<DotPath::int16> {
+public:
+    void begin_half(int32_t) {}
+    void add(const Int32x16& quants, const Int32x16& quantized, const SubScale&) { group_ = dot_pairs(group_, quants, quantized); }
+    void end_half(const SubScale&) {}
+    Float32x16 end(int32_t offset) const { return convert<float>(group_ + offset); }
+
+private:
+    Int32x16 group_{};
+};
+#endif
+
+// A product's way, and which sums of steps it needs: with least values what they are worth, of groups; otherwise offsets, of
+// what they are taken from. A half that is a group counts as one.
+template <int BITS, int GROUP, bool WITH_MIN>
+struct QuantScheme {
+    static constexpr bool HAS_MIN = WITH_MIN;
+    static constexpr DotPath PATH = dot_path_of(BITS, HAS_MIN);
+    static constexpr bool PER_HALF = GROUP == LANES || (PATH == DotPath::int32 && !HAS_MIN);
+    static constexpr float MAX_SUB_SCALE = max_sub_scale(BITS, GROUP, HAS_MIN);
+    static constexpr float ROW_LEVELS = MAX_SUB_SCALE * max_input_quant(PATH);  // of a row, in its largest magnitude
+    static constexpr int64_t sums(int64_t inputs) { return inputs / (PER_HALF ? LANES : K_BLOCK); }
+};
+
+// The bits of the largest magnitude of each half stretch, and of them all. What is not finite is not below INFINITE.
+template <class T>
+inline int32_t largest_magnitudes(const T* x, int64_t inputs, int32_t* to) {
+    Int32x4 largest = {};
+    for (int64_t i = 0; i < inputs; i += K_BLOCK, to += 2) {
+        const Int32x4 two = reduce(magnitude_bits(load(x + i)), magnitude_bits(load(x + i + LANES)), max_lanes);
+        std::memcpy(to, &two, 2 * sizeof(*to));
+        largest = max_lanes(largest, two);
+    }
+    return largest[0] > largest[1] ? largest[0] : largest[1];
+}
+
+template <DotPath PATH>
+inline void store_sub_scales(SubScale* to, const Int32x4& sub_scales) {
+    for (int h = 0; h < 2; ++h) {
+        if constexpr (PATH == DotPath::int32) {
+            to[h].value = static_cast<float>(sub_scales[h]);
+        } else {
+            to[h].int16_pair = sub_scales[h] * 0x10001;
+        }
+    }
+}
+
+// What the sums of two halves' steps are worth, or take off. Returns where the next go.
+template <class Scheme>
+inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int32x4& sub_scales, int32_t zero_point) {
+    const Float32x4 values = sums * __builtin_convertvector(sub_scales, Float32x4);
+    Int32x4 offsets = __builtin_convertvector(sums, Int32x4) * -zero_point;
+    if constexpr (Scheme::PATH != DotPath::int32) offsets *= sub_scales;
+    const auto store_sum = [to](int place, float worth, int32_t offset) {
+        if constexpr (Scheme::HAS_MIN) {
+            to[place].value = worth;
+        } else {
+            to[place].offset = offset;
+        }
+    };
+    if constexpr (Scheme::PER_HALF) {
+        store_sum(0, values[0], offsets[0]), store_sum(1, values[1], offsets[1]);
+        return to + 2;
+    }
+    store_sum(0, values[0] + values[1], offsets[0] + offsets[1]);
+    return to + 1;
+}
+
+#if defined(SRV_INT16_ACTIVATIONS)
+// A row of x as steps of 16 bits, and their sums.
+template <class T, class Scheme>
+    requires(Scheme::PATH == DotPath::int16)
+void quantize_row(const GgufLinearArgs& a, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    int16_t* quantized_out = static_cast<int16_t*>(a.quantized) + row * a.inputs;
+    InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
+    const QuantScale scale = quant_scale_of(x, a.inputs, Scheme::ROW_LEVELS);
+    a.row_scales[row] = scale.value;
+    for (int64_t i = 0; i < a.inputs;) {
+        Int32x16 total{};
+        for (const int64_t end = i + (Scheme::PER_HALF ? LANES : K_BLOCK); i < end; i += LANES) {
+            const Int32x16 quantized = scale.quantize(load(x + i));
+            store_int16(quantized_out + i, quantized);
+            total += quantized;
+        }
+        (sums_out++)->offset = reduce(total, add_lanes) * -a.zero_point;
+    }
+}
+#endif
+
+// A row of x as steps, of which at most 127 are a magnitude; their multiples; and the sums of the steps. A multiple is
+// the least that is enough for the largest of 16 inputs.
+template <class T, class Scheme>
+void quantize_row(const GgufLinearArgs& a, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
+    SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
+    InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
+    const int32_t largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // where the multiples will be
+    const QuantScale scale(largest, Scheme::ROW_LEVELS);
+    a.row_scales[row] = scale.value;
+    for (int64_t i = 0; i < a.inputs; i += K_BLOCK, sub_scales_out += 2) {
+        const Int32x4 largest = {sub_scales_out[0].int16_pair, sub_scales_out[1].int16_pair};
+        Float32x4 sub_scale_values = bits_as<float>(largest) * (scale.inverse * (1.0f / 127.0f));
+        sub_scale_values = sub_scale_values < Scheme::MAX_SUB_SCALE - 1.0f ? sub_scale_values : Float32x4{} + (Scheme::MAX_SUB_SCALE - 1.0f);
+        const Int32x4 sub_scales = __builtin_convertvector(sub_scale_values, Int32x4) + 1;
+        const Float32x4 divisors = __builtin_convertvector(sub_scales, Float32x4), inverses = scale.inverse / divisors;
+        Float32x16 quantized[2];
+        for (int h = 0; h < 2; ++h) {
+            quantized[h] = quantize(load(x + i + h * LANES), inverses[h]);
+            store_bytes(quantized_out + i + h * LANES, convert<int32_t>(quantized[h]));
+        }
+        store_sub_scales<Scheme::PATH>(sub_scales_out, sub_scales);
+        sums_out = store_input_sums<Scheme>(sums_out, reduce(quantized[0], quantized[1], add_lanes), sub_scales, a.zero_point);
+    }
+}
+
+// How a block of outputs lies as tiles read it: as it is packed, or opened for many rows, which is to say that its numbers
+// have a byte each, and its scales and least values are float32.
+template <int BITS, int GROUP, bool HAS_MIN, bool UNPACKED>
+struct Layout {
+    using Scale = std::conditional_t<UNPACKED, float, Half>;
+    static constexpr int QUANT_BITS = UNPACKED ? 8 : BITS;
+    static constexpr int64_t SCALES = K_BLOCK / GROUP * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
+    static constexpr int64_t QUANTS_AT = SCALES * (HAS_MIN ? 2 : 1);
+    static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a stretch
+
+    static_assert(UNPACKED || SIZE == k_block_bytes({BITS, GROUP, HAS_MIN, 0}));
+
+    static Float32x16 scales(const uint8_t* at) { return load(reinterpret_cast<const Scale*>(at)); }
+};
+
+struct alignas(64) CacheLine {
+    uint8_t bytes[64];
+};
+
+// A packed block of numbers of 4 bits, opened, in memory of this thread that is good until it opens another.
+template <int GROUP, bool HAS_MIN>
+const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs) {
+    using From = Layout<4, GROUP, HAS_MIN, false>;
+    using To = Layout<4, GROUP, HAS_MIN, true>;
+    static_assert(To::SIZE % sizeof(CacheLine) == 0);
+    thread_local std::vector<CacheLine> memory;
+    const int64_t k_blocks = inputs / K_BLOCK, cache_lines = k_blocks * To::SIZE / static_cast<int64_t>(sizeof(CacheLine));
+    if (static_cast<int64_t>(memory.size()) < cache_lines) memory.resize(cache_lines);
+    auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
+    uint8_t* to = begin;
+    for (int64_t s = 0; s < k_blocks; ++s, packed += From::SIZE, to += To::SIZE) {
+        prefetch(packed, From::SIZE, PREFETCH_AHEAD);
+        for (int64_t at = 0; at < To::QUANTS_AT; at += LANES * 4) {
+            store(reinterpret_cast<float*>(to + at), From::scales(packed + at / 2));
+        }
+        for (int64_t at = 0; at < K_BLOCK * BLOCK_OUTPUTS / 2; at += LANES * 4) {
+            constexpr int64_t QUAD_STRIDE = BLOCK_OUTPUTS * 4;
+            const Int32x16 both = load_dwords(packed + From::QUANTS_AT + at);
+            auto* quad = reinterpret_cast<int32_t*>(to + To::QUANTS_AT + at + at / QUAD_STRIDE * QUAD_STRIDE);
+            store(quad, both & 0x0f0f0f0f);
+            store(quad + BLOCK_OUTPUTS, (both >> 4) & 0x0f0f0f0f);
+        }
+    }
+    return begin;
+}
+
+// The four numbers of each output of COUNT vectors that lie at place `four` of a group.
+template <int BITS, int COUNT>
+inline void load_quants(const uint8_t* group, int quad, Int32x16 (&quants)[COUNT]) {
+    constexpr int QUAD_STRIDE = BLOCK_OUTPUTS * 4;  // bytes of one place
+    for (int v = 0; v < COUNT; ++v) {
+        if constexpr (BITS == 8) {
+            quants[v] = load_dwords(group + quad * QUAD_STRIDE + v * 64);
+        } else {
+            const Int32x16 both = load_dwords(group + quad / 2 * QUAD_STRIDE + v * 64);
+            quants[v] = (quad % 2 ? both >> 4 : both) & 0x0f0f0f0f;
+        }
+    }
+}
+
+// Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, which lies at `weight`. All rows' sums go on
+// side by side, four after four: each waits for its own last addition, but not for the others'.
+template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, int COUNT, int VECTORS>
+inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row) {
+    using Weight = Layout<BITS, GROUP, HAS_MIN, UNPACKED>;
+    constexpr int SCALE = sizeof(typename Weight::Scale), QUANT_BITS = Weight::QUANT_BITS;
+    constexpr int GROUPS = K_BLOCK / GROUP, HALVES = GROUP / LANES;
+    static_assert(LANES == 16, "half a k_block is one vector");
+    using Scheme = QuantScheme<BITS, GROUP, HAS_MIN>;
+    constexpr DotPath PATH = Scheme::PATH;
+    constexpr bool INT32_PATH = PATH == DotPath::int32;
+    constexpr int QUANT_BYTES = PARTS<PATH>;  // bytes: a product takes four, all steps of four inputs or half of them
+    const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
+    const int8_t* quantized = static_cast<const int8_t*>(a.quantized) + row * a.inputs * QUANT_BYTES;
+    const SubScale* sub_scales = a.sub_scales + row * halves;
+    const int64_t x_sums_stride = Scheme::sums(a.inputs);
+    const InputSum* x_sums = a.x_sums + row * x_sums_stride;
+    Float32x16 totals[COUNT][VECTORS] = {};
+    for (int64_t group = 0; group < groups; ++group) {
+        const int g = static_cast<int>(group % GROUPS);
+        const uint8_t* k_block = weight + group / GROUPS * Weight::SIZE;
+        const uint8_t* scales_at = k_block + (g * BLOCK_OUTPUTS + first) * SCALE;
+        const uint8_t* quants_at = k_block + Weight::QUANTS_AT + g * GROUP * 4 * QUANT_BITS + first * 4;
+        if (!UNPACKED && row == 0 && first == 0) {  // where a block is read from memory, unless a share began within it
+            constexpr int64_t BYTES = Weight::SIZE / GROUPS;
+            prefetch(k_block + g * BYTES, BYTES, PREFETCH_AHEAD);
+        }
+        GroupSum<PATH> sums[COUNT][VECTORS];
+#pragma GCC unroll 2
+        for (int h = 0; h < HALVES; ++h) {
+            const int64_t half = group * HALVES + h;
+            for (int r = 0; r < COUNT; ++r) {
+                const int32_t offset = INT32_PATH && !HAS_MIN ? x_sums[r * x_sums_stride + half].offset : 0;
+                for (int v = 0; v < VECTORS; ++v) sums[r][v].begin_half(offset);
+            }
+#pragma GCC unroll 4
+            for (int quad = 0; quad < LANES / 4; ++quad) {
+                Int32x16 quants[VECTORS];
+                load_quants<QUANT_BITS>(quants_at, h * (LANES / 4) + quad, quants);
+                Int32x16 parts[VECTORS][PARTS<PATH>];
+                for (int v = 0; v < VECTORS; ++v) split<PATH>(quants[v], parts[v]);
+#pragma GCC unroll 2
+                for (int p = 0; p < PARTS<PATH>; ++p) {
+#pragma GCC unroll 8
+                    for (int r = 0; r < COUNT; ++r) {
+                        const SubScale& sub_scale = sub_scales[r * halves + half];
+                        const int64_t at = (r * halves + half) * LANES + quad * 4;
+                        const Int32x16 input = broadcast_dword(quantized + at * QUANT_BYTES + p * 4);
+                        for (int v = 0; v < VECTORS; ++v) sums[r][v].add(parts[v][p], input, sub_scale);
+                    }
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; ++r) {
+                for (int v = 0; v < VECTORS; ++v) sums[r][v].end_half(sub_scales[r * halves + half]);
+            }
+        }
+        for (int v = 0; v < VECTORS; ++v) {
+            const Float32x16 scales = Weight::scales(scales_at + v * LANES * SCALE);
+            Float32x16 mins{};
+            if constexpr (HAS_MIN) mins = Weight::scales(scales_at + Weight::SCALES + v * LANES * SCALE);
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; ++r) {
+                const int32_t offset = INT32_PATH || HAS_MIN ? 0 : x_sums[r * x_sums_stride + group].offset;
+                totals[r][v] += sums[r][v].end(offset) * scales;
+                if constexpr (HAS_MIN) totals[r][v] += mins * x_sums[r * x_sums_stride + group].value;
+            }
+        }
+    }
+    for (int v = 0; v < VECTORS; ++v) {
+        const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
+        const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
+        if (lanes <= 0) break;
+        const Float32x16 bias = a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
+        for (int r = 0; r < COUNT; ++r) {
+            T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
+            const Float32x16 value = totals[r][v] * a.row_scales[row + r] + bias;
+            lanes == LANES ? store(out, value) : store_partial(out, value, lanes);
+        }
+    }
+}
+
+template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, class Where>
+void multiply_tiles(const GgufLinearArgs& a, const Where& where) {
+    constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN));
+    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const uint8_t* weight, int64_t block, int64_t row) {
+        constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
+        for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
+            tile<T, BITS, GROUP, HAS_MIN, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row);
+        }
+    });
+}
+
+template <class T, int BITS, int GROUP, bool HAS_MIN>
+void multiply(const GgufLinearArgs& a) {
+    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, QuantScheme<BITS, GROUP, HAS_MIN>>(a, row); });
+    const int64_t block_size = a.inputs / K_BLOCK * Layout<BITS, GROUP, HAS_MIN, false>::SIZE;
+    const auto packed = [&](int64_t block) { return a.weight + block * block_size; };
+    if constexpr (BITS == 4) {
+        if (a.rows >= UNPACK_FROM_ROWS) {
+            const auto unpack = [&](int64_t block) { return unpacked_block<GROUP, HAS_MIN>(packed(block), a.inputs); };
+            return multiply_tiles<T, BITS, GROUP, HAS_MIN, true>(a, unpack);
+        }
+    }
+    multiply_tiles<T, BITS, GROUP, HAS_MIN, false>(a, packed);
+}
+
+template <class T>
+void multiply_of(const GgufLinearArgs& a) {
+    const PackedFormat format = packed_format_of(a.ggml_type);
+    if (format.bits == 4 && format.group == 32) return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
+    if (format.bits == 8 && format.group == 32) return format.has_min ? multiply<T, 8, 32, true>(a) : multiply<T, 8, 32, false>(a);
+    if (format.bits == 4) return format.has_min ? multiply<T, 4, 16, true>(a) : multiply<T, 4, 16, false>(a);
+    return multiply<T, 8, 16, false>(a);
+}
+
+// One row of a packed weight as numbers of type T.
+template <class T>
+void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
+    const PackedFormat format = packed_format_of(a.ggml_type);
+    const int64_t output = row % BLOCK_OUTPUTS, k_blocks = a.inputs / K_BLOCK;
+    const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(format);
+    for (int64_t s = 0; s < k_blocks; ++s, packed += k_block_bytes(format)) {
+        const uint8_t* quants = packed + scale_bytes(format) * (format.has_min ? 2 : 1);
+        for (int64_t i = 0; i < K_BLOCK; ++i) {
+            uint16_t halves[2] = {};
+            const int64_t at = (i / format.group * BLOCK_OUTPUTS + output) * 2;
+            std::memcpy(halves, packed + at, 2);
+            if (format.has_min) std::memcpy(halves + 1, packed + scale_bytes(format) + at, 2);
+            const int64_t quad = i / 4, lies = format.bits == 8 ? quad : quad / 2;
+            const uint8_t byte = quants[(lies * BLOCK_OUTPUTS + output) * 4 + i % 4];
+            const int quant = format.bits == 8 ? byte : (quad % 2 ? byte >> 4 : byte & 15);
+            store_scalar(to + s * K_BLOCK + i,
+                from_half(halves[0]) * static_cast<float>(quant - format.zero_point) + from_half(halves[1]));
+        }
+    }
+}
+
+template <class T>
+void rows_of(const GgufRowsArgs& a) {
+    for_rows(a.rows, a.inputs, [&](int64_t i) { dequantize_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs); });
+}
+
+}  // namespace
+
+void gguf_linear(Type type, const GgufLinearArgs& given) {
+    GgufLinearArgs args = given;
+    args.zero_point = packed_format_of(args.ggml_type).zero_point;
+    type == Type::float32 ? multiply_of<float>(args) : multiply_of<BFloat16>(args);
+}
+
+void gguf_rows(Type type, const GgufRowsArgs& args) {
+    type == Type::float32 ? rows_of<float>(args) : rows_of<BFloat16>(args);
+}
+
+void pack_gguf(const PackGgufArgs& a) {
+    const PackedFormat format = packed_format_of(a.ggml_type);
+    const int64_t k_blocks = a.inputs / K_BLOCK, size = k_block_bytes(format), groups = K_BLOCK / format.group;
+    parallel(false, [&](int share, int shares) {
+        const Range mine = part(blocks(a.outputs), share, shares);
+        for (int64_t block = mine.begin; block < mine.end; ++block) {
+            uint8_t* to = a.packed + block * k_blocks * size;
+            std::memset(to, 0, k_blocks * size);
+            for (int64_t output = 0; output < BLOCK_OUTPUTS && block * BLOCK_OUTPUTS + output < a.outputs; ++output) {
+                const uint8_t* row = a.rows + (block * BLOCK_OUTPUTS + output) * a.stride;
+                for (int64_t s = 0; s < k_blocks; ++s) {
+                    KBlock k_block = {};
+                    read_k_block(a.ggml_type, row, s, k_block);
+                    uint8_t* at = to + s * size;
+                    for (int64_t g = 0; g < groups; ++g) {
+                        const uint16_t scale = to_half(k_block.scale[g]), has_min = to_half(k_block.min[g]);
+                        std::memcpy(at + (g * BLOCK_OUTPUTS + output) * 2, &scale, 2);
+                        if (format.has_min) {
+                            std::memcpy(at + scale_bytes(format) + (g * BLOCK_OUTPUTS + output) * 2, &has_min, 2);
+                        }
+                    }
+                    at += scale_bytes(format) * (format.has_min ? 2 : 1);
+                    for (int64_t i = 0; i < K_BLOCK; ++i) {
+                        const int64_t quad = i / 4, lies = format.bits == 8 ? quad : quad / 2;
+                        const int shift = format.bits == 4 && quad % 2 ? 4 : 0;
+                        at[(lies * BLOCK_OUTPUTS + output) * 4 + i % 4] |=
+                            static_cast<uint8_t>(k_block.quants[i] << shift);
+                    }
+                }
+            }
+        }
+    });
+}
+
+}  // namespace srv::SRV_ISA
