@@ -20,7 +20,7 @@ LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source
 
 
 class Page(HTMLParser):
-    """The anchors of a page, the links out of it, and what it loads."""
+    """The anchors of a page, its links, and the resources that it loads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

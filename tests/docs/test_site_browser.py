@@ -89,7 +89,7 @@ def window(site: Path) -> Iterator[Browser]:
 @pytest.fixture
 def browser(window: Browser) -> Iterator[Browser]:
     """A desktop window with light colors, whose console must remain empty."""
-    window.look()
+    window.emulate()
     window.console()
     yield window
     assert window.console() == []
@@ -298,7 +298,7 @@ def test_pages_work_as_local_files(browser: Browser, site: Path, page: str) -> N
 @every("scheme", ["light", "dark"])
 @every("size", [PHONE, DESKTOP])
 def test_contrast_in_both_color_schemes(browser: Browser, scheme: str, size: tuple[int, int]) -> None:
-    browser.look(size, scheme=scheme)
+    browser.emulate(size, scheme=scheme)
     backgrounds = set()
     for path in (
         "matrix.html#status=unsupported",
@@ -308,7 +308,7 @@ def test_contrast_in_both_color_schemes(browser: Browser, scheme: str, size: tup
         "flow.html",
     ):
         browser.open(path)
-        seen, pale = browser.pale("article" if path.startswith(("support", "flow")) else "#support-matrix")
+        seen, pale = browser.low_contrast("article" if path.startswith(("support", "flow")) else "#support-matrix")
         assert pale == [], path
         assert seen > 20, path
         backgrounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
@@ -317,15 +317,15 @@ def test_contrast_in_both_color_schemes(browser: Browser, scheme: str, size: tup
 
 
 def test_reader_can_choose_the_color_scheme(browser: Browser) -> None:
-    browser.look(scheme="dark")
+    browser.emulate(scheme="dark")
     browser.open("matrix.html")
     browser.run("document.body.dataset.theme = 'light'")
-    _, pale = browser.pale("#support-matrix")
+    _, pale = browser.low_contrast("#support-matrix")
     assert pale == []
 
 
 def test_no_page_is_wider_than_a_phone(browser: Browser, site: Path) -> None:
-    browser.look(PHONE)
+    browser.emulate(PHONE)
     paths = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     assert "matrix.html" in paths
     for path in [*paths, fragment(cell=CELL), "matrix.html#values=1&platform=npu"]:
@@ -335,7 +335,7 @@ def test_no_page_is_wider_than_a_phone(browser: Browser, site: Path) -> None:
 
 
 def test_cells_on_a_phone_have_labels_and_are_large_enough(browser: Browser) -> None:
-    browser.look(PHONE)
+    browser.emulate(PHONE)
     browser.open(fragment(text="--page-size"))
     browser.wait("document.querySelectorAll('#matrix tbody th').length === 1")
     assert [text.splitlines()[0] for text in browser.texts("#matrix td button")][:2] == ["cpu:avx2", "cpu:avx512"]

@@ -1,4 +1,4 @@
-"""One server a module, its log beside every failure, and what tests have measured at the end."""
+"""One server per module; failures show its log, and the summary shows the measurements of tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def server(
 ) -> Iterator[Server]:
     """The demo model on the device under test, with the module's `SERVER_ARGUMENTS`. Must end with status 0.
 
-    On the processor of any machine the module's `PROCESSOR_ARGUMENTS` are added.
+    On the CPU the module's `PROCESSOR_ARGUMENTS` are added.
     """
     arguments: tuple[str, ...] = getattr(request.module, "SERVER_ARGUMENTS", ())
     if srv_device == ANY_MACHINE:
@@ -49,7 +49,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests have recorded as properties, those that failed as well."""
+    """Show the properties that tests have recorded, including those of failed tests."""
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
     measured = [report for report in reports if report.user_properties]
     if measured:

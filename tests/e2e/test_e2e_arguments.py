@@ -1,8 +1,7 @@
-"""Arguments of the server do something: two values of each, on real servers, give clients different answers.
+"""Every argument of the server has an effect: with two values of it, real servers answer differently.
 
-Two servers of one model, a very small one with dummy weights: `plain` has the defaults, `other` another value
-of every argument tested here, the half of them from a file. Arguments of the engine are tested in
-`tests/core/args/test_effects.py`.
+There are two servers of a very small model with dummy weights: `plain` has the defaults, `other` another value of each
+argument, some of them from a file. Arguments of the engine are tested in `tests/core/args/test_effects.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ KEY = "a key for tests"
 HELLO = [{"role": "user", "content": "a b"}]
 
 
-class Elsewhere(Server):
-    """A server that listens on another address of this machine, and wants the key."""
+class LockedServer(Server):
+    """A server that listens on another address of this machine, and requires the key."""
 
     @property
     def base(self) -> str:
@@ -64,7 +63,7 @@ def other(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> 
         *("--max-queued-requests", "1", "--max-stop-strings", "1", "--max-request-bytes", "4096"),
         *("--log-level", "warning"),
     )
-    server = Elsewhere((*common, *arguments), folder / "log")
+    server = LockedServer((*common, *arguments), folder / "log")
     try:
         server.start()
         yield server
@@ -74,15 +73,15 @@ def other(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def reason(response: httpx.Response) -> tuple[int, str]:
-    """Status, and the code of the error or the empty string."""
+    """The status, and the code of the error or the empty string."""
     return response.status_code, "" if response.is_success else response.json()["error"]["code"]
 
 
 def test_config(plain: Server, other: Server) -> None:
-    """Three of the arguments tested below come from the file, and the server says so."""
-    told = [server.get("/get_server_info").json()["arguments"]["served_model_name"] for server in (plain, other)]
-    assert "serve.yaml" in str(told[1])
-    assert "serve.yaml" not in str(told[0])
+    """Three of the arguments tested below come from the file, which the server reports as their source."""
+    sources = [server.get("/get_server_info").json()["arguments"]["served_model_name"] for server in (plain, other)]
+    assert "serve.yaml" in str(sources[1])
+    assert "serve.yaml" not in str(sources[0])
 
 
 @covers("host")
@@ -94,7 +93,7 @@ def test_host(plain: Server, other: Server) -> None:
 
 
 def test_port(plain: Server, other: Server) -> None:
-    """Each answers where it was told to, and not where the other one does."""
+    """Each server answers only on its own port."""
     assert plain.port != other.port
     assert plain.health() == 200
     with pytest.raises(httpx.ConnectError):
@@ -116,13 +115,13 @@ def test_context_length(plain: Server, other: Server) -> None:
     assert reason(other.post("/generate", **body)) == (400, "context_length_exceeded")
     assert [server.get("/v1/models").json()["data"][0]["max_model_len"] for server in (plain, other)] == [100000, 50000]
     with running(plain, **body):
-        pass  # the plain server takes it
+        pass  # the plain server accepts it
 
 
 @covers("tokenizer_path")
 def test_tokenizer_path(plain: Server, other: Server) -> None:
-    told = [server.post("/tokenize", prompt="a b").json()["tokens"] for server in (plain, other)]
-    assert told == [[0, 1], [25, 24]]
+    tokens = [server.post("/tokenize", prompt="a b").json()["tokens"] for server in (plain, other)]
+    assert tokens == [[0, 1], [25, 24]]
 
 
 @covers("chat_template")
@@ -167,7 +166,7 @@ def test_max_stop_strings(plain: Server, other: Server) -> None:
 
 @contextmanager
 def running(server: Server, **body: Any) -> Iterator[threading.Thread]:
-    """A request that is being worked on meanwhile; it is aborted at the end."""
+    """Run a request while the block runs; it is aborted at the end."""
     clients = [threading.Thread(target=server.post, args=("/generate",), kwargs=body, daemon=True)]
     clients[0].start()
     try:
@@ -180,7 +179,7 @@ def running(server: Server, **body: Any) -> Iterator[threading.Thread]:
 
 
 def queued(server: Server) -> list[tuple[int, str]]:
-    """What becomes of two more requests while one runs in the only slot and is then aborted."""
+    """The results of two more requests while one runs in the only slot and is then aborted."""
     answers: list[tuple[int, str]] = []
 
     def ask() -> None:
@@ -192,7 +191,7 @@ def queued(server: Server) -> list[tuple[int, str]]:
         wait_until(lambda: server.metrics()["srv_requests_queued"] == 1, 30, "one request waits")
         clients[1].start()
         wait_until(
-            lambda: bool(answers) or server.metrics()["srv_requests_queued"] == 2, 30, "the second one waits or is told"
+            lambda: bool(answers) or server.metrics()["srv_requests_queued"] == 2, 30, "the second waits or is refused"
         )
         server.post("/abort_request", rid="long")
         for client in clients:
@@ -214,24 +213,24 @@ def test_max_queued_requests(plain: Server, other: Server) -> None:
     ],
 )
 def test_graceful_shutdown_seconds(common: tuple[str, ...], tmp_path: Path, seconds: str, ends: str) -> None:
-    """Told to stop, one server lets the request come to its end, and the other one cuts it."""
+    """After SIGTERM, the first server lets the request finish, and the second one aborts it."""
     count = {"60": 2_000, "0.2": 90_000}[seconds]
     answers: list[Any] = []
     with launched(tmp_path / "log", *common, "--graceful-shutdown-seconds", seconds) as server:
         client = threading.Thread(target=lambda: answers.append(server.generate(**greedy("a", count))), daemon=True)
         client.start()
         wait_until(lambda: server.metrics()["srv_requests_running"] == 1, 30, "the request runs")
-        told = time.monotonic()
+        stopped = time.monotonic()
         server.terminate()
         client.join(60)
         assert server.wait() == 0, server.log_text()
-        assert time.monotonic() - told < 30
+        assert time.monotonic() - stopped < 30
     assert answers[0]["meta_info"]["finish_reason"]["type"] == ends
 
 
 @covers("engine_start_timeout_seconds=900.0", "engine_start_timeout_seconds=0.05")
 def test_engine_start_timeout_seconds(common: tuple[str, ...], plain: Server) -> None:
-    """What the plain server was given time for, a launch without patience gives up."""
+    """The plain server has started within the default timeout; a launch with a very short one fails."""
     assert plain.health() == 200
     arguments = (*common, "--port", str(free_port()), "--engine-start-timeout-seconds", "0.05")
     status, text, _ = launch(*arguments)

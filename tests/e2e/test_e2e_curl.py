@@ -1,4 +1,4 @@
-"""The `curl` binary against the started server: bytes as they are on the wire, good and bad."""
+"""The `curl` binary as the client of a real server: valid and invalid bytes on the wire."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def curl(server: Server, path: str, *options: str, body: bytes | None = None) ->
 
 
 def error_of(content: bytes) -> dict[str, Any]:
-    """The error of an answer, which must have OpenAI's shape."""
+    """The error of a response, which must have OpenAI's format."""
     error: dict[str, Any] = json.loads(content)["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["message"]
@@ -70,14 +70,14 @@ def test_stream_is_server_sent_events_to_the_end_mark(server: Server) -> None:
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
-def test_stream_comes_piece_by_piece(server: Server) -> None:
+def test_stream_is_sent_event_by_event(server: Server) -> None:
     body = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
     command = [str(CURL), "--silent", "--no-buffer", "--max-time", "60", "--json", json.dumps(body)]
     with subprocess.Popen([*command, server.base + COMPLETIONS], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         still_running = server.metrics()["srv_requests_running"]
-        process.kill()  # the client goes away in the midst of its stream
+        process.kill()  # the client disconnects in the middle of its stream
     assert first.startswith(b"data: {")
     assert still_running == 1
     server.wait_pages_back()
@@ -135,7 +135,7 @@ def test_unknown_path_and_wrong_method(server: Server) -> None:
     assert (status, error_of(content)["code"]) == (405, "method_not_allowed")
 
 
-def test_bytes_that_are_no_http_do_not_end_the_server(server: Server) -> None:
+def test_bytes_that_are_not_http_do_not_end_the_server(server: Server) -> None:
     done = subprocess.run(
         [str(CURL), "--silent", "--max-time", "10", "--include", "--request", "\x01\x02 /", server.base],
         capture_output=True,
@@ -158,7 +158,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_without_the_key_nothing_is_told(locked: Server) -> None:
+def test_without_the_key_nothing_is_revealed(locked: Server) -> None:
     for path, body in (("/v1/models", None), ("/get_server_info", None), (COMPLETIONS, b'{"prompt": "a"}')):
         for options in ((), ("--header", "Authorization: Bearer wrong")):
             status, headers, content = curl(locked, path, *options, body=body)

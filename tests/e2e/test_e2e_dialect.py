@@ -1,4 +1,4 @@
-"""A server launched with another engine's flags serves, and says which flag set what."""
+"""A server can be launched with another engine's flags, and reports which flag set each argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from e2e_support import greedy, launch, served
 
 pytestmark = pytest.mark.e2e
 
-STORIES = {
+CASES = {
     "rtp-llm": (
         # --load-format is a flag of srv, for which RTP-LLM has none
         (
@@ -33,21 +33,21 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize("dialect", STORIES)
-def test_a_foreign_command_line_is_served(dialect: str, letters_model: Path, tmp_path: Path) -> None:
-    words, stories = STORIES[dialect]
-    foreign = [word.format(letters_model) for word in words]
-    pool = ("--max-total-tokens", "16384")  # of srv, as no other engine has it
+@pytest.mark.parametrize("dialect", CASES)
+def test_another_engines_command_line_is_served(dialect: str, letters_model: Path, tmp_path: Path) -> None:
+    flags, expected = CASES[dialect]
+    foreign = [flag.format(letters_model) for flag in flags]
+    pool = ("--max-total-tokens", "16384")  # a flag of srv, because the other engines have none for it
     with served(tmp_path / "log", "--dialect", dialect, "--device", "cpu", *pool, *foreign) as server:
         answer = server.generate(**greedy("a b c", 4))
         assert answer["meta_info"]["completion_tokens"] == 4
-        told = server.get("/get_server_info").json()
-        for argument, (value, source) in stories.items():
-            story = told["arguments"][argument]
-            assert (story["value"], story["owner"]) == (value, source)
+        info = server.get("/get_server_info").json()
+        for argument, (value, source) in expected.items():
+            provenance = info["arguments"][argument]
+            assert (provenance["value"], provenance["owner"]) == (value, source)
 
 
-def test_a_row_that_nothing_carries_is_refused_before_weights_are_read(letters_model: Path) -> None:
+def test_a_flag_without_an_equivalent_is_refused_before_weights_are_read(letters_model: Path) -> None:
     foreign = ("--checkpoint_path", str(letters_model), "--m-split", "4")
     status, text, _ = launch("--device", "cpu", "--dialect", "rtp-llm", *foreign)
     assert status == 2

@@ -1,6 +1,6 @@
-"""`srv launch` that cannot serve says why, what to do, and ends with status 2 before anything slow begins.
+"""`srv launch` that cannot serve says why and what to do, and ends with status 2 before anything slow begins.
 
-What is wrong and need not concern it does not keep it from serving.
+Faults that do not affect the launch do not prevent it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPTLY_S = 5.0  # for refusals that need no model; a second or less on an idle
 
 
 def refused(*arguments: str) -> str:
-    """The text of a launch that must be refused; no weights may have been read."""
+    """The output of a launch that must be refused before weights are read."""
     status, text, _ = launch("--device", "cpu", *arguments)
     assert status == 2, text
     assert "srv: " in text
@@ -51,17 +51,17 @@ def test_port_in_use(taken_port: int) -> None:
     assert "--port" in text
     assert f"port = {taken_port} (set by command line)" in text
     assert "[port_unavailable]" in text
-    assert "loaded" not in text, "the port is tried before weights are read"
+    assert "loaded" not in text, "the port is bound before weights are read"
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
-def test_a_host_that_is_not_of_this_machine(host: str) -> None:
+def test_a_host_of_another_machine(host: str) -> None:
     text = refused("--host", host)
     assert f"host = {host} (set by command line)" in text
     assert "[host_unavailable]" in text
 
 
-def test_a_server_that_still_loads_holds_its_port(tmp_path: Path) -> None:
+def test_a_loading_server_holds_its_port(tmp_path: Path) -> None:
     first = Server(("--device", "cpu"), tmp_path / "log")
     with first.log.open("wb") as log:
         first.process = subprocess.Popen(
@@ -74,7 +74,7 @@ def test_a_server_that_still_loads_holds_its_port(tmp_path: Path) -> None:
         wait_until(lambda: bool(first.engines()), 60, "the engine process is started")
         assert "[port_unavailable]" in refused("--port", str(first.port))
         engine = first.engine_pid()
-        first.terminate()  # in the midst of loading, or soon after
+        first.terminate()  # during loading, or soon after
         assert first.wait() == 0, first.log_text()
         wait_until(lambda: not psutil.pid_exists(engine), STOP_S, "the engine is gone")
     finally:
@@ -101,7 +101,7 @@ def test_truncated_gguf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])
-def test_a_file_that_is_no_model(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_model(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     assert str(path) in refused("--model-path", str(path))
@@ -131,9 +131,9 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     assert status == 2
     assert "MartianForCausalLM" in text
     assert "[unsupported_architecture]" in text  # not ours, and transformers does not know it either
-    (told,) = (line for line in text.splitlines() if "[unsupported_architecture]" in line)
-    assert "model_type 'martian'" in told
-    assert len(told) < 500, "one line, not the page that transformers would print"
+    (message,) = (line for line in text.splitlines() if "[unsupported_architecture]" in line)
+    assert "model_type 'martian'" in message
+    assert len(message) < 500, "one line, not the long message of transformers"
 
 
 def test_folder_without_weights(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_device_without_its_driver_is_refused_at_once() -> None:
     assert seconds < PROMPTLY_S
 
 
-def test_unknown_device_names_those_there_are() -> None:
+def test_unknown_device_lists_known_devices() -> None:
     status, text, seconds = launch("--device", "abacus")
     assert status == 2
     assert "abacus" in text
@@ -195,18 +195,18 @@ def test_planned_argument_is_refused() -> None:
     assert "[planned]" in text
 
 
-def test_refusals_are_told_together() -> None:
+def test_refusals_are_reported_together() -> None:
     text = refused("--tp-size", "2", "--page-size", "0", "--prot", "1")
     assert "3 refusals" in text
-    for told in ("tp_size = 2", "page_size = 0", "Did you mean --port?"):
-        assert told in text
+    for refusal in ("tp_size = 2", "page_size = 0", "Did you mean --port?"):
+        assert refusal in text
 
 
-def test_refusals_of_device_model_and_values_are_told_together(tmp_path: Path) -> None:
+def test_refusals_of_device_model_and_values_are_reported_together(tmp_path: Path) -> None:
     status, text, _ = launch("--device", "npu", "--model-path", str(tmp_path / "none.gguf"), "--tp-size", "2")
     assert status == 2
-    for told in ("torch_npu", "none.gguf", "tp_size = 2"):
-        assert told in text
+    for refusal in ("torch_npu", "none.gguf", "tp_size = 2"):
+        assert refusal in text
 
 
 def test_a_pool_too_small_for_any_request_is_refused() -> None:
@@ -217,7 +217,7 @@ def test_a_pool_too_small_for_any_request_is_refused() -> None:
 
 
 def test_a_vendors_wheel_without_its_driver_does_not_keep_other_platforms_from_serving(tmp_path: Path) -> None:
-    """It breaks `import torch`, into which it loads itself; workers are started so that nothing does."""
+    """The wheel's autoload hook breaks `import torch`; workers are started with autoload disabled."""
     info = tmp_path / "vendor_torch-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor-torch\nVersion: 1.0\n")

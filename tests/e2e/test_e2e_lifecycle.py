@@ -1,4 +1,4 @@
-"""How the server ends: told to stop, its engine killed, or killed itself. Clients are told; nothing is left behind."""
+"""How the server ends: stopped, its engine killed, or killed itself. Clients get an error; no process is left."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from e2e_support import (
 pytestmark = pytest.mark.e2e
 
 ARGUMENTS = ("--device", "cpu", "--max-total-tokens", "16384")
-TOLD_S = 30.0  # for a client to hear what became of its request
+RESULT_S = 30.0  # for a client to get the result of its request
 
 
 class Client(threading.Thread):
-    """Sends one /generate and keeps what came; `started` is set with the first piece of a stream."""
+    """Sends one /generate and collects the response; `started` is set by the first event of a stream."""
 
     def __init__(self, server: Server, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -58,8 +58,8 @@ class Client(threading.Thread):
             self.failure = error
 
     def answer(self) -> list[Any]:
-        """Everything that came, once the response has ended in order."""
-        self.join(TOLD_S)
+        """All events, when the response has ended without an error."""
+        self.join(RESULT_S)
         assert not self.is_alive(), "the client still waits"
         assert self.failure is None, self.failure
         lines = [self._lines.get_nowait() for _ in range(self._lines.qsize())]
@@ -67,13 +67,13 @@ class Client(threading.Thread):
 
 
 def running(server: Server, *bodies: dict[str, Any]) -> list[Client]:
-    """Clients whose requests all run."""
+    """Start clients, and wait until all their requests run."""
     clients = [Client(server, body) for body in bodies]
     for client in clients:
         client.start()
     wait_until(lambda: server.metrics()["srv_requests_running"] == len(bodies), 60, "all requests run")
     for client, body in zip(clients, bodies, strict=True):
-        assert not body.get("stream") or client.started.wait(TOLD_S)
+        assert not body.get("stream") or client.started.wait(RESULT_S)
     return clients
 
 
@@ -85,12 +85,12 @@ def assert_nothing_left(server: Server, engine: int) -> None:
         probe.listen()
 
 
-def test_told_to_stop_running_requests_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
+def test_after_sigterm_running_requests_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
-        stream, whole = running(server, greedy("A stream", 150, stream=True), greedy("In one piece", 150))
+        stream, whole = running(server, greedy("A stream", 150, stream=True), greedy("Not streamed", 150))
         server.terminate()
-        wait_until(lambda: server.health() == 503, TOLD_S, "/health says that the server is stopping")
+        wait_until(lambda: server.health() == 503, RESULT_S, "/health says that the server is stopping")
         refused = server.post("/generate", **greedy("Too late", 1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert int(refused.headers["retry-after"]) > 0
@@ -105,10 +105,10 @@ def test_told_to_stop_running_requests_finish_and_new_ones_are_refused(tmp_path:
         assert_nothing_left(server, engine)
 
 
-def test_told_to_stop_with_little_grace_clients_are_told(tmp_path: Path) -> None:
+def test_after_the_grace_period_running_requests_are_aborted(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS, "--graceful-shutdown-seconds", "0.3") as server:
         engine = server.engine_pid()
-        stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("In one piece", 6000))
+        stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("Not streamed", 6000))
         server.terminate()
         *_, cut, last = stream.answer()
         assert cut["meta_info"]["finish_reason"] == {"type": "abort", "message": "the server is shutting down"}
@@ -121,9 +121,9 @@ def test_told_to_stop_with_little_grace_clients_are_told(tmp_path: Path) -> None
         assert "Traceback" not in server.log_text()
 
 
-def test_engine_killed_clients_get_an_error_and_the_server_ends(tmp_path: Path) -> None:
+def test_if_the_engine_is_killed_clients_get_an_error_and_the_server_ends(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS) as server:
-        stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("In one piece", 6000))
+        stream, whole = running(server, greedy("A stream", 6000, stream=True), greedy("Not streamed", 6000))
         os.kill(server.engine_pid(), signal.SIGKILL)
         error = stream.answer()[-1]["error"]
         assert error.keys() == {"message", "type", "param", "code"}
@@ -137,8 +137,8 @@ def test_engine_killed_clients_get_an_error_and_the_server_ends(tmp_path: Path) 
         assert "Traceback" not in server.log_text()
 
 
-def test_server_killed_while_the_engine_starts_leaves_no_engine(tmp_path: Path) -> None:
-    """The engine process may not have run a line of its own when its parent is gone."""
+def test_a_server_killed_while_its_engine_starts_leaves_no_engine(tmp_path: Path) -> None:
+    """The parent may be gone before the engine process has run any of its own code."""
     server = Server(ARGUMENTS, tmp_path / "log")
     with server.log.open("wb") as log:
         server.process = subprocess.Popen(
@@ -148,7 +148,7 @@ def test_server_killed_while_the_engine_starts_leaves_no_engine(tmp_path: Path) 
             env=clean_environment(),
         )
     try:
-        wait_until(lambda: bool(server.engines()), START_S, "the engine process to be there")
+        wait_until(lambda: bool(server.engines()), START_S, "the engine process exists")
         engine = server.engine_pid()
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
@@ -158,9 +158,7 @@ def test_server_killed_while_the_engine_starts_leaves_no_engine(tmp_path: Path) 
             server.kill()
 
 
-def test_the_folder_it_is_started_in_is_no_place_to_import_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_imported_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('the wrong numpy')\n")
     monkeypatch.chdir(tmp_path)
     server = Server(ARGUMENTS, tmp_path / "log", program=SCRIPT)
@@ -172,7 +170,7 @@ def test_the_folder_it_is_started_in_is_no_place_to_import_from(
             server.kill()
 
 
-def test_server_killed_its_engine_ends_in_the_midst_of_its_work(
+def test_if_the_server_is_killed_its_engine_ends_while_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))  # short: a socket's address has about 100 bytes
@@ -184,18 +182,18 @@ def test_server_killed_its_engine_ends_in_the_midst_of_its_work(
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         assert_nothing_left(server, engine)
-        wait_until(lambda: not list(own.glob("srv-*")), STOP_S, "the engine to remove the sockets")
+        wait_until(lambda: not list(own.glob("srv-*")), STOP_S, "the engine has removed the sockets")
     own.rmdir()
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_the_whole_group_is_told_and_running_requests_still_finish(tmp_path: Path, told: signal.Signals) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_process_group_lets_running_requests_finish(tmp_path: Path, sent: signal.Signals) -> None:
     """Ctrl-C and service managers reach server and engine alike; the engine must leave the decision to the server."""
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
         (stream,) = running(server, greedy("A stream", 60, stream=True))
-        os.kill(engine, told)
-        os.kill(server.pid, told)
+        os.kill(engine, sent)
+        os.kill(server.pid, sent)
         *shown, done = stream.answer()
         assert done == "[DONE]"
         assert shown[-1]["meta_info"]["completion_tokens"] == 60
@@ -203,12 +201,12 @@ def test_the_whole_group_is_told_and_running_requests_still_finish(tmp_path: Pat
         assert_nothing_left(server, engine)
 
 
-def test_told_twice_it_cuts_what_runs_and_says_so(tmp_path: Path) -> None:
+def test_a_second_signal_aborts_running_requests_and_is_logged(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
         (stream,) = running(server, greedy("A stream", 6000, stream=True))
         os.kill(server.pid, signal.SIGINT)
-        wait_until(lambda: "stopping:" in server.log_text(), STOP_S, "the server to hear the first signal")
+        wait_until(lambda: "stopping:" in server.log_text(), STOP_S, "the server has handled the first signal")
         os.kill(server.pid, signal.SIGTERM)
         assert stream.answer()[-1]["error"]["code"] == "shutting_down"
         assert server.wait() == 0, server.log_text()

@@ -117,9 +117,9 @@ def test_logprobs_of_prompt_and_output(server: Server) -> None:
 
 
 def test_prompt_logprobs_are_the_same_after_the_prompt_is_cached(server: Server) -> None:
-    """A cached prefix has no logits left: the hit must end where the scores begin."""
+    """There are no logits for a cached prefix, so the hit must end before the first scored token."""
     server.flush()
-    ids = tokenize(server, "A long enough prompt to fill a few pages of the pool, so that some of it is kept.")
+    ids = tokenize(server, "A long enough prompt to fill a few pages of the pool, so that some of it is cached.")
     asked: dict[str, Any] = {
         "input_ids": ids,
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
@@ -139,7 +139,7 @@ def test_prompt_logprobs_are_the_same_after_the_prompt_is_cached(server: Server)
 
 
 def test_the_greedy_output_is_the_likeliest_by_its_own_prompt_logprobs(server: Server) -> None:
-    """Scored as a prompt, an output has the logprobs it was given when it was made (prefill against decode)."""
+    """An output that is scored as a prompt has the logprobs of its generation (prefill and decode agree)."""
     ids = tokenize(server, STORY)
     made = server.generate(input_ids=ids, sampling_params={"max_new_tokens": 6, "temperature": 0}, return_logprob=True)
     scored = server.generate(
@@ -223,12 +223,12 @@ def test_server_info_tells_what_was_passed_and_who_said_so(server: Server) -> No
         "device": "cpu",
         "port": server.port,
     }
-    stories = info["arguments"]
-    assert {name: stories[name]["value"] for name in passed} == passed
-    assert {stories[name]["layer"] for name in passed} == {"user"}
-    assert {stories[name]["owner"] for name in passed} == {"command line"}
-    assert stories["dtype"]["layer"] != "user"
-    assert stories["page_size"]["shadowed"], "the platform's own choice is told, too"
+    provenance = info["arguments"]
+    assert {name: provenance[name]["value"] for name in passed} == passed
+    assert {provenance[name]["layer"] for name in passed} == {"user"}
+    assert {provenance[name]["owner"] for name in passed} == {"command line"}
+    assert provenance["dtype"]["layer"] != "user"
+    assert provenance["page_size"]["shadowed"], "the platform's own choice is reported too"
     assert info["platform"] == "cpu"
     assert (info["page_size"], info["pages"]) == (8, [16384 // 8])
     assert info["engine"]["pages_total"] == 16384 // 8
@@ -262,7 +262,7 @@ def test_tokenize_and_detokenize_round_trip(server: Server, text: str) -> None:
     assert server.post("/detokenize", tokens=ids, skip_special_tokens=False).json() == {"text": text}
 
 
-def test_tokenize_tells_count_and_texts(server: Server) -> None:
+def test_tokenize_returns_count_and_texts(server: Server) -> None:
     shown = server.post("/tokenize", prompt="Hello 123", return_token_strs=True).json()
     assert shown["token_strs"] == ["Hello", " ", "1", "2", "3"]
     assert shown["count"] == len(shown["tokens"]) == 5

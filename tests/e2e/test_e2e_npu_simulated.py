@@ -1,4 +1,4 @@
-"""`srv launch --device npu` on a simulated device serves the demo model over HTTP, and never hides what it is."""
+"""`srv launch --device npu` on a simulated device serves the demo model, and reports that the device is simulated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_platforms_shows_it_as_simulated_only_while_it_is_asked_for() -> None:
 
 
 def test_automatic_choice_passes_over_it() -> None:
-    """The platform has the higher priority, and the host is taken all the same."""
+    """The CPU is chosen although the platform has a higher priority."""
     script = (
         "from srv.platform.choose import choose\n"
         "from srv.platform.registry import find_platforms\n"

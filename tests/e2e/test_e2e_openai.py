@@ -1,4 +1,4 @@
-"""The real `openai` client against the started server: what its users rely on, streamed and whole."""
+"""The real `openai` client with a real server: what its users rely on, streamed and not streamed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from srv_matrix.pytest_plugin import covers
 pytestmark = pytest.mark.e2e
 
 SERVER_ARGUMENTS = ("--max-running-requests", "16", "--max-total-tokens", "16384")
-# In float32 the shape of a batch decides no token, and some comparisons here run in different batches. Not every device
-# has it; what is evidence of any device needs no such comparison.
+# In float32 the shape of a batch does not change tokens; some tests compare outputs of different batches. Not every
+# device has float32; tests that are evidence for any device do not compare different batches.
 PROCESSOR_ARGUMENTS = ("--dtype", "float32")
 STORY = "Once upon a time"
 ASK: list[Any] = [{"role": "user", "content": "Name three colours."}]
@@ -101,7 +101,7 @@ def test_completion_streamed_says_what_completion_whole_says(client: openai.Open
 
 
 def test_text_is_the_same_however_the_characters_fall_on_tokens(client: openai.OpenAI, model: str) -> None:
-    """Characters of several bytes are spread over tokens: no piece may hold half of one."""
+    """The bytes of a character may be in several tokens: no chunk may have an incomplete character."""
     wanted: list[Any] = [{"role": "user", "content": "Repeat exactly: 日本語 🙂 naïve"}]
     whole = client.chat.completions.create(model=model, messages=wanted, max_tokens=32, temperature=0)
     stream = client.chat.completions.create(model=model, messages=wanted, max_tokens=32, temperature=0, stream=True)
@@ -125,7 +125,7 @@ def test_chat_logprobs(client: openai.OpenAI, model: str) -> None:
         ranked = [top.logprob for top in entry.top_logprobs]
         assert len(ranked) == 3
         assert ranked == sorted(ranked, reverse=True)
-        assert entry.token == entry.top_logprobs[0].token  # greedy takes the likeliest
+        assert entry.token == entry.top_logprobs[0].token  # greedy chooses the most likely token
         assert entry.logprob == entry.top_logprobs[0].logprob
     spelt = b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode()
     assert spelt == answer.choices[0].message.content
@@ -177,7 +177,7 @@ def test_stop_string_across_token_borders_cuts_text_logprobs_and_usage(client: o
 
 
 def _stopped(client: openai.OpenAI, asked: dict[str, Any], stop: str, stream: bool) -> tuple[dict[str, Any], int]:
-    """Text, reason and tokens of a stopped completion, and the completion tokens that its usage tells."""
+    """The text, reason and tokens of a stopped completion, and the completion tokens of its usage."""
     if not stream:
         whole = client.completions.create(**asked, stop=[stop])
         assert whole.usage is not None
@@ -200,7 +200,7 @@ def _stopped(client: openai.OpenAI, asked: dict[str, Any], stop: str, stream: bo
 
 def test_a_stop_string_that_never_comes_holds_nothing_back(client: openai.OpenAI, model: str) -> None:
     free = client.completions.create(model=model, prompt=STORY, max_tokens=12, temperature=0)
-    beginning = free.choices[0].text[-3:] + "§"  # the text ends with what could begin it
+    beginning = free.choices[0].text[-3:] + "§"  # the text ends with a prefix of it
     held = client.completions.create(model=model, prompt=STORY, max_tokens=12, temperature=0, stop=beginning)
     assert held.choices[0].text == free.choices[0].text
     assert held.choices[0].finish_reason == "length"
@@ -280,7 +280,7 @@ def test_extensions_pass_through_extra_body(client: openai.OpenAI, model: str) -
     plain = client.completions.create(model=model, prompt=STORY, max_tokens=40, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 40
-    assert answer.choices[0].text != plain.choices[0].text  # the penalty was felt
+    assert answer.choices[0].text != plain.choices[0].text  # the penalty has an effect
 
 
 def test_a_repeated_prompt_is_found_in_the_prefix_cache(client: openai.OpenAI, model: str, server: Server) -> None:

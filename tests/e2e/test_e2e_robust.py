@@ -1,4 +1,4 @@
-"""What clients do wrong, and what they do all at once, harms nobody else: streams go on, pages come back."""
+"""Bad input, disconnects and load do not affect other clients: streams continue, and pages are freed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from e2e_support import (
 
 pytestmark = pytest.mark.e2e
 
-# In float32 the shape of a batch decides no token, so that outputs alone and in company can be compared.
+# In float32 the shape of a batch does not change tokens, so outputs alone and in a batch can be compared.
 SERVER_ARGUMENTS = ("--dtype", "float32", "--max-running-requests", "16", *LIMITS)
 STORY = "Once upon a time there was"
 LONG_TOKENS = 120
@@ -51,39 +51,39 @@ def test_bad_input_is_refused_in_openais_shape(server: Server, bad: Bad) -> None
     assert server.health() == 200
 
 
-async def vanish_with_half_a_head(server: Server) -> None:
+async def disconnect_in_the_head(server: Server) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nConte")
     await writer.drain()
     writer.close()
 
 
-async def vanish_with_half_a_body(server: Server) -> None:
+async def disconnect_in_the_body(server: Server) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"text": "a')
     await writer.drain()
     writer.close()
 
 
-async def vanish_before_the_answer(server: Server) -> None:
-    """Ask for a long output in one piece, and hang up while it is made."""
+async def disconnect_before_the_answer(server: Server) -> None:
+    """Ask for a long output without streaming, and disconnect while it is generated."""
     async with server.asynchronous() as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/generate", json=greedy("A long one", 1000), timeout=httpx.Timeout(60, read=0.3))
 
 
 async def storm(server: Server) -> None:
-    """Every bad input twice, eight at a time, with vanishing clients in between."""
+    """Send every bad input twice, eight at a time, together with clients that disconnect."""
     twice = BAD_INPUTS * 2
     async with server.asynchronous() as client:
         for begin in range(0, len(twice), 8):
-            vanishing: list[Awaitable[Any]] = [
-                vanish_with_half_a_head(server),
-                vanish_with_half_a_body(server),
+            disconnecting: list[Awaitable[Any]] = [
+                disconnect_in_the_head(server),
+                disconnect_in_the_body(server),
                 leave_after(client, greedy("Somebody who leaves", 500), 3),
             ]
-            await asyncio.gather(*vanishing, *(refuse(client, bad) for bad in twice[begin : begin + 8]))
-        await vanish_before_the_answer(server)
+            await asyncio.gather(*disconnecting, *(refuse(client, bad) for bad in twice[begin : begin + 8]))
+        await disconnect_before_the_answer(server)
 
 
 def test_a_storm_of_bad_input_changes_no_token_of_a_running_stream(server: Server) -> None:
@@ -108,11 +108,11 @@ def test_a_storm_of_bad_input_changes_no_token_of_a_running_stream(server: Serve
     assert "Traceback" not in server.log_text()
 
 
-# ---- clients that leave
+# ---- clients that disconnect
 
 
 @pytest.mark.parametrize("seen", [1, 20])
-def test_pages_come_back_when_a_client_leaves_its_stream(server: Server, seen: int) -> None:
+def test_pages_are_freed_when_a_client_disconnects_from_its_stream(server: Server, seen: int) -> None:
     async def leave() -> int:
         async with server.asynchronous() as client:
             return await leave_after(client, greedy(STORY, 1500), seen)
@@ -124,7 +124,7 @@ def test_pages_come_back_when_a_client_leaves_its_stream(server: Server, seen: i
     assert after["srv_generated_tokens_total"] - before["srv_generated_tokens_total"] < 1500
 
 
-def test_pages_come_back_when_a_client_leaves_a_batch_in_one_piece(server: Server) -> None:
+def test_pages_are_freed_when_a_client_disconnects_from_a_batch(server: Server) -> None:
     body = {**greedy(STORY, 400), "text": [STORY, "Another", "And a third"]}
 
     async def leave() -> None:
@@ -166,7 +166,7 @@ def test_retracted_requests_lose_no_token(tmp_path_factory: pytest.TempPathFacto
 
 @dataclass(frozen=True)
 class Visit:
-    """One client: what it asks, and how it leaves (after so many events, by its id, or not at all)."""
+    """One client: its request, and after how many events it disconnects or aborts the request, if at all."""
 
     body: dict[str, Any]
     leaves_after: int | None = None
@@ -188,7 +188,7 @@ def visits(count: int, seed: int) -> list[Visit]:
 
 
 async def visit(client: httpx.AsyncClient, one: Visit) -> str:
-    """How it ended: left, aborted, or whole."""
+    """How the request ended: "left", "aborted" or "whole"."""
     seen = 0
     async with client.stream("POST", "/generate", json={**one.body, "stream": True}) as response:
         assert response.status_code == 200, await response.aread()
@@ -203,9 +203,9 @@ async def visit(client: httpx.AsyncClient, one: Visit) -> str:
             if one.leaves_after is not None and seen > one.leaves_after:
                 return "left"
             if seen - 1 == one.aborts_after:
-                told = await client.post("/abort_request", json={"rid": one.body["rid"]})
-                assert told.status_code in (200, 404), told.text  # 404: it had just ended
-    raise AssertionError("the stream ended without its end mark")
+                response = await client.post("/abort_request", json={"rid": one.body["rid"]})
+                assert response.status_code in (200, 404), response.text  # 404: it has just ended
+    raise AssertionError("the stream ended without [DONE]")
 
 
 @pytest.mark.slow

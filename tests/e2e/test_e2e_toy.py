@@ -1,4 +1,4 @@
-"""A third party's platform serves over HTTP: the simulated accelerator computes what the CPU computes."""
+"""A third party's platform serves over HTTP: the simulated accelerator has the same outputs as the CPU."""
 
 from __future__ import annotations
 

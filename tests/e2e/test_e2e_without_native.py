@@ -1,4 +1,4 @@
-"""The server without its native kernels, as on a machine that has no compiler: slower, right, and it says why."""
+"""Without native kernels, as on a machine without a compiler, the server still answers, and logs the reason."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WARNING = "the native CPU kernels are not used, torch's operators are: "
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
-        pytest.param("SRV_CPU_NATIVE", "0", "SRV_CPU_NATIVE=0 asks for torch alone", id="turned off"),
-        pytest.param("SRV_CPU_LIBRARY", "none.so", "none.so is not there; build it with", id="not built"),
+        pytest.param("SRV_CPU_NATIVE", "0", "SRV_CPU_NATIVE=0 turns it off", id="turned off"),
+        pytest.param("SRV_CPU_LIBRARY", "none.so", "none.so does not exist; build it with", id="not built"),
     ],
 )
 def test_a_server_without_native_kernels_answers_and_says_why_it_has_none(

@@ -1,8 +1,8 @@
 """The engine's greedy tokens on the demo model are those of transformers in float32, however they are scheduled.
 
-The reference is computed once: transformers' own GGUF reader and modelling code, each prompt alone. A token
-that differs is a failure, unless it is the reference's second best and within NEAR_TIE of its best; at most one
-prompt in a hundred may be excused so, over all configurations together: of twenty, none.
+The reference is computed once, with transformers' own GGUF reader and modelling code, each prompt alone. A token that
+differs is a failure, unless it is the reference's second best and within NEAR_TIE of its best. At most one prompt in a
+hundred may be excused in this way over all configurations, which is none of twenty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEAR_TIE = 1e-4
 EXCUSED_PART = 0.01
 LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-# Each begins with another token, so that none hits what another one left in the prefix cache.
+# Each begins with a different token, so that none hits the prefix that another one has cached.
 TEXTS = (
     "The",
     "Once upon a time there was a",
@@ -56,7 +56,7 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Expected:
-    """One prompt, what transformers makes of it, and at each token the second best and its distance in logits."""
+    """One prompt with transformers' tokens, and for each token the second best and the gap between their logits."""
 
     prompt: list[int]
     tokens: list[int]
@@ -66,14 +66,14 @@ class Expected:
 
 @dataclass
 class Tally:
-    """Comparisons over all configurations, and by prompt the first that a near tie excused."""
+    """The number of comparisons over all configurations, and the first near tie of each prompt that was excused."""
 
     compared: int = 0
     excused: dict[int, str] = field(default_factory=dict)
 
 
 def greedy(model: torch.nn.Module, prompt: list[int]) -> Expected:
-    """Plain greedy decoding of one sequence; nothing ends it and nothing changes its logits."""
+    """Plain greedy decoding of one sequence, without stop conditions and logit processors."""
     tokens: list[int] = []
     seconds: list[int] = []
     gaps: list[float] = []
@@ -115,7 +115,7 @@ def tally() -> Tally:
 
 @dataclass(frozen=True)
 class Setup:
-    """Size of the chunks that prompts are cut to, and whether steps overlap."""
+    """The size of prompt chunks, and whether steps overlap."""
 
     chunk: int
     overlap: bool
@@ -153,8 +153,8 @@ def engine(setup: Setup) -> Iterator[LocalEngine]:
 
 
 def test_alone(setup: Setup, engine: LocalEngine, expected: list[Expected], tally: Tally) -> None:
-    """One request at a time. One half of the prompts with nothing cached, the other with their own prefix;
-    without overlap the halves change places, so that each prompt is both at each chunk size."""
+    """One request at a time. Half of the prompts run with an empty cache, the others with their own prefix cached;
+    without overlap the halves are swapped, so that each prompt runs both ways at each chunk size."""
     runs: list[Run] = []
     for number, one in enumerate(expected):
         engine.send(FlushCache(0))
@@ -167,7 +167,7 @@ def test_alone(setup: Setup, engine: LocalEngine, expected: list[Expected], tall
 
 
 def test_in_a_batch(engine: LocalEngine, expected: list[Expected], tally: Tally) -> None:
-    """All at once over 16 slots: first with nothing cached, then with their own prefixes."""
+    """All prompts together in 16 slots: first with an empty cache, then with their own prefixes cached."""
     engine.send(FlushCache(0))
     runs = [
         Run(number, cached, result)
@@ -193,7 +193,7 @@ def generate(engine: LocalEngine, wanted: Sequence[Expected], count: int = OUTPU
 
 
 def differences(page: int, expected: Sequence[Expected], runs: Sequence[Run], tally: Tally) -> list[str]:
-    """Every first token that differs without a near tie; those with one are noted. `page`: tokens of one."""
+    """The first differing token of each run, unless it is a near tie, which is added to `tally`. `page`: page size."""
     wrong: list[str] = []
     for run in runs:
         one, result = expected[run.number], run.result

@@ -1,9 +1,9 @@
-"""From nothing but wheels: `srv`, `srv-kernels`, and what `srv plugin new` makes, unedited, in an empty environment.
+"""The output of `srv plugin new` works unedited in an empty environment with the wheels of `srv` and `srv-kernels`.
 
-What a vendor has: no checkout, and nothing on the import path that a wheel did not put there. The package builds,
-installs, is found by the doctor, serves, passes its own tests, and conforms.
+This is the situation of a vendor: there is no checkout, and nothing on the import path that is not from a wheel. The
+package builds, installs, is found by the doctor, serves, passes its own tests, and conforms.
 
-    wheels of this tree ──► empty environment ──► srv plugin new ──► wheel of that ──► the same environment
+    wheels of this tree ──► empty environment ──► srv plugin new ──► its wheel ──► the same environment
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FROM_WHEELS = ("install", "-q", "--no-deps", "--no-index")
 
 
 def environment() -> dict[str, str]:
-    """The caller's, with nothing that would lead Python or srv elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTHON", "PYTEST_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    """The caller's environment without variables that affect Python or srv."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTHON", "PYTEST_"))}
+    return {**own, "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def run(command: Sequence[str | Path], where: Path, seconds: float = 280) -> str:
-    """What it prints. It must end with status 0."""
+    """Run a command, which must end with status 0; returns its output."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, check=False, cwd=where, env=environment()
     )
@@ -53,7 +53,7 @@ def run(command: Sequence[str | Path], where: Path, seconds: float = 280) -> str
 
 @dataclass(frozen=True)
 class Installed:
-    """The environment, the folder of work beside it, and the new package's source in that."""
+    """The environment, and the working folder with the source of the new package."""
 
     prefix: Path
     work: Path
@@ -66,14 +66,14 @@ class Installed:
     def package(self) -> Path:
         return self.work / f"srv-{NAME}"
 
-    def srv(self, *words: str, seconds: float = 280) -> str:
-        return run([self.prefix / "bin" / "srv", *words], self.work, seconds)
+    def srv(self, *arguments: str, seconds: float = 280) -> str:
+        return run([self.prefix / "bin" / "srv", *arguments], self.work, seconds)
 
 
 def borrow(site: Path) -> None:
-    """Let the environment have other people's packages, which are gigabytes, from this one; and none of this tree.
+    """Link all third-party packages (gigabytes) of this environment into the new one, but none of this tree.
 
-    Entry by entry: a `.pth` file here leads to this tree, and metadata that is seen brings its entry points.
+    Each entry is linked separately, because a `.pth` file here leads to this tree, and metadata has its entry points.
     """
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if entry.suffix != ".pth" and not entry.name.lower().lstrip("_").startswith("srv"):
@@ -99,7 +99,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_nothing_comes_from_the_checkout(installed: Installed) -> None:
-    """Every package of ours lies in the environment, no other is there, and the import path leads nowhere else."""
+    """All our packages are imported from the environment, and the import path does not lead to the checkout."""
     script = (
         "import json, sys, importlib.metadata as m, srv, srv_kernels, srv_cpu, srv_matrix, srv_acme\n"
         "files = [each.__file__ for each in (srv, srv_kernels, srv_cpu, srv_matrix, srv_acme)]\n"
@@ -133,29 +133,31 @@ def test_it_serves_an_answer(installed: Installed, tmp_path: Path, monkeypatch: 
 
 
 def test_it_passes_its_own_tests(installed: Installed) -> None:
-    told = run(
+    output = run(
         [installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed.package / "tests"],
         installed.package,
     )
-    assert " passed" in told
+    assert " passed" in output
 
 
 @pytest.mark.timeout(1500)
 def test_it_conforms_to_level_3(installed: Installed, tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
-    told = installed.srv("conformance", "run", "--device", NAME, "--level", "L3", "--report", str(report), seconds=1400)
+    output = installed.srv(
+        "conformance", "run", "--device", NAME, "--level", "L3", "--report", str(report), seconds=1400
+    )
     head, *rows = [json.loads(line) for line in report.read_text().splitlines()]
     assert head["versions"].keys() == {"srv", f"srv-{NAME}", "torch"}
-    assert [row for row in rows if row["status"] not in ("passed", "skipped")] == [], told
+    assert [row for row in rows if row["status"] not in ("passed", "skipped")] == [], output
     assert {row["level"] for row in rows if row["status"] == "passed"} == {"L0", "L1", "L2", "L3"}
 
 
-def test_the_kit_is_tests_too(installed: Installed, tmp_path: Path) -> None:
-    """As pytest runs it by the package's name, with the option that comes with the installed plugin of pytest."""
+def test_the_kit_runs_under_pytest(installed: Installed, tmp_path: Path) -> None:
+    """Run it with pytest by the package's name, with the options of the installed pytest plugin."""
     report = tmp_path / "report.jsonl"
-    words = ("--pyargs", "srv.testing", "--srv-device", NAME, "--srv-level", "L1", "--srv-report", str(report))
-    told = run([installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words], installed.work)
+    arguments = ("--pyargs", "srv.testing", "--srv-device", NAME, "--srv-level", "L1", "--srv-report", str(report))
+    output = run([installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments], installed.work)
     rows = [json.loads(line) for line in report.read_text().splitlines()[1:]]
     passed = [row for row in rows if row["status"] == "passed"]
-    assert f"{len(passed)} passed" in told
+    assert f"{len(passed)} passed" in output
     assert {row["level"] for row in passed} == {"L0", "L1"}

@@ -1,4 +1,4 @@
-"""Faults of the server arguments and of what `srv plan` works out from them."""
+"""Faults of the server arguments and of the budget of `srv plan`."""
 
 from fault import Fault
 
@@ -36,7 +36,7 @@ FAULTS = (
         file="core/srv/args/sources.py",
         text='    rejections += unknown_flags(getattr(namespace, "unknown", ()))\n',
         planted="",
-        effect="A misspelt flag is ignored without a word.",
+        effect="A misspelt flag is silently ignored.",
         tests=(_SOURCES,),
     ),
     Fault(
@@ -44,7 +44,7 @@ FAULTS = (
         file="core/srv/args/sources.py",
         text="read_file(Path(config))\n        statements, rejections = statements + more, rejections + refused",
         planted="read_file(Path(config))\n        statements = statements + more",
-        effect="A misspelt key of the config file is ignored without a word.",
+        effect="A misspelt key of the config file is silently ignored.",
         tests=(_SOURCES,),
     ),
     Fault(
@@ -100,7 +100,7 @@ FAULTS = (
         file="core/srv/dtypes.py",
         text='"bfloat16": 2',
         planted='"bfloat16": 4',
-        effect="Weights and pool of bfloat16 count twice: half as many pages fit as could.",
+        effect="Weights and pool of bfloat16 count twice, so that only half of the pages fit.",
         tests=(_BUDGET,),
     ),
     Fault(

@@ -13,7 +13,7 @@ FAULTS = (
         file="core/srv/platform/contract.py",
         text="    check_known_names(public, members, distribution, type(live).__name__)\n",
         planted="",
-        effect="A plugin's misspelt method is never called, and nobody is told.",
+        effect="A plugin's misspelt method is never called, and no error is reported.",
         tests=("tests/core/platform/test_contract.py",),
     ),
     Fault(
@@ -21,7 +21,7 @@ FAULTS = (
         file="core/srv/platform/checks.py",
         text='    _check_known(plugin, manifest, Manifest, "Manifest")\n',
         planted="",
-        effect="A misspelt member of a manifest has no effect, and nobody is told.",
+        effect="A misspelt member of a manifest has no effect, and no error is reported.",
         tests=(_CHECKS, _REGISTRY),
     ),
     Fault(
@@ -46,7 +46,7 @@ FAULTS = (
         file="core/srv/platform/probe.py",
         text="        os.killpg(process.pid, signal.SIGKILL)\n",
         planted="        process.kill()\n",
-        effect="What a hanging probe has started goes on running after the command has ended.",
+        effect="Processes that a hanging probe has started keep running after the command has ended.",
         tests=(_PROBE,),
     ),
     Fault(
@@ -62,7 +62,7 @@ FAULTS = (
         file="core/srv/platform/choose.py",
         text=" and not result.device.simulated\n",
         planted="\n",
-        effect="A server starts on a simulated card although a real device is there.",
+        effect="A server starts on a simulated card although there is a real device.",
         tests=(_CHOOSE,),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""What a planted fault is, and the tables of all of them: every other module of this folder but `plant`."""
+"""The class of planted faults, and their tables, which are all other modules of this folder except `plant`."""
 
 from __future__ import annotations
 

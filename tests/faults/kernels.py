@@ -11,7 +11,7 @@ FAULTS = (
         file="kernels/srv_kernels/reference.py",
         text="gate, up = x.chunk(2, -1)",
         planted="up, gate = x.chunk(2, -1)",
-        effect="On devices without a kernel of their own, every model answers nonsense.",
+        effect="On devices without their own kernel, every model generates nonsense.",
         tests=(_CONTRACTS,),
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = (
         file="kernels/srv_kernels/reference.py",
         text="for start in range(_EXACT, weight.shape[1], _EXACT):",
         planted="for start in range(_EXACT, weight.shape[1] - _EXACT, _EXACT):",
-        effect="Products of int8 leave out the last inputs of wide layers.",
+        effect="int8 products skip the last inputs of wide layers.",
         tests=(_CONTRACTS,),
     ),
     Fault(
@@ -35,7 +35,7 @@ FAULTS = (
         file="kernels/srv_kernels/cpu/native/pointwise.cpp",
         text="second * c + first * s",
         planted="second * c - first * s",
-        effect="On the CPU, every model answers nonsense.",
+        effect="On the CPU, every model generates nonsense.",
         tests=(f"{_NATIVE}::test_ops_keep_their_contract",),
     ),
     Fault(
@@ -51,7 +51,7 @@ FAULTS = (
         file="kernels/srv_kernels/cpu/native/attention.cpp",
         text="min_of(position + 1, ",
         planted="min_of(position + 2, ",
-        effect="On the CPU, tokens of a prompt attend to the one after them.",
+        effect="On the CPU, tokens of a prompt attend to the next token.",
         tests=(
             "tests/platforms/cpu/test_attention.py::test_any_batch_agrees_with_dense_attention_on_every_instruction_set",
         ),

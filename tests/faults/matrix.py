@@ -11,7 +11,7 @@ FAULTS = (
         file="support_matrix/srv_matrix/records.py",
         text="return self >= Level.E4",
         planted="return self >= Level.E3",
-        effect="Cells that ran on a simulated device alone are shown as verified.",
+        effect="Cells that ran only on a simulated device are shown as verified.",
         tests=(f"{_CHECK}::test_what_ran_on_a_simulated_device_is_shown_as_such",),
     ),
     Fault(
@@ -35,7 +35,7 @@ FAULTS = (
         file="support_matrix/srv_matrix/records.py",
         text="return self.machine != self.variant",
         planted="return False",
-        effect="What ran on a newer card is shown as run on the older one.",
+        effect="A test that ran on a newer card is shown as run on the older one.",
         tests=(f"{_CHECK}::test_a_forced_path_is_green_with_a_note_and_was_not_run_on_the_device",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of the KV cache's bookkeeping: pages, the prefix tree, leases."""
+"""Faults of the KV cache's bookkeeping: pages, the radix tree, leases."""
 
 from fault import Fault
 
@@ -11,7 +11,7 @@ FAULTS = (
         file="core/srv/memory/cache.py",
         text="return -(-tokens // self.page_size)",
         planted="return tokens // self.page_size",
-        effect="The last tokens of a prompt have no page: their KV overwrites someone else's.",
+        effect="The last tokens of a prompt have no page: their KV overwrites that of other requests.",
         tests=("tests/core/sched/test_scheduler.py", _CACHE),
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = (
         file="core/srv/memory/radix.py",
         text="node.pages = tuple(pages[count:] for pages in node.pages)",
         planted="node.pages = tuple(pages[: node.count - count] for pages in node.pages)",
-        effect="Two prompts with a common beginning read each other's KV.",
+        effect="Two prompts with a common prefix read each other's KV.",
         tests=(_RADIX,),
     ),
     Fault(
@@ -59,7 +59,7 @@ FAULTS = (
         file="core/srv/memory/cache.py",
         text="            duplicates.extend(table[lease.shared : present])\n",
         planted="            duplicates.extend(table[lease.shared : lease.shared])\n",
-        effect="Each prompt that two requests compute at once costs pages for good.",
+        effect="Each prompt that two requests compute at the same time leaks pages.",
         tests=(_CACHE,),
     ),
     Fault(

@@ -13,7 +13,7 @@ FAULTS = (
         file="core/srv/models/formats/gguf_loader.py",
         text="*view.shape[1:]).transpose(1, 2)",
         planted="*view.shape[1:])",
-        effect="Every GGUF file of a Llama answers nonsense.",
+        effect="Every Llama model from a GGUF file generates nonsense.",
         tests=(_LOADERS,),
     ),
     Fault(
@@ -21,7 +21,7 @@ FAULTS = (
         file="core/srv/models/formats/gguf_loader.py",
         text="heads = facts.heads if is_query else facts.kv_heads",
         planted="heads = facts.heads",
-        effect="GGUF files of models with grouped-query attention answer nonsense.",
+        effect="GGUF models with grouped-query attention generate nonsense.",
         tests=(_LOADERS,),
     ),
     Fault(
@@ -45,7 +45,7 @@ FAULTS = (
         file="core/srv/models/layers/mlp.py",
         text='{f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}',
         planted='{f"{prefix}.up_proj": intermediate, f"{prefix}.gate_proj": intermediate}',
-        effect="Every model answers nonsense.",
+        effect="Every model generates nonsense.",
         tests=(_DECODER,),
     ),
     Fault(
@@ -53,7 +53,7 @@ FAULTS = (
         file="core/srv/models/layers/rope.py",
         text="blended = (1 - blend) * frequencies / factor + blend * frequencies",
         planted="blended = blend * frequencies / factor + (1 - blend) * frequencies",
-        effect="Llama 3.1 loses track in long texts.",
+        effect="The quality of Llama 3.1 degrades in long texts.",
         tests=(_DECODER,),
     ),
     Fault(
@@ -61,7 +61,7 @@ FAULTS = (
         file="core/srv/models/architectures/decoder_config.py",
         text="if i >= first else",
         planted="if i > first else",
-        effect="One layer of a Qwen2 with sliding windows attends to too much.",
+        effect="One layer of a Qwen2 model with sliding windows attends to too many tokens.",
         tests=(_DECODER,),
     ),
     Fault(

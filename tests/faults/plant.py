@@ -60,7 +60,7 @@ class Run:
 @dataclass(frozen=True)
 class Outcome:
     fault: Fault
-    verdict: str  # "caught", or one of the words in capitals above
+    verdict: str  # "caught", or one of the verdicts in capitals above
     detail: str  # the test that caught it, or the reason
     seconds: float = 0.0
     end: str = ""
@@ -99,13 +99,13 @@ class Copy:
 
     def pytest(self, tests: Sequence[str], *options: str, limit_s: float, native: bool = False, **more: str) -> Run:
         """Run these tests; they must be of one folder (see `Fault.folder`)."""
-        words = ["-q", "--no-header", "--tb=short", "-m", "not slow", "--hypothesis-seed=0", *options]
+        arguments = ["-q", "--no-header", "--tb=short", "-m", "not slow", "--hypothesis-seed=0", *options]
         if not tests[0].startswith("tests/"):
-            words.append("--import-mode=prepend")  # tests of a plugin import modules beside them
+            arguments.append("--import-mode=prepend")  # tests of a plugin import modules beside them
         environment = {**self._environment, **({"SRV_CPU_LIBRARY": str(self.library)} if native else {}), **more}
         begin = time.monotonic()
         with subprocess.Popen(
-            [sys.executable, "-m", "pytest", *words, *tests],
+            [sys.executable, "-m", "pytest", *arguments, *tests],
             cwd=self.root,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -187,7 +187,7 @@ def copy_tree(to: Path) -> Copy:
 
 
 def clone(copy: Copy, to: Path) -> Copy:
-    """A second copy, with the bytecode that the first one has compiled by now."""
+    """A second copy, including the bytecode that the first one has compiled."""
     shutil.copytree(copy.root, to)
     cloned = Copy(to)
     cloned.check_imports()

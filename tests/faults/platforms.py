@@ -21,7 +21,7 @@ FAULTS = (
         file="platforms/cpu/srv_cpu/sampling.py",
         text="in_nucleus = 1 + (cumulative",
         planted="in_nucleus = (cumulative",
-        effect="top_p never draws the token that completes the nucleus.",
+        effect="top_p never samples the token that completes the nucleus.",
         tests=(f"{_CPU_SAMPLING}::test_draws_follow_the_filtered_distribution",),
     ),
     Fault(
@@ -45,7 +45,7 @@ FAULTS = (
         file="platforms/cuda/srv_cuda/rules.py",
         text='context["ep_size"] in (1, context["tp_size"])',
         planted='context["ep_size"] <= context["tp_size"]',
-        effect="A number of expert ranks is accepted for which the kernels have no layout.",
+        effect="An expert-parallel size is accepted for which the kernels have no layout.",
         tests=("tests/platforms/cuda/test_rules.py",),
     ),
     Fault(
@@ -53,7 +53,7 @@ FAULTS = (
         file="plugins/toy_device/srv_toy_device/graphs.py",
         text="        graph.update(lengths=metadata.lengths)\n",
         planted="",
-        effect="Captured steps attend with the lengths of the step that was captured.",
+        effect="Replayed steps attend with the lengths of the step that was captured.",
         tests=(f"{_TOY}/test_toy_graphs.py",),
     ),
     Fault(
@@ -61,7 +61,7 @@ FAULTS = (
         file="plugins/toy_device/srv_toy_device/attention.py",
         text="visible = distance >= 0",
         planted="visible = distance >= -1",
-        effect="On the example device, each token attends to the one after it.",
+        effect="On the example device, each token attends to the next token.",
         tests=(f"{_TOY}/test_toy_attention.py",),
     ),
 )

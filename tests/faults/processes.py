@@ -11,7 +11,7 @@ FAULTS = (
         file="core/srv/worker/slots.py",
         text="            table[slot, : used[slot]] = 0\n            used[slot] = 0\n",
         planted="            table[slot, : used[slot]] = 0\n",
-        effect="A request appends its pages behind those of the last request in its slot, and reads the wrong KV.",
+        effect="A request's pages are appended to those of the last request in its slot, and it reads the wrong KV.",
         tests=(_SLOTS,),
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = (
         file="core/srv/worker/slots.py",
         text="    def append_pages(self, row: Row) -> None:\n        self._table_version += 1\n",
         planted="    def append_pages(self, row: Row) -> None:\n",
-        effect="A request that needs another page goes on with the page table of the step before.",
+        effect="A request that needs another page continues with the page table of the previous step.",
         tests=(_SLOTS,),
     ),
     Fault(
@@ -43,7 +43,7 @@ FAULTS = (
         file="core/srv/engine/loop.py",
         text="        except Exception as error:\n",
         planted="        except ValueError as error:\n",
-        effect="One failed step ends the engine, and with it every request.",
+        effect="One failed step ends the engine and all requests.",
         tests=(_LOOP,),
     ),
     Fault(
@@ -51,7 +51,7 @@ FAULTS = (
         file="core/srv/engine/loop.py",
         text="            if not parent_alive():\n",
         planted="            if self._stopped and not parent_alive():\n",
-        effect="After the server is killed, the engine stays and holds the device's memory.",
+        effect="After the server is killed, the engine keeps running and holds the device's memory.",
         tests=(_LOOP,),
         hangs=True,
     ),
@@ -60,7 +60,7 @@ FAULTS = (
         file="core/srv/engine/loop.py",
         text="        if self._drain_until is not None:\n            error",
         planted="        if self._stopped:\n            error",
-        effect="A server that shuts down takes new requests and then aborts them.",
+        effect="A server that shuts down accepts new requests and then aborts them.",
         tests=(_LOOP,),
     ),
     Fault(

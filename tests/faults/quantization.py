@@ -20,7 +20,7 @@ FAULTS = (
         file="core/srv/quantization/int8_layers.py",
         text='views[f"{name}.input_offset"] = self._offsets[index : index + 1]',
         planted='views[f"{name}.input_offset"] = self._offsets[:1]',
-        effect="Fused layers whose inputs are quantized differently are computed with the offset of one of them.",
+        effect="Fused layers whose inputs are quantized differently are computed with the offset of only one of them.",
         tests=(_MODELSLIM,),
     ),
     Fault(
@@ -28,7 +28,7 @@ FAULTS = (
         file="core/srv/quantization/int8_layers.py",
         text="nonzero = [name for name, offset in offsets.items() if bool(offset.any())]",
         planted="nonzero = [name for name, offset in offsets.items() if bool(offset.all())]",
-        effect="A checkpoint with zero points is served as if it had none, and answers nonsense.",
+        effect="A checkpoint with zero points is served as if it had none, and generates nonsense.",
         tests=(_MODELSLIM,),
     ),
     Fault(
@@ -44,7 +44,7 @@ FAULTS = (
         file="core/srv/quantization/gguf_layers.py",
         text="return product if self.bias is None else product + self.bias",
         planted="return product",
-        effect="Quantized Qwen2 files answer worse than they should.",
+        effect="The quality of quantized Qwen2 files is worse than it should be.",
         tests=(_GGUF,),
     ),
 )

@@ -11,7 +11,7 @@ FAULTS = (
         file="core/srv/sample/noise.py",
         text="self._values[slots, positions % self._POSITIONS]",
         planted="self._values[slots, (positions - 1) % self._POSITIONS]",
-        effect="The same seed gives other tokens than before, and a request's first token reuses noise.",
+        effect="The same seed yields other tokens than before, and a request's first token reuses noise.",
         tests=("tests/core/sample/test_noise.py",),
     ),
     Fault(

@@ -11,7 +11,7 @@ FAULTS = (
         text="        elif request.in_flight:\n            request.state = State.ENDING\n        else:",
         planted="        elif request.in_flight or reason is FinishReason.ABORT:\n"
         "            request.state = State.ENDING\n        else:",
-        effect="Each aborted request keeps its slot and its pages, until the server takes no more requests.",
+        effect="Each aborted request keeps its slot and its pages, until the server can accept no more requests.",
         tests=(_SCHEDULER,),
     ),
     Fault(
@@ -51,7 +51,7 @@ FAULTS = (
         file="core/srv/sched/scheduler.py",
         text="            request.kv_invalid |= result.error is not None\n",
         planted="",
-        effect="After a failed step, later requests reuse KV that was never written, and answer nonsense.",
+        effect="After a failed step, later requests reuse KV that was never written, and generate nonsense.",
         tests=(_SCHEDULER,),
     ),
     Fault(
@@ -83,7 +83,7 @@ FAULTS = (
         file="core/srv/sched/scheduler.py",
         text="row.computed + row.scheduled\n        if request.in_flight:\n            return None\n",
         planted="row.computed + row.scheduled\n",
-        effect="With two steps in flight, a request that ends early gives its pages back while a step writes to them.",
+        effect="With two steps in flight, a request that ends early frees its pages while a step writes to them.",
         tests=(_SCHEDULER,),
     ),
 )

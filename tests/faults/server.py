@@ -31,7 +31,7 @@ FAULTS = (
         file="core/srv/server/fields.py",
         text="        cls._refuse_unknown(body, where)\n",
         planted="        body = {name: value for name, value in body.items() if name in cls.model_fields}\n",
-        effect="A misspelt field of a request is ignored without a word.",
+        effect="A misspelt field of a request is silently ignored.",
         tests=(_BAD_INPUT,),
     ),
     Fault(
@@ -55,7 +55,7 @@ FAULTS = (
         file="core/srv/server/text/detokenize.py",
         text="elif found is None or (place, len(stop)) < found:",
         planted="elif found is None:",
-        effect="Of two stop strings the first in the list cuts the text, not the first in the text.",
+        effect="The text is cut at the first stop string of the list instead of the first one in the text.",
         tests=(_DETOKENIZE,),
     ),
     Fault(
@@ -63,7 +63,7 @@ FAULTS = (
         file="core/srv/server/client.py",
         text="                self._outbox.put_nowait(Abort([message.request]))\n",
         planted="",
-        effect="Requests of clients that have left are generated to their end.",
+        effect="Requests of disconnected clients are generated to their end.",
         tests=(_CLIENT,),
     ),
     Fault(
@@ -71,7 +71,7 @@ FAULTS = (
         file="core/srv/server/client.py",
         text="            inbox.fail(failure)\n",
         planted="            pass\n",
-        effect="When the engine dies, open requests hang until their clients give up.",
+        effect="When the engine dies, open requests hang until their clients time out.",
         tests=(_CLIENT,),
         hangs=True,
     ),
@@ -104,7 +104,7 @@ FAULTS = (
         file="core/srv/server/http/auth.py",
         text='hmac.compare_digest(given.strip().encode("latin-1"), self._key)',
         planted='len(given.strip().encode("latin-1")) == len(self._key)',
-        effect="Any key of the right length opens the server.",
+        effect="Any API key of the right length is accepted.",
         tests=(_ADMIN,),
     ),
     Fault(
@@ -128,7 +128,7 @@ FAULTS = (
         file="core/srv/offline.py",
         text="return await asyncio.gather(*tasks)",
         planted="return [await task for task in asyncio.as_completed(tasks)]",
-        effect="LLM.generate returns the shortest outputs first, and each is taken for that of another prompt.",
+        effect="LLM.generate returns the shortest outputs first, and they are assigned to the wrong prompts.",
         tests=(_OFFLINE + "::test_outputs_are_in_the_order_of_the_prompts_though_the_last_end_first",),
     ),
     Fault(

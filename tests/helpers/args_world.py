@@ -121,11 +121,11 @@ def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **
     )
 
 
-def resolved(said: UserInput | None = None, on: Manifest | None = None, **given: Any) -> Resolved:
+def resolved(user_input: UserInput | None = None, on: Manifest | None = None, **given: Any) -> Resolved:
     """Resolve on the imagined platform, with the tiny model unless `model` is given."""
     given.setdefault("device", device())
     given.setdefault("model", model())
-    return resolve(said or UserInput(), manifest=on or manifest(), **given)
+    return resolve(user_input or UserInput(), manifest=on or manifest(), **given)
 
 
 def reader(*names: str) -> Any:

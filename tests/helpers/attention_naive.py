@@ -1,6 +1,6 @@
-"""A second attention backend, as plain as can be: one row after the other, dense attention in float32.
+"""A second attention backend, as simple as possible: dense attention in float32, one row after the other.
 
-`install` brings it to the CPU platform as a third party would: a distribution with one entry point.
+`install` adds it to the CPU platform as a third party would: as a distribution with one entry point.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPEC = f"""
 from srv.platform.facts import BackendSpec, Requires
 
 SPEC = BackendSpec(
-    "{NAME}", 1, lambda seen: Requires(), "attention_naive:NaiveAttention", kv_order="page_token_head"
+    "{NAME}", 1, lambda context: Requires(), "attention_naive:NaiveAttention", kv_order="page_token_head"
 )
 """
 
@@ -32,7 +32,7 @@ def install(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """`tokens`: its part of the token axis. `pages`, `offsets`: where its tokens [0, length) lie in the pool."""
+    """`tokens`: its slice of the token axis. `pages`, `offsets`: where its tokens [0, length) are in the pool."""
 
     tokens: slice
     pages: Tensor
@@ -62,6 +62,6 @@ class NaiveAttention:
             new = len(q[row.tokens])
             where = row.pages[-new:], row.offsets[-new:]
             keys[where], values[where] = k[row.tokens].to(keys.dtype), v[row.tokens].to(values.dtype)
-            held = keys[row.pages, row.offsets], values[row.pages, row.offsets]
-            out[row.tokens] = dense_attention(layer, q[row.tokens], *held).to(q.dtype)
+            cached = keys[row.pages, row.offsets], values[row.pages, row.offsets]
+            out[row.tokens] = dense_attention(layer, q[row.tokens], *cached).to(q.dtype)
         return out

@@ -1,7 +1,6 @@
 """Requests that must be refused, as bytes, with the status and the code that the refusal must have.
 
-They are made for a server with the limits of `LIMITS`. Used by the tests and by the measurement of what a storm
-of them costs a running stream.
+They are for a server with the limits of `LIMITS`. Tests use them, and the benchmark of bad input.
 """
 
 from __future__ import annotations

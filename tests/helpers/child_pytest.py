@@ -1,4 +1,4 @@
-"""Tests in a pytest of their own: what registers a device with PyTorch claims it for the whole process, for good."""
+"""Run tests in a child pytest process, because registering a device with PyTorch cannot be undone in a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of pytest ended: its status, its report, and what went to standard error."""
+    """The result of a pytest run: its exit status, standard output and standard error."""
 
     status: int
     text: str
@@ -23,12 +23,12 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Every test that ran passed, and there were some."""
+        """Whether every test that ran passed, and at least one ran."""
         return self.status == 0 and " passed" in self.text
 
     @property
     def skipped(self) -> bool:
-        """Some tests did not run."""
+        """Whether some tests were skipped."""
         return " skipped" in self.text
 
     @property
@@ -36,16 +36,15 @@ class Outcome:
         return self.text[-6000:] + self.errors[-2000:]
 
 
-def run(*words: str | Path, seconds: float = 280, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-    """Run pytest on these words.
+def run(*arguments: str | Path, seconds: float = 280, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+    """Run pytest with these arguments.
 
-    Modules beside the tests can be imported, as in a plugin's own checkout. No SRV_ variable of this process reaches
-    it. environment: what it has beside that; entries of PYTHONPATH go before
-    those of this process.
+    Modules in the folders of the tests can be imported, as in a plugin's own checkout. The child does not inherit
+    SRV_ variables. `environment`: further variables; entries of its PYTHONPATH come before those of this process.
     """
     paths = (environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--import-mode=prepend", *map(str, words)],
+        [sys.executable, "-m", "pytest", "-q", "--import-mode=prepend", *map(str, arguments)],
         cwd=ROOT,
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("SRV_")},

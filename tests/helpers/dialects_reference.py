@@ -1,8 +1,8 @@
-"""Flags that other engines publish, with the defaults of their pages: what the tables of dialects must cover."""
+"""Published flags of other engines, with their published defaults, which the tables of dialects must cover."""
 
 from __future__ import annotations
 
-# Every row of RTP-LLM's page of server arguments, in its order: flag and default. Two flags stand there twice.
+# Every row of RTP-LLM's page of server arguments, in its order: flag and default. Two flags occur twice there.
 RTP_LLM_PAGE: tuple[tuple[str, str], ...] = (
     ("--tp-size", "None"),
     ("--ep-size", "None"),
@@ -100,7 +100,7 @@ RTP_LLM_PAGE: tuple[tuple[str, str], ...] = (
     ("--torch-cuda-profiler-dir", ""),
 )
 
-# Every flag of SGLang's server, of two releases and of two pages that describe them.
+# Every flag of SGLang's server in two releases, and on two pages that describe them.
 _SGLANG = """
 --model-path --model --tokenizer-path --tokenizer-mode --tokenizer-worker-num --skip-tokenizer-init
 --load-format --model-loader-extra-config --trust-remote-code --context-length --is-embedding

@@ -1,4 +1,4 @@
-"""The docs site for tests: built by Sphinx as `make docs` builds it, and served on the loopback address."""
+"""Build the docs site for tests as `make docs` does, and serve it on the loopback address."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-_BUILD_TIMEOUT_S = 240  # a few seconds by itself
+_BUILD_TIMEOUT_S = 240  # a few seconds on an idle machine
 
 
 def build_docs(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Build Markdown of `source` with the configuration of docs/. Any warning makes the status other than zero."""
+    """Build the Markdown of `source` with the configuration of docs/. Any warning makes the exit status nonzero."""
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
     command += ["--conf-dir", str(DOCS), "--doctree-dir", str(out.with_name(out.name + "-doctrees"))]
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
@@ -34,12 +34,12 @@ def build_docs(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Requests of a test are no news."""
+        """Do not log requests of tests."""
 
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a server of these files, up as long as the block runs."""
+    """Serve these files while the block runs; yields the address."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, name="docs site")

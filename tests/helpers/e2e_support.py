@@ -1,4 +1,4 @@
-"""A real server process for tests: started on a free loopback port, watched, ended by its process id.
+"""A real server process for tests, started on a free loopback port and ended by its process id.
 
 Owns the process and its log. Must not know what any test asserts.
 """
@@ -25,7 +25,7 @@ import psutil
 STOP_S = 45.0
 REQUEST_S = 120.0
 POLL_S = 0.1
-# A busy machine loads slowly; an idle one takes four seconds. Simulated devices are slow, and capture graphs as well.
+# An idle machine takes four seconds; a busy one and simulated devices, which capture graphs, take much longer.
 START_S = 280.0
 
 
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """The caller's environment without its own SRV_ settings; a device that is simulated stays so."""
+    """The caller's environment without its SRV_ variables, except those that select a simulated device."""
     simulated = {name: value for name, value in os.environ.items() if name.endswith("_SIMULATOR")}
     return {name: value for name, value in os.environ.items() if not name.startswith("SRV_")} | simulated
 
@@ -68,12 +68,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"after {seconds:g} s still not so: {what}")
+            raise TimeoutError(f"still not true after {seconds:g} s: {what}")
         time.sleep(POLL_S)
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, even if its parent has not yet asked how."""
+    """Whether a process has ended, even if its parent has not waited for it yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -82,7 +82,7 @@ def gone(pid: int) -> bool:
 
 @dataclass
 class Server:
-    """One `srv launch` process. `arguments` are those beside the port; `environment` is set beside the caller's."""
+    """One `srv launch` process. `arguments`: without the port. `environment`: in addition to the caller's variables."""
 
     arguments: Sequence[str]
     log: Path
@@ -103,10 +103,10 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    # ---- life
+    # ---- lifecycle
 
     def start(self) -> None:
-        """Start and wait until /health says 200. Raises RuntimeError, with the log's end, if that never comes."""
+        """Start, and wait until /health returns 200. Raises RuntimeError with the end of the log if it does not."""
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*self.program, "launch", "--port", str(self.port), *self.arguments],
@@ -125,7 +125,7 @@ class Server:
         raise RuntimeError(f"the server was not healthy after {START_S:g} s:\n{self.log_text()[-4000:]}")
 
     def health(self) -> int | None:
-        """Status of /health; None if nobody answers."""
+        """The status of /health; None if there is no answer."""
         try:
             return httpx.get(f"{self.base}/health", timeout=5).status_code
         except httpx.TransportError:
@@ -140,7 +140,7 @@ class Server:
         return self.process.wait(seconds)
 
     def stop(self) -> int:
-        """SIGTERM, a bounded wait, and the exit status; a process that does not end is killed and raises."""
+        """Send SIGTERM and return the exit status. A process that does not end in time is killed; TimeoutExpired."""
         assert self.process is not None
         if self.process.poll() is None:
             self.terminate()
@@ -151,7 +151,7 @@ class Server:
             raise
 
     def kill(self) -> None:
-        """End what is left, engine first (it would end by itself once its parent is gone)."""
+        """Kill all processes, engine first (which would also end by itself when its parent is gone)."""
         assert self.process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
@@ -160,7 +160,7 @@ class Server:
         self.process.wait(STOP_S)
 
     def engines(self) -> list[int]:
-        """Process ids of engines among the server's children; a probe may be another child."""
+        """Process ids of the engines among the server's children; a probe may be another child."""
         found = []
         for child in psutil.Process(self.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -191,7 +191,7 @@ class Server:
             return client.post(path, json=body)
 
     def generate(self, **body: Any) -> Any:
-        """The answer of /generate, which must be a success."""
+        """The response of /generate, which must be successful."""
         response = self.post("/generate", **body)
         assert response.status_code == 200, response.text
         return response.json()
@@ -200,7 +200,7 @@ class Server:
         return str(self.get("/v1/models").json()["data"][0]["id"])
 
     def flush(self) -> None:
-        """Forget the prefix cache, so that the next request computes what a first one would."""
+        """Clear the prefix cache, so that the next request computes its whole prompt."""
         response = self.post("/flush_cache")
         assert response.status_code == 200, response.text
 
@@ -210,7 +210,7 @@ class Server:
         return {name: float(value) for name, _, value in samples if name}
 
     def wait_pages_back(self, seconds: float = 30) -> dict[str, float]:
-        """Metrics once no request runs, waits or holds a page. TimeoutError with the figures if that never comes."""
+        """Wait until no request runs, waits or holds a page; returns the metrics. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while True:
             shown = self.metrics()
@@ -227,7 +227,7 @@ BUSY = ("srv_requests_running", "srv_requests_queued", "srv_kv_pages_held")
 
 @contextlib.contextmanager
 def launched(log: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A healthy server; at the end whatever of it is left is ended, without a word about how."""
+    """A healthy server, which is killed at the end if it still runs."""
     server = Server(arguments, log, environment=environment or {})
     try:
         server.start()
@@ -239,7 +239,7 @@ def launched(log: Path, *arguments: str, environment: Mapping[str, str] | None =
 
 @contextlib.contextmanager
 def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A healthy server that must end with status 0 when told to, leaving no engine behind."""
+    """A healthy server, which must end with status 0 after SIGTERM and leave no engine process."""
     with launched(log, *arguments, environment=environment) as server:
         engine = server.engine_pid()
         yield server
@@ -251,20 +251,20 @@ def served(log: Path, *arguments: str, environment: Mapping[str, str] | None = N
 
 
 def read_events(lines: Sequence[str]) -> list[Any]:
-    """JSON payloads of the server-sent events in `lines`; the end mark shows as the string [DONE]."""
+    """JSON payloads of the server-sent events in `lines`; the end marker is the string [DONE]."""
     payloads = [line.removeprefix("data: ") for line in lines if line]
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
 
 
 async def events(response: httpx.Response) -> AsyncIterator[Any]:
-    """The same, as they come."""
+    """The events of a streamed response, as they arrive."""
     async for line in response.aiter_lines():
         for event in read_events([line]):
             yield event
 
 
 def greedy(prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
-    """A body for /generate: `tokens` tokens, always the likeliest, past the model's own end."""
+    """A body for /generate: `tokens` greedy tokens, also after the end-of-sequence token."""
     return {
         "text": prompt,
         "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
@@ -273,7 +273,7 @@ def greedy(prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
 
 
 async def stream_ids(client: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
-    """Token ids of a streamed /generate that must end well."""
+    """Token ids of a streamed /generate, which must end with [DONE]."""
     async with client.stream("POST", "/generate", json={**body, "stream": True}) as response:
         assert response.status_code == 200, await response.aread()
         shown = [event async for event in events(response)]
@@ -283,7 +283,7 @@ async def stream_ids(client: httpx.AsyncClient, body: dict[str, Any]) -> list[in
 
 
 async def leave_after(client: httpx.AsyncClient, body: dict[str, Any], count: int) -> int:
-    """Read `count` events of a streamed /generate, then hang up; how many came."""
+    """Read `count` events of a streamed /generate, then disconnect; returns the number of events."""
     seen = 0
     async with client.stream("POST", "/generate", json={**body, "stream": True}) as response:
         async for _ in events(response):
@@ -293,10 +293,10 @@ async def leave_after(client: httpx.AsyncClient, body: dict[str, Any], count: in
     return seen
 
 
-WORDS = ("river", "stone", "window", "garden", "paper", "winter", "yellow", "mother", "train", "silver", "forest")
+NOUNS = ("river", "stone", "window", "garden", "paper", "winter", "yellow", "mother", "train", "silver", "forest")
 
 
-def prompts(count: int, words: int, seed: int) -> list[str]:
+def prompts(count: int, nouns: int, seed: int) -> list[str]:
     """Different prompts, the same for the same seed."""
     draw = random.Random(seed)
-    return [f"Story {index}: " + " ".join(draw.choices(WORDS, k=words)) for index in range(count)]
+    return [f"Story {index}: " + " ".join(draw.choices(NOUNS, k=nouns)) for index in range(count)]

@@ -1,4 +1,4 @@
-"""Small random models behind a real engine, and what transformers itself generates from them."""
+"""Small random models in a real engine, and the reference outputs of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from srv.io.messages import Generate
 from srv.testing.engine import CheckedEngine
 from srv.types import SamplingParams
 
-# Windows are shorter than the prompts, so that they matter; "gemma2" has no native layers.
+# Sliding windows are shorter than the prompts, so that they have an effect; "gemma2" has no native layers.
 FIELDS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 7},
@@ -27,8 +27,8 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = (1, 2, 5, 9, 16, 17, 20, 33)
 OUTPUT = 14
-# Every comparison is exact, so the reference must not stand at a crossroads anywhere.
-LEAST_GAP = 1e-4
+# Every comparison is exact, so the two best logits of the reference must not be nearly equal anywhere.
+MIN_GAP = 1e-4
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Small:
 
 
 def make_small(kind: str, folder: Path, **fields: Any) -> Small:
-    """Prompts each begin with another token, so that none hits what another one left in the prefix cache.
+    """Each prompt begins with a different token, so that none hits the prefix that another one has cached.
 
-    `fields`: of the model's configuration, other than usual.
+    `fields`: changes to the model's configuration.
     """
     model = _model(kind, fields)
     model.save_pretrained(folder)
@@ -71,12 +71,12 @@ def _model(kind: str, fields: Mapping[str, Any]) -> Any:
 def greedy(
     model: Any, prompt: list[int], count: int, change: Callable[[Tensor, list[int]], Tensor] | None = None
 ) -> list[int]:
-    """Greedy tokens, each from a pass over the whole text. `change(logits, output)` is done to the logits first."""
+    """Greedy tokens, each from a pass over the whole sequence. `change(logits, output)` returns the logits to use."""
     output: list[int] = []
     for _ in range(count):
         logits = expected_logits(model, torch.tensor(prompt + output))[-1]
         best = (logits if change is None else change(logits, output)).topk(2)
-        assert best.values[0] - best.values[1] > LEAST_GAP, "a near tie in the reference: choose other prompts"
+        assert best.values[0] - best.values[1] > MIN_GAP, "a near tie in the reference: choose other prompts"
         output.append(int(best.indices[0]))
     return output
 
@@ -85,9 +85,9 @@ def greedy(
 def engine(
     small: Small, page: int = 4, chunk: int = 64, overlap: bool = True, pool: int = 1024, **flags: object
 ) -> Iterator[CheckedEngine]:
-    """An engine for `small` in float32. Flags that are True stand alone."""
+    """An engine for `small` in float32. A flag whose value is True is passed without a value."""
     threads = torch.get_num_threads()
-    words = {
+    options = {
         "device": "cpu",
         "model_path": small.folder,
         "dtype": "float32",
@@ -99,18 +99,18 @@ def engine(
         **flags,
     }
     arguments: list[str] = []
-    for name, value in words.items():
+    for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     try:
         with CheckedEngine.launch(arguments) as made:
-            torch.set_num_threads(1)  # the platform took every core, for sums of a microsecond
+            torch.set_num_threads(1)  # the platform uses all cores, which is slow for products of a microsecond
             yield made
     finally:
         torch.set_num_threads(threads)
 
 
 def message(request: str, prompt: list[int], count: int = OUTPUT, namespace: str = "", **params: Any) -> Generate:
-    """A greedy request that only its length ends, unless `params` say otherwise."""
+    """A greedy request that ends only by its length, unless `params` change that."""
     sampling = SamplingParams(max_tokens=count, **{"temperature": 0.0, "ignore_eos": True, **params})
     return Generate(request=request, tokens=prompt, params=sampling, namespace=namespace)
 

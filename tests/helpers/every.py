@@ -1,11 +1,10 @@
-"""`every`: a table of cases that one test runs to the end, so that a run reports all of its faults at once.
+"""`every`: run a table of cases in one test, which continues after a failure and reports all failures.
 
     @every("text", ["1", "0x1", "one"])
     def test_no_other_spelling_is_an_integer(text: str) -> None: ...
 
-Use it where the cases take the same path through the code and differ in their data only. `pytest.mark.parametrize`
-stays right where each case is a behaviour of its own, starts something expensive, or must be selected by itself.
-Fixtures are shared by the cases of a table.
+Use it if the cases take the same path through the code and differ only in their data. Use `pytest.mark.parametrize` if
+each case is a separate behaviour, starts something expensive, or must be selectable. All cases share the fixtures.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pytest
 def every(
     names: str | tuple[str, ...], cases: Iterable[Any], ids: Callable[[Any], object] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """As `pytest.mark.parametrize`, in one test. A fault is named by its case's arguments, shown by `ids` if given."""
+    """Like `pytest.mark.parametrize`, but as one test. A failure names its case's arguments, formatted by `ids`."""
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [case if len(arguments) > 1 else (case,) for case in cases]
     assert table, "a table without cases tests nothing"
@@ -36,9 +35,9 @@ def every(
                 raise ExceptionGroup(f"{len(faults)} of {len(table)} cases failed", faults)
 
         signature = inspect.signature(test)
-        kept = [each for each in signature.parameters.values() if each.name not in arguments]
-        assert len(kept) == len(signature.parameters) - len(arguments), f"the test does not take {arguments}"
-        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        fixtures = [each for each in signature.parameters.values() if each.name not in arguments]
+        assert len(fixtures) == len(signature.parameters) - len(arguments), f"the test does not take {arguments}"
+        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -1,7 +1,7 @@
-"""A tiny model to start servers with, the covering array of starts, and what each value shows to a client.
+"""A tiny model for server starts, a covering array of argument values, and the effect of each value for a client.
 
-What is expected of a start follows from its row alone, and from transformers' own run of the model; nothing here
-asks resolution or the support matrix.
+The expectations of a start follow only from its row and from transformers' run of the model; nothing here uses
+resolution or the support matrix.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from srv.args.config import ARGUMENTS
 from srv.platform.registry import find_platforms
 
 CONTEXT = SIZES["max_position_embeddings"]
-WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
+VOCABULARY = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
 OUTPUT = 6
 KEY = "a key of the covering array"
 STARTS = 12
 UNSET = None
 LOWEST_PORT = 1
-# What the array leaves to tests of their own, with why.
+# Arguments that are not in the array, with the reason; separate tests cover them.
 ELSEWHERE = {
     "device": "every start names it",
-    "model_path": "every start names one of two",
-    "attention_backend": "not every one fits every type of a pool: each has starts of its own",
+    "model_path": "every start names one of two models",
+    "attention_backend": "not every backend supports every KV dtype: each has its own starts",
     "prefill_attention_backend": "as attention_backend",
     "decode_attention_backend": "as attention_backend",
-    "quantization": "it is the checkpoint's own, and each has its checkpoint",
-    "torchao_config": "it takes plain weights alone, and the array has a model in blocks",
-    "disable_graphs": "not every attention backend replays steps: tests/core/args/test_effects.py starts engines",
+    "quantization": "it follows from the checkpoint, and each value needs its own checkpoint",
+    "torchao_config": "it needs unquantized weights, and the array has a GGUF model",
+    "disable_graphs": "not every attention backend can replay graphs: tests/core/args/test_effects.py starts engines",
     "disable_graph_padding": "as disable_graphs",
     "graph_batch_sizes": "as disable_graphs",
     "graph_max_batch_size": "as disable_graphs",
-    "revision": "it needs a hub: a start without one refuses it, which is among the refusals",
+    "revision": "it needs a hub; without one it is refused, which the tests of refusals cover",
 }
 
 
@@ -49,13 +49,13 @@ def backends(family: str) -> tuple[str, ...]:
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """The choices of an argument that core takes."""
+    """The choices of an argument that core implements."""
     argument = ARGUMENTS[name]
     return tuple(value for value in argument.choices if argument.planned_reason(value) is None)
 
 
 def factors() -> dict[str, tuple[Any, ...]]:
-    """The values of each argument that the array starts with: every choice, both booleans, boundaries and between."""
+    """The values of each argument in the array: every choice, both booleans, boundaries and values between them."""
     return {
         **{name: choices(name) for name in ("dtype", "kv_cache_dtype", "load_format", "model_impl")},
         **{name: choices(name) for name in ("schedule_policy", "log_level")},
@@ -92,22 +92,22 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
     }
 
 
-WHOLE_BLOCKS = 16  # the least page size of a backend that reads int8
-Row = Mapping[str, Any]  # argument -> value; UNSET: nothing is said
+MIN_INT8_PAGE_SIZE = 16  # the smallest page size that a backend supports for int8
+Row = Mapping[str, Any]  # argument -> value; UNSET: the argument is not set
 MODERATE: Row = {"dtype": "float32", "host": "127.0.0.7", "max_total_tokens": 4096, "max_stop_strings": 16}
 
 
-def plain(**said: Any) -> Row:
-    """A start in which only `said` is out of the ordinary."""
-    return {**dict.fromkeys(factors()), **MODERATE, **said}
+def plain(**values: Any) -> Row:
+    """A start with moderate values except `values`."""
+    return {**dict.fromkeys(factors()), **MODERATE, **values}
 
 
 def covering_array() -> list[Row]:
-    """`STARTS` rows in which each value of each factor occurs, and most pairs of neighbouring factors do.
+    """`STARTS` rows in which each value of each argument occurs, and most pairs of values of neighbouring arguments.
 
-    A factor of n values goes through all of them in every n rows, and moves on by its own step after each round. So
-    the place of one factor's values depends on no other factor, and new values elsewhere leave a row as it was; but for
-    page sizes that no backend reads int8 in. (Nor does one beside float16: no row has the two together.)
+    The n values of an argument are repeated every n rows, shifted after each round by a step that differs between
+    arguments. So the values of an argument do not depend on other arguments, except that a page size is raised to one
+    that a backend supports for int8. (int8 is not supported with float16 either, but no row has both.)
     """
     rows: list[dict[str, Any]] = [{} for _ in range(STARTS)]
     for place, (name, values) in enumerate(factors().items()):
@@ -116,13 +116,13 @@ def covering_array() -> list[Row]:
         for number, row in enumerate(rows):
             row[name] = values[(number + (number // len(values)) * (place % len(values))) % len(values)]
     for row in rows:
-        if row["kv_cache_dtype"] == "int8" and row["page_size"] < WHOLE_BLOCKS:
-            row["page_size"] = WHOLE_BLOCKS
+        if row["kv_cache_dtype"] == "int8" and row["page_size"] < MIN_INT8_PAGE_SIZE:
+            row["page_size"] = MIN_INT8_PAGE_SIZE
     return [*rows, smallest()]
 
 
 def smallest() -> Row:
-    """Every limit at the least that its declaration allows: requests of one token in and one out still pass."""
+    """Every limit at its declared minimum: requests with one prompt token and one output token still succeed."""
     limits = {
         "context_length": 2, "max_total_tokens": 2, "page_size": 1, "max_running_requests": 1,
         "max_queued_requests": 1, "chunked_prefill_size": 1, "max_prefill_tokens": 1,
@@ -133,12 +133,12 @@ def smallest() -> Row:
 
 
 def name_of(row: Row, number: int) -> str:
-    """What a start is called in the names of tests."""
+    """The name of a start in test ids."""
     return "smallest" if row["context_length"] == 2 else f"start-{number}"
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The cells of the support matrix that a start shows: values by their text, free texts by their argument."""
+    """The cells of the support matrix that a start is evidence for: values, or only the argument if it is free text."""
     found: list[str] = []
     for name, value in row.items():
         if value is not UNSET:
@@ -151,7 +151,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Tiny:
-    """One random model as a folder and as a GGUF file, further files, and its own greedy tokens."""
+    """One random model as a folder and as a GGUF file, with further files and its greedy tokens."""
 
     root: Path
     prompt: tuple[int, ...]
@@ -168,32 +168,34 @@ class Tiny:
     def model_path(self, row: Row) -> Path:
         return self.gguf if row["load_format"] == "gguf" else self.folder
 
-    def words(self, row: Row, config: Path) -> list[str]:
-        """The command line of a start, beside the port; every other argument stands in the file `config`."""
+    def command_line(self, row: Row, config: Path) -> list[str]:
+        """The command line of a start, without the port. Every second argument is written to the file `config`."""
         files = {"tokens": str(self.folder), "template": str(self.root / "twice.jinja")}
-        said = {**row, "device": "cpu", "model_path": str(self.model_path(row))}
-        if said["load_format"] == "gguf":
-            said["tokenizer_path"] = "tokens"  # the little file holds names of tokens, and no merges
-        told = {name: files.get(str(value), value) for name, value in said.items() if value is not UNSET}
-        told.pop("port", None)
-        words: list[str] = []
+        chosen = {**row, "device": "cpu", "model_path": str(self.model_path(row))}
+        if chosen["load_format"] == "gguf":
+            chosen["tokenizer_path"] = "tokens"  # the GGUF file has token names but no merges
+        values = {name: files.get(str(value), value) for name, value in chosen.items() if value is not UNSET}
+        values.pop("port", None)
+        flags: list[str] = []
         in_file: dict[str, Any] = {}
-        for place, (name, value) in enumerate(told.items()):
-            if isinstance(value, bool) or place % 2:  # a switch has no word for false
+        for position, (name, value) in enumerate(values.items()):
+            if isinstance(value, bool) or position % 2:  # a switch cannot express false on the command line
                 in_file[name] = value
             else:
-                words.append(f"{ARGUMENTS[name].flag}={value}")
+                flags.append(f"{ARGUMENTS[name].flag}={value}")
         config.write_text(yaml.safe_dump(in_file))
-        return [*words, f"--config={config}"]
+        return [*flags, f"--config={config}"]
 
 
 def make_tiny(root: Path) -> Tiny:
-    """Write the model; its tokens are computed here by transformers, one pass over the whole text each."""
+    """Write the model, and compute its tokens with transformers, each in a pass over the whole sequence."""
     torch.manual_seed(0)
     model = small_model("llama", tie_word_embeddings=True, head_dim=16)
     folder = root / "tiny"
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: token for token, word in enumerate(VOCABULARY)}, unk_token=VOCABULARY[0])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     once = "{% for one in messages %}{{ one.content }}{% endfor %}"

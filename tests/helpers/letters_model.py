@@ -1,4 +1,4 @@
-"""A very small model for which each letter is a token: a configuration without weights, its tokenizer, a template."""
+"""A very small model with one token per letter: a configuration without weights, its tokenizer, a chat template."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-CONTEXT = 100_000  # as many steps take the little model many seconds
+CONTEXT = 100_000  # so that a request can run for many seconds
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -26,7 +26,7 @@ CONFIG = {
 
 
 def write_model(folder: Path) -> Path:
-    """Everything but weights: start it with `--load-format dummy`."""
+    """Write all files except weights: start the model with `--load-format dummy`."""
     write_tokenizer(folder, ALPHABET)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
@@ -34,7 +34,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, alphabet: str) -> Path:
-    """A tokenizer for which each letter is a token, numbered in the order of `alphabet`."""
+    """Write a tokenizer with one token per letter, numbered in the order of `alphabet`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.WordLevel({letter: token for token, letter in enumerate(alphabet)}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -18,9 +18,9 @@ VARIANTS = ("mk1", "mk2")
 CAPABLE = frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "float32", "bfloat16"})
 
 
-def git(folder: Path, *words: str) -> None:
+def git(folder: Path, *arguments: str) -> None:
     """Run git in a folder, with a user name for commits."""
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *words]
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *arguments]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 

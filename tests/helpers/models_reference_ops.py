@@ -1,4 +1,4 @@
-"""The ops that native layers need, in a few lines of torch: the meaning that every platform must match."""
+"""Reference implementations in torch of the ops that native layers need; every platform must match them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random models of transformers, and the same weights as folders and GGUF files, for the model tests."""
+"""Small random models of transformers for tests, and the same weights as folders and GGUF files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from srv.models.transformers.hf_check import DenseCache
 
 HOST = torch.device("cpu")
 CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
-# Weights are large enough that attention, rotation and every bias move the logits visibly.
+# Weights are large enough that attention, RoPE and every bias change the logits visibly.
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -38,7 +38,7 @@ SIZES: dict[str, Any] = {
 
 
 def small_model(kind: str, **fields: Any) -> Any:
-    """A random model in float32 on its own eager attention; biases and norms random as well."""
+    """A random model in float32 with eager attention; biases and norms are random too."""
     from transformers import AutoModelForCausalLM
 
     config = CONFIGS[kind](**{**SIZES, **({"head_dim": 8} if kind == "qwen3" else {}), **fields})
@@ -60,14 +60,14 @@ def tokens_of(model: Any, count: int = 24) -> Tensor:
 
 
 def expected_logits(model: Any, tokens: Tensor) -> Tensor:
-    """Transformers' own answer: one sequence in one pass."""
+    """The logits of transformers: one sequence in one pass."""
     with torch.no_grad():
         logits: Tensor = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
     return logits
 
 
 def our_logits(model: CausalLM, tokens: Tensor, first: int = 7) -> Tensor:
-    """Ours: the sequence in two chunks, the second sharing its pass with a whole copy of the sequence."""
+    """Our logits of the sequence in two chunks, the second batched with a copy of the sequence; both must agree."""
     cache, count = DenseCache(), len(tokens)
     positions = torch.arange(count)
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def our_logits(model: CausalLM, tokens: Tensor, first: int = 7) -> Tensor:
 
 
 def built(path: Path, impl: str = "auto", load_format: str = "auto", **more: Any) -> CausalLM:
-    """The model at `path` on the host in float32 with the reference ops."""
+    """The model at `path` on the CPU in float32 with the reference ops."""
     options: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops(), **more}
     return build(read_facts(path), model_impl=impl, load_format=load_format, **options)  # type: ignore[arg-type]
 
@@ -120,20 +120,20 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The row order of llama.cpp's converter: halves of a head become neighbours."""
+    """The row order of llama.cpp's converter, where RoPE pairs are adjacent."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def by_halves(weight: np.ndarray, heads: int) -> np.ndarray:
+def deinterleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-# Where the half-precision scales of a block lie, for types that the gguf library decodes but cannot make.
+# Byte offsets of the half-precision scales in a block, for types that the gguf library can decode but not encode.
 SCALES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 
 
 def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.ndarray:
-    """Bytes of a matrix in a quantised type; random blocks of sane scale where the library has no encoder."""
+    """The bytes of a matrix in a quantized type; random blocks with moderate scales if the library has no encoder."""
     if kind not in SCALES:
         return gguf.quants.quantize(weight, kind)
     elements, size = gguf.GGML_QUANT_SIZES[kind]
@@ -152,9 +152,9 @@ def write_gguf(
     kinds: Callable[[str], Kind] | None = None,
     **metadata: Any,
 ) -> None:
-    """Write `model` as a GGUF file, and put what a reader gets back into `model`.
+    """Write `model` as a GGUF file, and set the parameters of `model` to the dequantized values.
 
-    Matrices are stored in type `kind`, or in what `kinds` says of their name.
+    Matrices are stored in type `kind`, or in the type that `kinds` returns for their name.
     """
     config, random = model.config, np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, arch)
@@ -188,7 +188,7 @@ def write_gguf(
         data = blocks(np.ascontiguousarray(stored), own, random)
         writer.add_tensor(gguf_name(name), data, raw_dtype=own)
         decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
-        parameter.data = torch.from_numpy((by_halves(decoded, heads) if permuted else decoded).copy())
+        parameter.data = torch.from_numpy((deinterleaved(decoded, heads) if permuted else decoded).copy())
     factors = model.config.__dict__.get("test_divisors")
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(factors, dtype=np.float32))

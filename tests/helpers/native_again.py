@@ -1,6 +1,6 @@
-"""The native kernels' own tests once more, over a library that was built in another way.
+"""Run the tests of the native kernels again, with a library that was built in another way.
 
-The pytest that runs them has this module as a plugin: they skip where no library loads, which must not pass there.
+The child pytest loads this module as a plugin, which fails the run if the library is not used (the tests would skip).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TESTS = (
 
 
 def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-    """How they end, on every instruction set that this machine and the library have, up to the first that fails."""
-    words = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *TESTS)
+    """Run them on every instruction set that both this machine and the library support, until the first failure."""
+    arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *TESTS)
     given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
-    return run(*words, seconds=850, environment=given)
+    return run(*arguments, seconds=850, environment=given)
 
 
 def pytest_sessionstart() -> None:
-    """Ends the run at once if the tests would not use the library that they are to show right."""
+    """End the run at once if the tests would not use the library that they must test."""
     wanted, loaded = os.environ["SRV_CPU_LIBRARY"], load()
     if loaded.library is None:
         raise pytest.UsageError(f"these tests would skip: {loaded.reason}")

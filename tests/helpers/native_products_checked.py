@@ -1,4 +1,4 @@
-"""How near a product's result must be to the sum in double precision."""
+"""The tolerance of a matrix product compared with the sum in double precision."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def by_words(isa: str, stored: str) -> bool:
 
 
 def assert_product(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """got [T, outputs] is x [T, inputs] times weight [outputs, inputs], plus bias [outputs], but for rounding."""
+    """got [T, outputs] is x [T, inputs] times weight [outputs, inputs], plus bias [outputs], except for rounding."""
     want, most = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
     if bias is not None:
         want, most = want + bias.double(), most + bias.double().abs()
     assert got.dtype == x.dtype
     assert got.shape == want.shape
-    # Beside the order of the sums there is one rounding of the result, and what VDPBF16PS and BFDOT take for zero.
+    # Sources of error: the order of the sums, one rounding of the result, and denormals that VDPBF16PS and BFDOT flush.
     allowed = 1e-6 * most + ERROR[x.dtype] * want.abs() + x.shape[1] * 2.0**-126
     assert bool(((got.double() - want).abs() <= allowed).all())

@@ -1,4 +1,4 @@
-"""Writes real plugins: a package with a `.dist-info`, in a folder that is then put on the import path."""
+"""Write real plugins: a package with a `.dist-info`, in a folder that is then put on the import path."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def write_plugin(
     entry: str | None = None,
     attribute: str = "MANIFEST",
 ) -> None:
-    """A distribution `srv-<name>` with one module and one entry point.
+    """Write a distribution `srv-<name>` with one module and one entry point.
 
-    A package of the same name that an earlier test of this process imported is forgotten.
+    A package of the same name that an earlier test of this process imported is removed from `sys.modules`.
     """
     distribution = distribution or f"srv-{name}"
     package = package or f"plugin_{name}"
@@ -72,7 +72,7 @@ def write_plugin(
 
 
 def write_imagined_plugin(folder: Path, manifest: str, name: str = "imagined") -> None:
-    """A distribution with a platform of `args_world`. `manifest`: an expression: "manifest(backend('plain'))"."""
+    """Write a distribution with a platform of `args_world`. `manifest`: an expression, "manifest(backend('plain'))"."""
     names = "CAPABLE, backend, manifest"
     source = (
         f"from dataclasses import replace\n\nfrom args_world import {names}\nfrom srv.platform.facts import Support\n\n"

@@ -1,4 +1,4 @@
-"""Statements of platforms, asked directly: a user cannot set what is planned, and its rules must hold already."""
+"""Call the rules of platforms directly, because users cannot set planned arguments yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTS: dict[str, PlatformFacts] = {name: found.loaded.facts for name, found in f
 
 
 def model(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelFacts:
-    """A model of heads that every backend takes."""
+    """A model with heads that every backend supports."""
     facts = ModelFacts(
         name="imagined",
         path="/models/imagined",
@@ -44,8 +44,8 @@ LLAMA4 = model("Llama4ForConditionalGeneration")
 
 
 @dataclass
-class Asked:
-    """What a statement sees. `reads`: what it may look at (None: anything, as a backend's check may)."""
+class FakeContext:
+    """The context of a rule. `reads`: the arguments that it may read (None: any, as for a backend's check)."""
 
     device: DeviceFacts
     model: ModelFacts | None
@@ -55,7 +55,7 @@ class Asked:
 
     def __getitem__(self, argument: str) -> Any:
         assert argument in ARGUMENTS
-        assert self.reads is None or argument in self.reads, f"it reads {argument} without saying so"
+        assert self.reads is None or argument in self.reads, f"it reads {argument} without declaring it"
         return self.values.get(argument)
 
 
@@ -64,9 +64,9 @@ def device(platform: str, profile: str, **versions: str) -> DeviceFacts:
 
 
 def fit(on: DeviceFacts, platform: str, family: str, name: str, about: ModelFacts | None, **user: Any) -> Any:
-    """What a backend requires, or the reasons against it as one text. `user`: what the user set."""
+    """What a backend requires, or the reasons why it does not fit as one text. `user`: the values that the user set."""
     (spec,) = (spec for spec in FACTS[platform].backends[family] if spec.name == name)
-    answer = spec.check(Asked(on, about, user))
+    answer = spec.check(FakeContext(on, about, user))
     if isinstance(answer, Unfit):
         assert answer.reasons
         return "; ".join(answer.reasons)
@@ -74,23 +74,23 @@ def fit(on: DeviceFacts, platform: str, family: str, name: str, about: ModelFact
     return dict(answer.values)
 
 
-def decided(reads: tuple[str, ...], on: DeviceFacts, about: ModelFacts | None, values: dict[str, Any]) -> Asked:
-    """A view of decided arguments: the declared defaults, and these."""
+def decided(reads: tuple[str, ...], on: DeviceFacts, about: ModelFacts | None, values: dict[str, Any]) -> FakeContext:
+    """A context with resolved arguments: the declared defaults, replaced by `values`."""
     everything = {name: argument.default for name, argument in ARGUMENTS.items()} | values
-    return Asked(on, about, everything, set(reads))
+    return FakeContext(on, about, everything, set(reads))
 
 
-def said(platform: str, argument: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> Any:
-    """What a platform's defaults say of an argument; None if nothing."""
+def default_of(platform: str, argument: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> Any:
+    """The platform's default for an argument; None if it has none."""
     defaults: list[Default] = [each for each in FACTS[platform].defaults if each.argument == argument]
-    told = [each.compute(decided(each.reads, on, about, values)) for each in defaults]
-    told = [each for each in told if each is not None]
-    assert len(told) <= 1
-    return told[0] if told else None
+    values_found = [each.compute(decided(each.reads, on, about, values)) for each in defaults]
+    found = [each for each in values_found if each is not None]
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
-def broken(platform: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> dict[str, str]:
-    """Codes of the platform's constraints that these values break, by the argument to blame."""
+def violations(platform: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> dict[str, str]:
+    """Codes of the platform's constraints that these values violate, by the constrained argument."""
     own: tuple[Constraint, ...] = FACTS[platform].constraints
     return {
         each.argument: each.code
@@ -99,8 +99,8 @@ def broken(platform: str, on: DeviceFacts, about: ModelFacts | None = None, **va
     }
 
 
-def part_of(platform: str, name: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> float:
-    """What one of the platform's contributions gives: bytes, or a share of the rest."""
+def contribution(platform: str, name: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> float:
+    """The result of one of the platform's memory contributions: bytes, or a fraction of the rest."""
     (part,) = (each for each in FACTS[platform].contributions if each.name == name)
     assert isinstance(part, Contribution)
     return part.compute(decided(part.reads, on, about, values))

@@ -34,7 +34,7 @@ def message(request: str, prompt: list[int], max_tokens: int = 8, namespace: str
 class Driver:
     """Collects all outputs in `outputs[request]`; checks the scheduler's integrity after every call.
 
-    `admitted[step]`: the requests that start in a step, in order.
+    `admitted[step]`: the requests that are admitted in a step, in order.
     """
 
     def __init__(self, bounds: Limits, pages: list[int] | None = None, executor: FakeExecutor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A server over the fake engine: in this event loop, with or without a real socket."""
+"""A server with a fake engine in this event loop, with or without a real socket."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Serving:
         return await self.http.post(path, json=body)
 
     async def stream(self, path: str, **body: Any) -> list[Any]:
-        """The payloads of all events; the last is "[DONE]" if the stream ended well."""
+        """The payloads of all events; the last is "[DONE]" if the stream ended without an error."""
         response = await self.http.post(path, json={**body, "stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -100,7 +100,7 @@ async def listening(engine: FakeEngine | None = None, **changes: Any) -> AsyncGe
 
 
 async def eventually(check: Any, seconds: float = 5.0) -> None:
-    """Wait until `check()` is true; fail if it does not become so."""
+    """Wait until `check()` is true; TimeoutError if it does not become true."""
     async with asyncio.timeout(seconds):
         while not check():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Headless Chromium as tests of the site use it: open, type, choose, look. Must not know what any test asserts."""
+"""Headless Chromium for tests of the site. Must not know what any test asserts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 WAIT_S = 20
 
-# Text whose contrast with what lies behind it is below WCAG's AA (4.5, large text 3), within a selector.
+# The text within a selector whose contrast with its background is below WCAG's level AA (4.5, for large text 3).
 _PALE = """
 const [selector] = arguments;
 const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
@@ -49,7 +49,7 @@ return [seen, pale];
 
 
 class Browser:
-    """One window. `address` is where the site begins; every path is relative to it."""
+    """One window. `address`: the root of the site, to which every path is relative."""
 
     keys = Keys
 
@@ -66,21 +66,21 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    def look(self, size: tuple[int, int] = (1440, 900), *, scheme: str = "light") -> None:
-        """Be a window of this size (below 600 wide a phone), and prefer this color scheme."""
+    def emulate(self, size: tuple[int, int] = (1440, 900), *, scheme: str = "light") -> None:
+        """Emulate a window of this size (a phone if narrower than 600), with this preferred color scheme."""
         metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
 
     def open(self, path: str) -> None:
-        """Load a page anew, whatever is shown now."""
+        """Load a page, also if it is shown already."""
         self.driver.get("about:blank")
         self.driver.get(path if "://" in path else self.address + path)
 
     @property
     def path(self) -> str:
-        """Where the window is, without the site's own address."""
+        """The current URL without the site's address."""
         return self.driver.current_url.removeprefix(self.address)
 
     def run(self, script: str, *given: Any) -> Any:
@@ -90,12 +90,12 @@ class Browser:
         return self.driver.find_element("css selector", selector)
 
     def texts(self, selector: str) -> list[str]:
-        """The text of each element that fits."""
+        """The text of each matching element."""
         script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText.trim())"
         return list(self.run(script, selector))
 
     def click(self, selector: str) -> None:
-        """Bring an element into sight at once, since the theme scrolls slowly, and click it."""
+        """Scroll to an element, without the theme's smooth scrolling, and click it."""
         element = self.find(selector)
         self.run("arguments[0].scrollIntoView({ block: 'center', inline: 'center', behavior: 'instant' })", element)
         element.click()
@@ -104,22 +104,22 @@ class Browser:
         Select(self.find(selector)).select_by_value(value)
 
     def press(self, *keys: str) -> None:
-        """Type into whatever has the focus."""
+        """Type into the focused element."""
         self.driver.switch_to.active_element.send_keys(*keys)
 
     def focused(self) -> str:
-        """The cell that has the focus, or else the id of the element."""
+        """The focused cell, or else the id of the focused element."""
         return str(self.run("const at = document.activeElement; return at.dataset.cell || at.id || at.tagName"))
 
     def wait(self, script: str) -> None:
-        """Until a JavaScript expression is true."""
+        """Wait until a JavaScript expression is true."""
         WebDriverWait(self.driver, WAIT_S).until(lambda _: self.run(f"return {script}"), script)
 
-    def pale(self, selector: str) -> tuple[int, list[str]]:
-        """How many texts were looked at, and those whose contrast is too low."""
-        seen, pale = self.run(_PALE, selector)
-        return seen, pale
+    def low_contrast(self, selector: str) -> tuple[int, list[str]]:
+        """The number of texts that were checked, and the texts whose contrast is too low."""
+        checked, low = self.run(_PALE, selector)
+        return checked, low
 
     def console(self) -> list[str]:
-        """What the console got since it was last asked."""
+        """The messages of the console since the last call."""
         return [f"{each['level']} {each['message']}" for each in self.driver.get_log("browser")]

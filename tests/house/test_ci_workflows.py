@@ -37,9 +37,9 @@ def job_of(workflow: Path) -> dict[str, Any]:
     return job
 
 
-def platform_sh(*words: str, seconds: float) -> subprocess.CompletedProcess[str]:
+def platform_sh(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", str(SCRIPT), *words], capture_output=True, text=True, timeout=seconds, check=False, cwd=ROOT
+        ["bash", str(SCRIPT), *arguments], capture_output=True, text=True, timeout=seconds, check=False, cwd=ROOT
     )
 
 
@@ -67,10 +67,11 @@ def test_workflow_calls_only_the_script_on_a_runner_of_its_platform(workflow: Pa
 
 
 @every(
-    "words", [[], ["--fast", "cpu"], ["cpu", "toy"], ["--quick", "cpu", "--tests"], ["--tests", "tests/core", "cpu"]]
+    "arguments",
+    [[], ["--fast", "cpu"], ["cpu", "toy"], ["--quick", "cpu", "--tests"], ["--tests", "tests/core", "cpu"]],
 )
-def test_invalid_command_line_prints_the_usage(words: list[str]) -> None:
-    done = platform_sh(*words, seconds=20)
+def test_invalid_command_line_prints_the_usage(arguments: list[str]) -> None:
+    done = platform_sh(*arguments, seconds=20)
     assert done.returncode == 2
     assert "ci/platform.sh [--quick [--tests PATH]...] NAME[:VARIANT]" in done.stderr
     assert "Exit status" in done.stderr
@@ -101,7 +102,7 @@ def doctor_json(**platform: Any) -> dict[str, Any]:
 
 
 @every(
-    ("given", "status", "words"),
+    ("doctor", "status", "message"),
     [
         (doctor_json(), 0, "hardware"),
         (doctor_json(simulated=True), 0, "simulated"),
@@ -121,10 +122,10 @@ def doctor_json(**platform: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_missing_hardware_is_distinguished_from_a_fault(given: dict[str, Any], status: int, words: str) -> None:
-    found, line = platform_state.verdict(given)
+def test_missing_hardware_is_distinguished_from_a_fault(doctor: dict[str, Any], status: int, message: str) -> None:
+    found, line = platform_state.verdict(doctor)
     assert found == status
-    assert words in line
+    assert message in line
 
 
 def test_only_missing_requirements_are_installed(tmp_path: Path) -> None:

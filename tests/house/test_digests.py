@@ -42,14 +42,14 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, *words: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *words]
+def run(checkout: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     ).stdout
 
 
-def test_a_test_is_skipped_until_what_it_covers_changes(checkout: Path) -> None:
+def test_a_test_is_skipped_until_the_code_that_it_covers_changes(checkout: Path) -> None:
     assert "3 passed" in run(checkout)  # nothing is recorded yet
     assert "3 passed" in run(checkout, "--record-digests", "-n", "2")
     again = run(checkout)
@@ -68,6 +68,6 @@ def test_a_test_is_skipped_until_what_it_covers_changes(checkout: Path) -> None:
     assert "2 failed, 1 passed" in run(checkout)  # failed tests are not recorded
 
 
-def test_a_path_that_is_not_there_is_an_error(checkout: Path) -> None:
+def test_a_path_that_does_not_exist_is_an_error(checkout: Path) -> None:
     (checkout / "tests" / "test_it.py").write_text(TESTS.format(path="moved"))
     assert "when_changed: no file under moved" in run(checkout, "--record-digests")

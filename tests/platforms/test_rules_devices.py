@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from every import every
-from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, part_of, said
+from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, contribution, default_of, device, fit, model, violations
 
 from srv.args.resolve import resolve
 from srv.args.statement import UserInput
@@ -69,22 +69,22 @@ def test_long_contexts_cost_aiter_memory() -> None:
     on = device("rocm", "gfx942")
     used = {"prefill_attention_backend": "aiter", "decode_attention_backend": "aiter"}
     share = 0.15
-    assert part_of("rocm", "long_contexts", on, context_length=8193, **used) == pytest.approx(share)
-    assert part_of("rocm", "long_contexts", on, context_length=8192, **used) == 0
-    assert part_of("rocm", "long_contexts", on, context_length=None, **used) == 0
+    assert contribution("rocm", "long_contexts", on, context_length=8193, **used) == pytest.approx(share)
+    assert contribution("rocm", "long_contexts", on, context_length=8192, **used) == 0
+    assert contribution("rocm", "long_contexts", on, context_length=None, **used) == 0
     used["prefill_attention_backend"] = "triton"
-    assert part_of("rocm", "long_contexts", on, context_length=65536, **used) == pytest.approx(share)
+    assert contribution("rocm", "long_contexts", on, context_length=65536, **used) == pytest.approx(share)
     used["decode_attention_backend"] = "triton"
-    assert part_of("rocm", "long_contexts", on, context_length=65536, **used) == 0
+    assert contribution("rocm", "long_contexts", on, context_length=65536, **used) == 0
 
 
 def test_rocm_s_own_figures() -> None:
     on = device("rocm", "gfx950")
-    assert said("rocm", "triton_attention_num_kv_splits", on) == 16
-    assert said("rocm", "moe_runner_backend", on, GPT_OSS) == "triton_kernel"
-    assert said("rocm", "moe_runner_backend", on, GPT_OSS, ep_size=2) is None
-    assert said("rocm", "moe_runner_backend", on, model()) is None
-    assert said("rocm", "moe_runner_backend", device("rocm", "gfx950", torch="2.9"), GPT_OSS) is None
+    assert default_of("rocm", "triton_attention_num_kv_splits", on) == 16
+    assert default_of("rocm", "moe_runner_backend", on, GPT_OSS) == "triton_kernel"
+    assert default_of("rocm", "moe_runner_backend", on, GPT_OSS, ep_size=2) is None
+    assert default_of("rocm", "moe_runner_backend", on, model()) is None
+    assert default_of("rocm", "moe_runner_backend", device("rocm", "gfx950", torch="2.9"), GPT_OSS) is None
 
 
 @every(("platform", "profile"), [("rocm", "gfx942"), ("npu", "a3"), ("xpu", "bmg")])
@@ -92,10 +92,10 @@ def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str
     on = device(platform, profile)
     refused = {"speculative_eagle_topk": "excluded"}
     tree = {"speculative_eagle_topk": 2, "decode_attention_backend": "some"}
-    assert broken(platform, on, page_size=16, **tree) == refused
-    assert broken(platform, on, page_size=1, **tree) == {}
-    assert broken(platform, on, page_size=16, speculative_eagle_topk=1) == {}
-    assert broken(platform, on, page_size=16) == {}
+    assert violations(platform, on, page_size=16, **tree) == refused
+    assert violations(platform, on, page_size=1, **tree) == {}
+    assert violations(platform, on, page_size=16, speculative_eagle_topk=1) == {}
+    assert violations(platform, on, page_size=16) == {}
 
 
 @every(
@@ -173,18 +173,18 @@ def test_the_fused_attention_of_npus_reads_one_type_of_16_bits(
 def test_npu_figures_by_the_card_s_memory(profile: str, memory: int, chunk: int, few: int, many: int) -> None:
     on = device("npu", profile)
     assert on.memory_bytes == memory * GIB
-    assert said("npu", "chunked_prefill_size", on) == chunk
-    assert said("npu", "graph_max_batch_size", on, disable_graphs=True) is None
-    assert said("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=3) == few
-    assert said("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=4) == many
+    assert default_of("npu", "chunked_prefill_size", on) == chunk
+    assert default_of("npu", "graph_max_batch_size", on, disable_graphs=True) is None
+    assert default_of("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=3) == few
+    assert default_of("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=4) == many
 
 
 def test_npu_tiers_are_copied_by_its_own_kernel() -> None:
     on = device("npu", "a3")
-    assert said("npu", "hicache_io_backend", on) is None
-    assert said("npu", "hicache_io_backend", on, enable_hierarchical_cache=True) == "kernel_ascend"
-    assert said("npu", "hicache_mem_layout", on, model(), enable_hierarchical_cache=True) == "page_first_direct"
-    assert said("npu", "hicache_mem_layout", on, LATENT, enable_hierarchical_cache=True) == "page_first_kv_split"
+    assert default_of("npu", "hicache_io_backend", on) is None
+    assert default_of("npu", "hicache_io_backend", on, enable_hierarchical_cache=True) == "kernel_ascend"
+    assert default_of("npu", "hicache_mem_layout", on, model(), enable_hierarchical_cache=True) == "page_first_direct"
+    assert default_of("npu", "hicache_mem_layout", on, LATENT, enable_hierarchical_cache=True) == "page_first_kv_split"
 
 
 def test_intel_s_kernels_read_certain_pages() -> None:

@@ -44,8 +44,8 @@ def published(memory: int, tokens: int, rows: int, ranks: int = 1) -> float:
 def planned(place: tuple[str, str], about: ModelFacts | None = SHORT, **user: Any) -> Resolved:
     platform, profile = place
     manifest = find_platforms()[platform].loaded
-    said = tuple(UserStatement(name, value, Origin.COMMAND_LINE, "command line") for name, value in user.items())
-    return resolve(UserInput(said), manifest=manifest, device=manifest.facts.profiles[profile], model=about)
+    statements = tuple(UserStatement(name, value, Origin.COMMAND_LINE, "command line") for name, value in user.items())
+    return resolve(UserInput(statements), manifest=manifest, device=manifest.facts.profiles[profile], model=about)
 
 
 def fraction(place: tuple[str, str], about: ModelFacts | None = SHORT, **user: Any) -> float:
@@ -86,8 +86,8 @@ def test_aiter_s_figure_by_hand() -> None:
 
 def test_the_parts_are_named_and_replace_core_s_estimate() -> None:
     parts = {part.name: part.amount / GIB for part in planned(("cuda", "sm90")).quantities["reserved_memory"].parts}
-    said = {name: amount for name, amount in parts.items() if amount}
-    assert said == pytest.approx({"runtime": 0.5, "steps": 12, "graphs": 0.5, "ranks": 0.125})
+    nonzero = {name: amount for name, amount in parts.items() if amount}
+    assert nonzero == pytest.approx({"runtime": 0.5, "steps": 12, "graphs": 0.5, "ranks": 0.125})
     assert "activations" not in parts
 
 

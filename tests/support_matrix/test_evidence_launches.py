@@ -87,7 +87,7 @@ class Ended(NamedTuple):
 
 def start_and_judge(row: Row, tiny: Tiny, folder: Path) -> Ended:
     """Start a server with the values of a row, check what it reports and serves, and stop it."""
-    server = Started(row, tiny.words(row, folder / "serve.yaml"), folder / "log")
+    server = Started(row, tiny.command_line(row, folder / "serve.yaml"), folder / "log")
     try:
         server.start()
         info = server.get("/get_server_info").json()
@@ -238,7 +238,7 @@ def test_the_lowest_port(tiny: Tiny, tmp_path: Path) -> None:
 def test_the_least_patience(tiny: Tiny, tmp_path: Path) -> None:
     """No engine is ready within 0.01 seconds, so the launch fails."""
     words = [
-        *tiny.words(plain(), tmp_path / "serve.yaml"),
+        *tiny.command_line(plain(), tmp_path / "serve.yaml"),
         "--engine-start-timeout-seconds=0.01",
         f"--port={free_port()}",
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from every import every
-from rules_world import GPT_OSS, LATENT, LLAMA4, broken, device, fit, model, said
+from rules_world import GPT_OSS, LATENT, LLAMA4, default_of, device, fit, model, violations
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
@@ -199,13 +199,13 @@ def test_a_page_size_of_the_user_s_is_never_changed() -> None:
     ],
 )
 def test_who_runs_the_experts_of_gpt_oss(about: Any, variant: str, values: dict[str, Any], runner: str | None) -> None:
-    assert said("cuda", "moe_runner_backend", device("cuda", variant), about, **values) == runner
+    assert default_of("cuda", "moe_runner_backend", device("cuda", variant), about, **values) == runner
 
 
 def test_a_package_that_a_machine_lacks_is_not_chosen() -> None:
     lacking, having = device("cuda", "sm90", torch="2.9"), device("cuda", "sm90", **{"triton-kernels": "1"})
-    assert said("cuda", "moe_runner_backend", lacking, GPT_OSS) is None
-    assert said("cuda", "moe_runner_backend", having, GPT_OSS) == "triton_kernel"
+    assert default_of("cuda", "moe_runner_backend", lacking, GPT_OSS) is None
+    assert default_of("cuda", "moe_runner_backend", having, GPT_OSS) == "triton_kernel"
     for family in ("attention", "sampling"):
         answer = fit(lacking, "cuda", family, "flashinfer", model())
         assert answer == "the package flashinfer-python is not installed"
@@ -215,10 +215,10 @@ def test_a_package_that_a_machine_lacks_is_not_chosen() -> None:
 
 def test_gpt_oss_fuses_sums_on_the_newest_devices_alone() -> None:
     newest = device("cuda", "sm100")
-    assert said("cuda", "enable_allreduce_fusion", newest, GPT_OSS) is True
-    assert said("cuda", "enable_allreduce_fusion", newest, GPT_OSS, enable_dp_attention=True) is None
-    assert said("cuda", "enable_allreduce_fusion", newest, model()) is None
-    assert said("cuda", "enable_allreduce_fusion", device("cuda", "sm90"), GPT_OSS) is None
+    assert default_of("cuda", "enable_allreduce_fusion", newest, GPT_OSS) is True
+    assert default_of("cuda", "enable_allreduce_fusion", newest, GPT_OSS, enable_dp_attention=True) is None
+    assert default_of("cuda", "enable_allreduce_fusion", newest, model()) is None
+    assert default_of("cuda", "enable_allreduce_fusion", device("cuda", "sm90"), GPT_OSS) is None
 
 
 @every(
@@ -265,10 +265,10 @@ def test_gpt_oss_fuses_sums_on_the_newest_devices_alone() -> None:
     ],
 )
 def test_what_kernels_demand(values: dict[str, Any], about: Any, codes: dict[str, str]) -> None:
-    assert broken("cuda", device("cuda", "sm100"), about, **values) == codes
+    assert violations("cuda", device("cuda", "sm100"), about, **values) == codes
 
 
 def test_what_trtllm_s_experts_exclude_is_off_where_nobody_says_otherwise() -> None:
     on = device("cuda", "sm100")
-    assert said("cuda", "disable_shared_experts_fusion", on, moe_runner_backend="flashinfer_trtllm") is True
-    assert said("cuda", "disable_shared_experts_fusion", on) is None
+    assert default_of("cuda", "disable_shared_experts_fusion", on, moe_runner_backend="flashinfer_trtllm") is True
+    assert default_of("cuda", "disable_shared_experts_fusion", on) is None
