@@ -14,9 +14,9 @@ from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv.platform.manifest import Manifest
 
 
-def refused(said: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejected, ...]:
+def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejected, ...]:
     with pytest.raises(Refusal) as refusal:
-        resolved(said, platform, **given)
+        resolved(user_input, platform, **given)
     return refusal.value.rejections
 
 
@@ -80,8 +80,8 @@ def test_unknown_backend_names_the_nearest() -> None:
 
 def test_prefill_and_decode_must_use_the_same_kv_order() -> None:
     platform = manifest(backend("a", 9, kv_order="page_token_head"), backend("b", 5, kv_order="page_head_token"))
-    said = user(prefill_attention_backend="a", decode_attention_backend="b")
-    (rejected,) = refused(said, platform)
+    chosen = user(prefill_attention_backend="a", decode_attention_backend="b")
+    (rejected,) = refused(chosen, platform)
     assert rejected.code == "backends_disagree"
     assert "page_token_head" in rejected.reason
     assert "page_head_token" in rejected.reason
@@ -105,10 +105,10 @@ def test_requirements_of_two_backends_are_intersected() -> None:
         backend("a", 9, fits({"page_size": (16, 32)})),
         backend("b", 5, fits({"page_size": (64, 32)})),
     )
-    said = user(prefill_attention_backend="a", decode_attention_backend="b")
-    assert resolved(said, platform).config.memory.page_size == 32
+    chosen = user(prefill_attention_backend="a", decode_attention_backend="b")
+    assert resolved(chosen, platform).config.memory.page_size == 32
     clash = manifest(backend("a", 9, fits({"page_size": (16,)})), backend("b", 5, fits({"page_size": (64,)})))
-    (rejected,) = refused(said, clash)
+    (rejected,) = refused(chosen, clash)
     assert "a requires page_size 16, but b requires page_size 64" in rejected.reason
 
 

@@ -15,7 +15,7 @@ from srv.args.spec import Argument
 from srv.args.statement import UserInput
 
 
-def said(words: list[str], environment: dict[str, str] | None = None, file: Path | None = None) -> UserInput:
+def parse(words: list[str], environment: dict[str, str] | None = None, file: Path | None = None) -> UserInput:
     parser = Parser(prog="srv launch")
     add_arguments(parser)
     namespace, unknown = parser.parse_known_args([*words, *(["--config", str(file)] if file else [])])
@@ -27,7 +27,7 @@ def said(words: list[str], environment: dict[str, str] | None = None, file: Path
 def test_switch_sets_its_replacement_with_a_note(switch: Argument) -> None:
     replacement = switch.replaced_by
     assert replacement is not None
-    parsed = said([switch.flag])
+    parsed = parse([switch.flag])
     assert parsed.rejections == ()
     (statement,) = parsed.statements
     current = ARGUMENTS[replacement.argument]
@@ -38,12 +38,12 @@ def test_switch_sets_its_replacement_with_a_note(switch: Argument) -> None:
 
 
 def test_switch_can_use_the_value_of_another_argument() -> None:
-    parsed = said(["--enable-ep-moe", "--tp-size", "8"])
+    parsed = parse(["--enable-ep-moe", "--tp-size", "8"])
     assert {each.argument: each.value for each in parsed.statements} == {"ep_size": 8, "tp_size": 8}
 
 
 def test_switch_that_is_off_sets_nothing_but_is_noted() -> None:
-    parsed = said(["--no-enable-deepep-moe"])
+    parsed = parse(["--no-enable-deepep-moe"])
     assert parsed.statements == ()
     assert len(parsed.notes) == 1
 
@@ -62,9 +62,9 @@ def test_former_name_works_in_every_origin_with_a_note(old: str, new: str, words
     file = tmp_path / "serve.yaml"
     file.write_text(f"{old}: {list(words) if len(words) > 1 else words[0]}\n")
     for parsed in (
-        said([flag, *words]),
-        said([], {f"SRV_{old.upper()}": ",".join(words)}),
-        said([], file=file),
+        parse([flag, *words]),
+        parse([], {f"SRV_{old.upper()}": ",".join(words)}),
+        parse([], file=file),
     ):
         assert [(each.argument, each.value) for each in parsed.statements] == [(new, value)]
         assert len(parsed.notes) == 1
@@ -72,38 +72,39 @@ def test_former_name_works_in_every_origin_with_a_note(old: str, new: str, words
 
 
 def test_a_spelling_of_another_engine_needs_no_note() -> None:
-    parsed = said(["--cuda-graph-max-bs", "8", "--disable-cuda-graph", "--base-gpu-id", "0"])
+    parsed = parse(["--cuda-graph-max-bs", "8", "--disable-cuda-graph", "--base-gpu-id", "0"])
     names = {each.argument for each in parsed.statements}
     assert names == {"graph_max_batch_size", "disable_graphs", "base_device_id"}
     assert parsed.notes == ()
 
 
 def test_different_values_in_one_origin_are_refused() -> None:
-    parsed = said(["--enable-deepep-moe", "--moe-a2a-backend", "none"])
+    parsed = parse(["--enable-deepep-moe", "--moe-a2a-backend", "none"])
     (rejected,) = parsed.rejections
     assert rejected.code == "contradiction"
     assert "--enable-deepep-moe" in str(rejected)
-    assert said(["--max-micro-batch-size", "1", "--pp-max-micro-batch-size", "2"]).rejections[0].code == "contradiction"
+    flags = ["--max-micro-batch-size", "1", "--pp-max-micro-batch-size", "2"]
+    assert parse(flags).rejections[0].code == "contradiction"
     twice = {"SRV_TP_SIZE": "1", "SRV_TENSOR_PARALLEL_SIZE": "2"}
-    assert said([], twice).rejections[0].code == "contradiction"
+    assert parse([], twice).rejections[0].code == "contradiction"
 
 
 def test_equal_values_in_one_origin_are_accepted() -> None:
-    assert said(["--enable-deepep-moe", "--moe-a2a-backend", "deepep"]).rejections == ()
+    assert parse(["--enable-deepep-moe", "--moe-a2a-backend", "deepep"]).rejections == ()
 
 
 def test_higher_origin_overrides_a_lower_one() -> None:
-    parsed = said(["--pp-max-micro-batch-size", "2"], {"SRV_MAX_MICRO_BATCH_SIZE": "1"})
+    parsed = parse(["--pp-max-micro-batch-size", "2"], {"SRV_MAX_MICRO_BATCH_SIZE": "1"})
     assert parsed.rejections == ()
     assert parsed.value("pp_max_micro_batch_size") == 2
 
 
 def test_synonyms_of_choices() -> None:
-    assert said(["--dtype", "half"]).value("dtype") == "float16"
-    assert said(["--model-impl", "sglang"]).value("model_impl") == "srv"
-    assert said(["--offload-mode", "cpu"]).value("offload_mode") == ARGUMENTS["offload_mode"].default
+    assert parse(["--dtype", "half"]).value("dtype") == "float16"
+    assert parse(["--model-impl", "sglang"]).value("model_impl") == "srv"
+    assert parse(["--offload-mode", "cpu"]).value("offload_mode") == ARGUMENTS["offload_mode"].default
 
 
 def test_flag_with_an_optional_value() -> None:
-    assert said(["--hybrid-kvcache-ratio"]).value("hybrid_kvcache_ratio") == 0.5
-    assert said(["--hybrid-kvcache-ratio", "0.25"]).value("hybrid_kvcache_ratio") == 0.25
+    assert parse(["--hybrid-kvcache-ratio"]).value("hybrid_kvcache_ratio") == 0.5
+    assert parse(["--hybrid-kvcache-ratio", "0.25"]).value("hybrid_kvcache_ratio") == 0.25

@@ -67,8 +67,8 @@ def test_command_line_overrides_environment_and_file() -> None:
 
 
 def test_auto_on_the_command_line_cancels_the_value_of_the_file() -> None:
-    said = both(user(dtype="auto"), user(Origin.CONFIG_FILE, dtype="float32"))
-    assert resolved(said).config.model.dtype == "bfloat16"
+    user_input = both(user(dtype="auto"), user(Origin.CONFIG_FILE, dtype="float32"))
+    assert resolved(user_input).config.model.dtype == "bfloat16"
     over = both(user(dtype="float16"), user(Origin.CONFIG_FILE, dtype="auto"))
     assert resolved(over).config.model.dtype == "float16"
 
@@ -206,8 +206,8 @@ def test_constraint_is_not_checked_on_a_refused_value() -> None:
 
 
 def test_all_refusals_are_collected() -> None:
-    said = user(port=0, tp_size=2, context_length=5000, attention_backend="palin", page_size=0)
-    found = rejections(said)
+    user_input = user(port=0, tp_size=2, context_length=5000, attention_backend="palin", page_size=0)
+    found = rejections(user_input)
     assert {what: rejected.code for what, rejected in found.items()} == {
         "port": "bad_value",
         "tp_size": "planned",
@@ -220,8 +220,8 @@ def test_all_refusals_are_collected() -> None:
 
 def test_refusals_of_parsing_come_first() -> None:
     unread = Rejected("bad_value", "port", "x", "command line", "it is not an integer", "Set it to an integer.")
-    said = UserInput(user(page_size=0).statements, (unread,))
-    assert list(rejections(said)) == ["port", "page_size"]
+    user_input = UserInput(user(page_size=0).statements, (unread,))
+    assert list(rejections(user_input)) == ["port", "page_size"]
 
 
 @every("name", ["tp_size", "dp_size", "pp_size", "trust_remote_code"])
@@ -246,8 +246,8 @@ def test_capabilities_determine_defaults_and_refuse_other_values() -> None:
     assert config.schedule.disable_overlap_schedule
     assert config.schedule.chunked_prefill_size == -1
     assert config.model.dtype == "float32"
-    said = user(disable_radix_cache=False, disable_overlap_schedule=False, chunked_prefill_size=512, dtype="float16")
-    found = rejections(said, platform)
+    switches = {"disable_radix_cache": False, "disable_overlap_schedule": False}
+    found = rejections(user(**switches, chunked_prefill_size=512, dtype="float16"), platform)
     assert set(found) == {
         "disable_radix_cache",
         "disable_overlap_schedule",
@@ -322,7 +322,7 @@ def test_report_hides_secrets() -> None:
 
 
 def test_resolution_is_deterministic() -> None:
-    said, platform = user(page_size=16), manifest()
-    one, two = resolved(said, platform), resolved(said, platform)
+    user_input, platform = user(page_size=16), manifest()
+    one, two = resolved(user_input, platform), resolved(user_input, platform)
     assert one.config == two.config
     assert one.provenance == two.provenance

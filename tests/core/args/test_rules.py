@@ -47,14 +47,14 @@ def broken(**values: Any) -> set[tuple[str, str]]:
 
 def given(argument: str, facts: Facts | None = None, **values: Any) -> Any:
     """The value of core's defaults for an argument; all defaults that apply must agree."""
-    said = [
+    values_found = [
         each.compute(context_of(each.reads, facts, **values))
         for each in DEFAULTS
         if isinstance(each, Default) and each.argument == argument
     ]
-    said = [value for value in said if value is not None]
-    assert all(value == said[0] for value in said)
-    return said[0] if said else None
+    found = [value for value in values_found if value is not None]
+    assert all(value == found[0] for value in found)
+    return found[0] if found else None
 
 
 def part(name: str, facts: Facts | None = None, **values: Any) -> float:
@@ -205,13 +205,13 @@ def test_draft_shape_by_drafter_and_model_family(
 
 
 def test_chain_verifies_one_more_token_than_its_steps() -> None:
-    said = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 6, "speculative_eagle_topk": 1}
-    assert given("speculative_num_draft_tokens", **said) == 7
+    settings = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 6, "speculative_eagle_topk": 1}
+    assert given("speculative_num_draft_tokens", **settings) == 7
 
 
 def test_drafts_over_large_pages_are_chains() -> None:
-    said = {"speculative_algorithm": "EAGLE", "page_size": 64}
-    assert (given("speculative_num_steps", **said), given("speculative_eagle_topk", **said)) == (3, 1)
+    settings = {"speculative_algorithm": "EAGLE", "page_size": 64}
+    assert (given("speculative_num_steps", **settings), given("speculative_eagle_topk", **settings)) == (3, 1)
 
 
 def test_draft_tree_constraint_exempts_the_named_backends() -> None:
@@ -225,9 +225,9 @@ def test_draft_tree_constraint_exempts_the_named_backends() -> None:
 
 
 def test_model_family_with_a_draft_head_needs_no_path() -> None:
-    said = {"speculative_algorithm": "EAGLE", "model_path": "/m"}
-    assert given("speculative_draft_model_path", Facts(device(), DEEPSEEK, CAPABLE), **said) == "/m"
-    assert given("speculative_draft_model_path", **said) is None
+    settings = {"speculative_algorithm": "EAGLE", "model_path": "/m"}
+    assert given("speculative_draft_model_path", Facts(device(), DEEPSEEK, CAPABLE), **settings) == "/m"
+    assert given("speculative_draft_model_path", **settings) is None
 
 
 @every(
@@ -435,7 +435,7 @@ def test_int8_pool_needs_the_capability() -> None:
 
 
 @every(
-    ("said", "facts", "word"),
+    ("settings", "facts", "capability"),
     [
         ({"torchao_config": "int8dq"}, {}, "w8a8"),
         ({"torchao_config": "int8wo"}, {}, "int8_weights"),
@@ -443,12 +443,12 @@ def test_int8_pool_needs_the_capability() -> None:
         ({"quantization": "w8a8_int8"}, {"int8_params": 9}, "w8a8"),
     ],
 )
-def test_int8_weights_need_the_capability(said: dict[str, Any], facts: dict[str, Any], word: str) -> None:
+def test_int8_weights_need_the_capability(settings: dict[str, Any], facts: dict[str, Any], capability: str) -> None:
     """The quantization of the checkpoint is refused like that of an argument."""
     with pytest.raises(Refusal) as caught:
-        resolved(user(**said), model=model(**facts))
+        resolved(user(**settings), model=model(**facts))
     (rejected,) = caught.value.rejections
-    assert (rejected.code, f"(capability {word})" in rejected.reason) == ("capability_missing", True)
-    able = manifest(capabilities=CAPABLE | {word})
-    config = resolved(user(**said), able, model=model(**facts)).config
-    assert config.weights.quantization == (None if "torchao_config" in said else "w8a8_int8")
+    assert (rejected.code, f"(capability {capability})" in rejected.reason) == ("capability_missing", True)
+    able = manifest(capabilities=CAPABLE | {capability})
+    config = resolved(user(**settings), able, model=model(**facts)).config
+    assert config.weights.quantization == (None if "torchao_config" in settings else "w8a8_int8")

@@ -18,10 +18,10 @@ from srv.args.yaml import MAX_FILE_BYTES, read_file, read_text
 from srv.errors import Refusal
 
 
-def said(*words: str, environment: dict[str, str] | None = None) -> UserInput:
+def parse(*arguments: str, environment: dict[str, str] | None = None) -> UserInput:
     parser = Parser(prog="srv plan")
     add_arguments(parser)
-    namespace, unknown = parser.parse_known_args(words, argparse.Namespace())
+    namespace, unknown = parser.parse_known_args(arguments, argparse.Namespace())
     namespace.unknown = unknown
     return gather(namespace, environment or {})
 
@@ -32,13 +32,13 @@ def values(given: UserInput) -> dict[str, object]:
 
 
 def test_no_input_sets_nothing() -> None:
-    assert said() == UserInput()
+    assert parse() == UserInput()
 
 
 def test_flags_are_parsed_by_type() -> None:
     words = ["--page-size", "16", "--schedule-conservativeness", "0.5", "--disable-radix-cache"]
     words += ["--chunked-prefill-size", "-1"]
-    assert values(said(*words)) == {
+    assert values(parse(*words)) == {
         "page_size": 16,
         "schedule_conservativeness": 0.5,
         "disable_radix_cache": True,
@@ -47,14 +47,14 @@ def test_flags_are_parsed_by_type() -> None:
 
 
 def test_alias_and_negated_flag() -> None:
-    assert values(said("--tensor-parallel-size=1", "--no-trust-remote-code")) == {
+    assert values(parse("--tensor-parallel-size=1", "--no-trust-remote-code")) == {
         "tp_size": 1,
         "trust_remote_code": False,
     }
 
 
 def test_abbreviated_flag_is_unknown() -> None:
-    (rejected,) = said("--page-siz", "3").rejections
+    (rejected,) = parse("--page-siz", "3").rejections
     assert (rejected.code, rejected.remedy) == ("unknown_flag", "Did you mean --page-size?")
 
 
@@ -73,22 +73,22 @@ def test_unknown_flag_without_a_similar_one_refers_to_the_list() -> None:
 
 
 def test_all_invalid_values_are_refused_together() -> None:
-    given = said("--page-size", "x", "--port", "1.5", "--bogus", "stray", "more")
+    given = parse("--page-size", "x", "--port", "1.5", "--bogus", "stray", "more")
     assert [rejected.what for rejected in given.rejections] == ["page_size", "port", "--bogus", "more"]
 
 
 def test_secret_is_not_repeated_in_a_refusal() -> None:
-    (rejected,) = said("--api-key", "s3cret\0").rejections
+    (rejected,) = parse("--api-key", "s3cret\0").rejections
     assert "s3cret" not in str(rejected)
 
 
 def test_flag_without_its_value_is_refused() -> None:
     with pytest.raises(Refusal, match="--page-size: expected one argument"):
-        said("--page-size")
+        parse("--page-size")
 
 
 def test_environment_is_read_and_overridden() -> None:
-    given = said("--port", "1", environment={"SRV_PORT": "2", "SRV_DISABLE_RADIX_CACHE": "true", "SRV_HOST": ""})
+    given = parse("--port", "1", environment={"SRV_PORT": "2", "SRV_DISABLE_RADIX_CACHE": "true", "SRV_HOST": ""})
     assert values(given) == {"port": 1, "disable_radix_cache": True}
     assert [each.source for each in given.statements] == [
         "command line",
@@ -98,7 +98,7 @@ def test_environment_is_read_and_overridden() -> None:
 
 
 def test_bad_environment_variable_names_itself() -> None:
-    (rejected,) = said(environment={"SRV_PORT": "tcp://10.0.0.1:80"}).rejections
+    (rejected,) = parse(environment={"SRV_PORT": "tcp://10.0.0.1:80"}).rejections
     assert rejected.who == "environment SRV_PORT"
 
 
@@ -111,7 +111,7 @@ def test_misspelt_variable_is_noted_and_others_are_ignored() -> None:
 def test_file_is_read_and_overridden(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("page-size: 16\nport: 5\nmem_fraction_static: 1e-1\nschedule_conservativeness: 2\n")
-    given = said("--port", "6", "--config", str(path))
+    given = parse("--port", "6", "--config", str(path))
     assert given.value("port") == 6
     assert given.value("page_size") == 16
     assert given.value("schedule_conservativeness") == 2.0
@@ -121,7 +121,7 @@ def test_file_is_read_and_overridden(tmp_path: Path) -> None:
 def test_refusals_of_all_origins_are_collected(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("pagesize: 16\n")
-    given = said("--config", str(path), "--zzzz", environment={"SRV_PORT": "x"})
+    given = parse("--config", str(path), "--zzzz", environment={"SRV_PORT": "x"})
     assert {rejected.code for rejected in given.rejections} == {"unknown_key", "unknown_flag", "bad_value"}
 
 
@@ -188,10 +188,10 @@ def test_every_name_of_an_argument_has_a_variable(name: str) -> None:
     for spelling in argument.names:
         statements, rejections = read_environment({f"SRV_{spelling.upper()}": text})
         assert not rejections
-        (said,) = statements
-        assert said.argument == name
-        assert said.source == f"environment SRV_{spelling.upper()}"
-        assert said.value == argument.parse(text)
+        (statement,) = statements
+        assert statement.argument == name
+        assert statement.source == f"environment SRV_{spelling.upper()}"
+        assert statement.value == argument.parse(text)
 
 
 def rejections_of(*words: str) -> list[tuple[str, str, str]]:

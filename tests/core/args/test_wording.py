@@ -22,7 +22,7 @@ ALIASED = [each for each in ARGUMENTS.values() if len(each.names) > 1 and each.k
 UNSUPPORTED = manifest(support=(Support("graph_max_batch_size", "unsupported", "graphs have one size"),))
 
 
-def said(*words: str, environment: dict[str, str] | None = None) -> UserInput:
+def parse(*words: str, environment: dict[str, str] | None = None) -> UserInput:
     parser = Parser(prog="srv launch")
     add_arguments(parser)
     namespace, namespace_unknown = parser.parse_known_args(words)
@@ -37,14 +37,14 @@ def refusal(user: UserInput) -> str:
 
 
 def test_refusal_names_the_flag_that_was_used() -> None:
-    assert refusal(said(FLAG, "4")) == (
+    assert refusal(parse(FLAG, "4")) == (
         f"graph_max_batch_size = 4 (set by command line with {FLAG}): graphs have one size "
         f"(constraint of platform imagined). Leave {FLAG} out. [unsupported]"
     )
 
 
 def test_refusal_names_the_declared_flag() -> None:
-    assert refusal(said("--graph-max-batch-size", "4")) == (
+    assert refusal(parse("--graph-max-batch-size", "4")) == (
         "graph_max_batch_size = 4 (set by command line): graphs have one size (constraint of platform imagined). "
         "Leave --graph-max-batch-size out. [unsupported]"
     )
@@ -52,18 +52,18 @@ def test_refusal_names_the_declared_flag() -> None:
 
 def test_refusal_names_the_variable() -> None:
     variable = "SRV_" + ALIAS.upper()
-    text = refusal(said(environment={variable: "4"}))
+    text = refusal(parse(environment={variable: "4"}))
     assert f"(set by environment {variable})" in text
     assert f"Leave {FLAG} out." in text
 
 
 def test_name_of_the_highest_origin_is_used() -> None:
-    text = refusal(said("--graph-max-batch-size", "4", environment={"SRV_" + ALIAS.upper(): "4"}))
+    text = refusal(parse("--graph-max-batch-size", "4", environment={"SRV_" + ALIAS.upper(): "4"}))
     assert "Leave --graph-max-batch-size out." in text
 
 
 def test_refusal_of_another_argument_uses_the_users_name() -> None:
-    user = said("--graph-batch-sizes", "16", FLAG, "8", "--max-running-requests", "32")
+    user = parse("--graph-batch-sizes", "16", FLAG, "8", "--max-running-requests", "32")
     with pytest.raises(Refusal) as raised:
         resolved(user)
     (rejected,) = raised.value.rejections
@@ -73,12 +73,12 @@ def test_refusal_of_another_argument_uses_the_users_name() -> None:
 
 
 def test_invalid_value_names_its_flag() -> None:
-    (rejected,) = said(FLAG, "many").rejections
+    (rejected,) = parse(FLAG, "many").rejections
     assert (rejected.what, rejected.who) == ("graph_max_batch_size", f"command line with {FLAG}")
 
 
 def test_provenance_names_the_flag() -> None:
-    story = resolved(said(FLAG, "4")).provenance["graph_max_batch_size"]
+    story = resolved(parse(FLAG, "4")).provenance["graph_max_batch_size"]
     assert str(story).startswith(f"graph_max_batch_size = 4 because set by command line with {FLAG}")
 
 
@@ -86,7 +86,7 @@ def test_provenance_names_the_flag() -> None:
 def test_every_alias_is_named(argument: Argument) -> None:
     for name, flag in zip(argument.names[1:], argument.flags[1:], strict=True):
         text = argument.choices[0] if argument.choices else "1"
-        parsed = said(flag, text)
+        parsed = parse(flag, text)
         sources = [*(each.source for each in parsed.statements), *(each.who for each in parsed.rejections)]
         assert name in argument.old_names or set(sources) == {f"command line with {flag}"}
         assert all(each.name == name for each in parsed.statements)
@@ -99,7 +99,7 @@ def test_a_negated_alias_is_an_alias() -> None:
         if each.kind.base is bool and each.spellings and not each.name.startswith("disable_")
     )
     negation = "--no-" + argument.spellings[0].replace("_", "-")
-    (statement,) = said(negation).statements
+    (statement,) = parse(negation).statements
     assert (statement.name, statement.value, statement.source) == (
         argument.spellings[0],
         False,
@@ -109,7 +109,7 @@ def test_a_negated_alias_is_an_alias() -> None:
 
 def test_deprecated_switch_is_not_an_alias() -> None:
     switch = next(each for each in DEPRECATED.values() if each.replaced_by and not each.replaced_by.same_as)
-    assert names_used(said(switch.flag).statements) == {}
+    assert names_used(parse(switch.flag).statements) == {}
 
 
 def test_only_whole_names_are_replaced() -> None:

@@ -77,9 +77,9 @@ def test_resolved_configuration_can_be_read_from_a_file(values: dict[str, Any]) 
 @settings(max_examples=150, deadline=None)
 @given(values=WORDS)
 def test_file_and_command_line_are_refused_alike(values: dict[str, Any]) -> None:
-    def codes(said: UserInput) -> set[tuple[str, str]]:
+    def codes(user_input: UserInput) -> set[tuple[str, str]]:
         try:
-            resolved(said)
+            resolved(user_input)
         except Refusal as refusal:
             return {(each.code, each.what) for each in refusal.rejections}
         return set()
@@ -93,19 +93,19 @@ def test_every_default_can_be_written_to_a_file(name: str) -> None:
     """Also those of planned arguments, because they change nothing."""
     argument = ARGUMENTS[name]
     text = written(make_config({}), {name})
-    said = from_file(text)
-    assert not said.rejections
+    parsed = from_file(text)
+    assert not parsed.rejections
     if argument.default is None:
-        assert said.statements == ()
+        assert parsed.statements == ()
     else:
-        assert [each.value for each in said.statements] == [argument.default]
-        assert argument.planned_reason(said.statements[0].value) is None
+        assert [each.value for each in parsed.statements] == [argument.default]
+        assert argument.planned_reason(parsed.statements[0].value) is None
 
 
 def test_command_line_overrides_the_file() -> None:
     first = resolved(user(page_size=16, max_running_requests=4))
-    said = both(from_file(written(first.config, {"page_size", "max_running_requests"})), user(page_size=32))
-    second = resolved(said)
+    merged = both(from_file(written(first.config, {"page_size", "max_running_requests"})), user(page_size=32))
+    second = resolved(merged)
     assert (second.config.memory.page_size, second.config.schedule.max_running_requests) == (32, 4)
     assert second.provenance["page_size"].overridden[0].reason.startswith("set by config file")
 

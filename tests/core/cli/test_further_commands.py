@@ -1,4 +1,4 @@
-"""Subcommands that distributions bring through the entry-point group `srv.commands`."""
+"""Subcommands that distributions add through the entry-point group `srv.commands`."""
 
 from __future__ import annotations
 

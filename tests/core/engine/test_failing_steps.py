@@ -1,4 +1,4 @@
-"""A real runner on a step that raises: what was in the step ends with an error, and nothing else does."""
+"""A real runner with a step that raises: only the requests of that step end with an error."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.5}], ids=["forward", "start"])
 def test_others_are_unharmed(small: Small, overlap: bool, params: dict[str, float]) -> None:
-    """A token id out of range, let in, makes the model raise; with a penalty, already the start of its slot.
+    """A token id out of range makes the model raise; with a penalty, the start of the request's slot raises.
 
-    The first step holds just the bad request and its neighbour, which fails with it; the next request
-    starts one step later, and with overlap that step is on its way before the failure is known.
+    The first step has only the bad request and its neighbour, which fails too. The next request starts one step later;
+    with overlap that step is in flight before the failure is known.
     """
     neighbour = small.prompts[3]
     with engine(small, 4, 5 + len(neighbour), overlap) as served:
         scheduler = served._engine.scheduler
         scheduler.limits = replace(scheduler.limits, vocab_size=None)
-        bad, beside, later, latest = served.generate(
+        bad, neighbouring, later, latest = served.generate(
             [
                 message("bad", [NO_TOKEN, 3, 4, 5, 6], **params),
-                message("beside", neighbour),
+                message("neighbouring", neighbour),
                 message("later", small.prompts[5]),
                 message("latest", small.prompts[7]),
             ]
         )
         (again,) = served.generate([message("again", neighbour)])
-    for failed in (bad, beside):
+    for failed in (bad, neighbouring):
         assert failed.finish is FinishReason.ERROR
         assert failed.error is not None
         assert failed.error[0] == "step_failed"
@@ -53,14 +53,14 @@ def test_others_are_unharmed(small: Small, overlap: bool, params: dict[str, floa
 def test_a_token_outside_the_vocabulary_never_gets_into_a_step(small: Small) -> None:
     neighbour = small.prompts[3]
     with engine(small, 4, 5 + len(neighbour)) as served:
-        bad, biased, beside = served.generate(
+        bad, biased, neighbouring = served.generate(
             [
                 message("bad", [NO_TOKEN, 3, 4]),
                 message("biased", [3, 4], logit_bias=((NO_TOKEN, 1.0),)),
-                message("beside", neighbour),
+                message("neighbouring", neighbour),
             ]
         )
     for refused, where in ((bad, "prompt"), (biased, "logit_bias")):
         wanted = f"{where} contains token id {NO_TOKEN}, but the vocabulary is 0 to 96; leave it out"
         assert (refused.finish, refused.error) == (FinishReason.ERROR, ("invalid_token_id", wanted))
-    assert (beside.error, beside.tokens) == (None, small.tokens[3])
+    assert (neighbouring.error, neighbouring.tokens) == (None, small.tokens[3])

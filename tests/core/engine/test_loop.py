@@ -1,4 +1,4 @@
-"""The engine loop on an executor without a model: failing steps, drain, flush, statistics, a parent that is gone."""
+"""The engine loop with a fake executor: failing steps, drain, flush, statistics, and a parent that is gone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A, B, C = ([number, 7, 8, 9, 10] for number in (1, 2, 3))
 
 @dataclass
 class Broken:
-    """A launched step that fails when it is waited for."""
+    """A launched step that fails when its result is collected."""
 
     error: Exception
 
@@ -57,7 +57,7 @@ class Done:
 
 
 class FakeRunner:
-    """The fake executor behind the real one's thread. Steps named in `launch_errors` raise there and then."""
+    """The fake executor as a runner in the real executor's thread. The steps in `launch_errors` raise at the launch."""
 
     def __init__(self, fake: FakeExecutor, launch_errors: frozenset[int] = frozenset()) -> None:
         self._fake, self._launch_errors = fake, launch_errors
@@ -74,14 +74,14 @@ class FakeRunner:
 
 
 class NeverPlans(Scheduler):
-    """A scheduler with a bug."""
+    """A scheduler with a bug: it never schedules a step."""
 
     def schedule(self) -> Plan | None:
         return None
 
 
 class LosesCount(Scheduler):
-    """A scheduler whose pages do not add up any more once it has served a request."""
+    """A scheduler whose integrity check fails after the first finished request."""
 
     def check_integrity(self, deep: bool = False) -> None:
         if self.stats().finished:
@@ -89,7 +89,7 @@ class LosesCount(Scheduler):
 
 
 class Harness:
-    """A loop with its messages: `said` in order, `outputs` by request. `broken` steps raise."""
+    """A loop with its messages: `received` in order, `outputs` by request. The steps in `broken` raise."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Harness:
         self.executor = InProcessExecutor(FakeRunner(fake, broken if while_launching else frozenset()))
         self._channel = InProcessChannel()
         self.loop = EngineLoop(self.scheduler, self.executor, self._channel, depth)
-        self.said: list[FromEngine] = []
+        self.received: list[FromEngine] = []
         self.outputs: dict[str, list[Output]] = defaultdict(list)
 
-    def hear(self, *sent: ToEngine) -> None:
-        for one in sent:
+    def send(self, *messages: ToEngine) -> None:
+        for one in messages:
             self._channel.put(one)
 
     def step(self, times: int = 1) -> None:
@@ -138,16 +138,16 @@ class Harness:
     def _gather(self) -> None:
         while True:
             try:
-                said = self._channel.take(0)
+                received = self._channel.take(0)
             except queue.Empty:
                 return
-            self.said.append(said)
-            if isinstance(said, Outputs):
-                for output in said.outputs:
+            self.received.append(received)
+            if isinstance(received, Outputs):
+                for output in received.outputs:
                     self.outputs[output.request].append(output)
 
     def of_kind(self, kind: type) -> list[FromEngine]:
-        return [said for said in self.said if isinstance(said, kind)]
+        return [each for each in self.received if isinstance(each, kind)]
 
 
 @pytest.fixture(params=[1, 2], ids=["depth-1", "depth-2"])
@@ -160,7 +160,7 @@ def depth(request: pytest.FixtureRequest) -> int:
 
 def test_requests_are_served_and_each_ends_once(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("a", A), message("b", B, max_tokens=3), message("c", C))
+    engine.send(message("a", A), message("b", B, max_tokens=3), message("c", C))
     engine.until_idle()
     assert engine.tokens("a") == expected_tokens(A, 8)
     assert engine.tokens("b") == expected_tokens(B, 3)
@@ -171,16 +171,16 @@ def test_requests_are_served_and_each_ends_once(depth: int) -> None:
 
 def test_one_message_a_step(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("a", A), message("b", B))
+    engine.send(message("a", A), message("b", B))
     engine.until_idle()
-    assert [len(said.outputs) for said in engine.said if isinstance(said, Outputs)] == [2] * 8
+    assert [len(each.outputs) for each in engine.received if isinstance(each, Outputs)] == [2] * 8
 
 
 @pytest.mark.parametrize("while_launching", [True, False], ids=["launch", "collect"])
 @pytest.mark.parametrize("broken", [0, 1, 3])
 def test_a_step_that_raises_ends_its_requests_and_nobody_elses(depth: int, broken: int, while_launching: bool) -> None:
     engine = Harness(depth, frozenset({broken}), while_launching, max_running_requests=2)
-    engine.hear(message("a", A), message("b", B), message("c", C))
+    engine.send(message("a", A), message("b", B), message("c", C))
     engine.until_idle()
     for request, prompt in (("a", A), ("b", B)):
         last = engine.last(request)
@@ -195,7 +195,7 @@ def test_the_loop_lives_on_after_failing_again_and_again(depth: int) -> None:
     engine = Harness(depth, frozenset(range(4)))
     requests = [f"attempt {number}" for number in range(5)]
     for request in requests:
-        engine.hear(message(request, A))
+        engine.send(message(request, A))
         engine.until_idle()
     ends = [engine.last(request).finish for request in requests]
     failures = 4 // depth  # with overlap, each attempt has two steps in flight when the first one fails
@@ -204,11 +204,11 @@ def test_the_loop_lives_on_after_failing_again_and_again(depth: int) -> None:
 
 
 def test_nothing_a_failed_step_wrote_is_ever_hit(depth: int) -> None:
-    """The step that failed was to compute a's prompt; the same prompt comes again."""
+    """The failed step would have computed the prompt of "a"; a later request has the same prompt."""
     engine = Harness(depth, frozenset({0}))
-    engine.hear(message("a", A))
+    engine.send(message("a", A))
     engine.until_idle()
-    engine.hear(message("again", A))
+    engine.send(message("again", A))
     engine.until_idle()
     assert engine.last("again").cached_tokens == 0
     assert engine.tokens("again") == expected_tokens(A, 8)
@@ -216,7 +216,7 @@ def test_nothing_a_failed_step_wrote_is_ever_hit(depth: int) -> None:
 
 def test_requests_of_which_none_can_be_planned_are_aborted_not_left_hanging(depth: int) -> None:
     engine = Harness(depth, scheduler=NeverPlans)
-    engine.hear(message("a", A))
+    engine.send(message("a", A))
     engine.step()
     assert engine.last("a").finish is FinishReason.ABORT
     assert engine.scheduler.idle
@@ -227,7 +227,7 @@ def test_requests_of_which_none_can_be_planned_are_aborted_not_left_hanging(dept
 
 def test_a_refused_request_gets_one_output_with_the_reason(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("empty", []), message("huge", [1] * (4 * PAGES + 2)), message("a", A))
+    engine.send(message("empty", []), message("huge", [1] * (4 * PAGES + 2)), message("a", A))
     engine.until_idle()
     for request, code in (("empty", "empty_prompt"), ("huge", "exceeds_pool")):
         (only,) = engine.outputs[request]
@@ -239,7 +239,7 @@ def test_a_refused_request_gets_one_output_with_the_reason(depth: int) -> None:
 
 def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("a", A), message("a", B))
+    engine.send(message("a", A), message("a", B))
     engine.until_idle()
     errors = [output.error[0] for output in engine.outputs["a"] if output.error]
     assert errors == ["duplicate_request"]
@@ -248,9 +248,9 @@ def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(depth:
 
 def test_abort_is_answered_while_others_go_on(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("a", A), message("b", B))
+    engine.send(message("a", A), message("b", B))
     engine.step(2)
-    engine.hear(Abort(["a"]))
+    engine.send(Abort(["a"]))
     engine.until_idle()
     assert engine.last("a").finish is FinishReason.ABORT
     assert engine.tokens("b") == expected_tokens(B, 8)
@@ -258,15 +258,15 @@ def test_abort_is_answered_while_others_go_on(depth: int) -> None:
 
 def test_the_cache_is_not_flushed_while_requests_run(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("a", A))
+    engine.send(message("a", A))
     engine.step(2)
-    engine.hear(FlushCache(5))
+    engine.send(FlushCache(5))
     engine.until_idle()
-    engine.hear(message("hit", A))
+    engine.send(message("hit", A))
     engine.until_idle()
-    engine.hear(FlushCache(6))
+    engine.send(FlushCache(6))
     engine.step()
-    engine.hear(message("miss", A))
+    engine.send(message("miss", A))
     engine.until_idle()
     refused, done = engine.of_kind(Flushed)
     assert refused == Flushed(5, False, "requests are running; the cache can be flushed when none are")
@@ -276,16 +276,16 @@ def test_the_cache_is_not_flushed_while_requests_run(depth: int) -> None:
 
 def test_statistics_come_when_asked_for_and_once_in_a_while(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(message("a", A), message("b", B))
+    engine.send(message("a", A), message("b", B))
     engine.step()
-    engine.hear(GetStats(17))
+    engine.send(GetStats(17))
     engine.step()
     engine.until_idle()
     engine.step()
-    (asked,) = (said for said in engine.of_kind(Stats) if isinstance(said, Stats) and said.call == 17)
+    (asked,) = (each for each in engine.of_kind(Stats) if isinstance(each, Stats) and each.call == 17)
     assert (asked.running, asked.waiting, asked.prompt_tokens) == (2, 0, 10)
     assert asked.pages_free + asked.pages_cached + asked.pages_held == asked.pages_total == PAGES
-    periodic = [said for said in engine.of_kind(Stats) if isinstance(said, Stats) and said.call == -1]
+    periodic = [each for each in engine.of_kind(Stats) if isinstance(each, Stats) and each.call == -1]
     assert periodic
     assert (periodic[-1].running, periodic[-1].finished, periodic[-1].generated_tokens) == (0, 2, 16)
 
@@ -295,9 +295,9 @@ def test_statistics_come_when_asked_for_and_once_in_a_while(depth: int) -> None:
 
 def test_drain_finishes_what_runs_and_what_waits(depth: int) -> None:
     engine = Harness(depth, max_running_requests=1)
-    engine.hear(message("a", A), message("b", B))
+    engine.send(message("a", A), message("b", B))
     engine.step(2)
-    engine.hear(Drain(60.0), message("late", C))
+    engine.send(Drain(60.0), message("late", C))
     engine.run()
     assert engine.tokens("a") == expected_tokens(A, 8)
     assert engine.tokens("b") == expected_tokens(B, 8)
@@ -310,9 +310,9 @@ def test_drain_finishes_what_runs_and_what_waits(depth: int) -> None:
 
 def test_drain_without_time_aborts_and_tells(depth: int) -> None:
     engine = Harness(depth, max_running_requests=1)
-    engine.hear(message("a", A, max_tokens=200), message("b", B))
+    engine.send(message("a", A, max_tokens=200), message("b", B))
     engine.step(2)
-    engine.hear(Drain(0.0))
+    engine.send(Drain(0.0))
     engine.run()
     assert engine.last("a").finish is FinishReason.ABORT
     assert engine.last("b").finish is FinishReason.ABORT
@@ -321,15 +321,15 @@ def test_drain_without_time_aborts_and_tells(depth: int) -> None:
 
 def test_an_idle_loop_drains_at_once(depth: int) -> None:
     engine = Harness(depth)
-    engine.hear(Drain(60.0))
+    engine.send(Drain(60.0))
     engine.run()
     assert engine.of_kind(Drained) == [Drained()]
 
 
 def test_the_loop_stops_when_its_parent_is_gone(depth: int) -> None:
-    """Also while requests run: nobody is left to hear of them."""
+    """Also while requests run, because nobody can receive their outputs."""
     engine = Harness(depth)
-    engine.hear(message("a", A, max_tokens=200))
+    engine.send(message("a", A, max_tokens=200))
     engine.step()
     turns = iter([True, True, False])
     engine.run(lambda: next(turns))
@@ -340,9 +340,9 @@ def test_the_loop_stops_when_its_parent_is_gone(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_at_rest_every_page_is_accounted_for_once(depth: int) -> None:
-    """Whoever loses a page finds out when the engine has nothing to do, not when the pool has run dry."""
+    """A leaked page is found when the engine is idle, not when the pool is exhausted."""
     harness = Harness(depth, scheduler=LosesCount)
-    harness.hear(message("a", A, 4))
+    harness.send(message("a", A, 4))
     with pytest.raises(IntegrityError, match="lost"):
         harness.run()
     assert harness.scheduler.idle

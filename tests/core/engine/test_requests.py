@@ -1,6 +1,6 @@
-"""What a request may ask of the engine, end to end on a small model: sampling, ends, log-probabilities, sharing.
+"""The fields of requests, end to end on a small model: sampling, stop conditions, log-probabilities, prefix sharing.
 
-Every test runs with overlap and without, on one engine each; small chunks cut most prompts.
+Every test runs with and without overlap, on one engine each; chunks are so small that most prompts need several.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def shared(small: Small, request: pytest.FixtureRequest) -> Iterator[CheckedEngi
 
 @pytest.fixture
 def served(shared: CheckedEngine) -> Iterator[CheckedEngine]:
-    """The shared engine, with nothing cached and nothing running; and so it must be left."""
+    """The shared engine with an empty cache and no requests; no test may leave requests running."""
     shared.flush()
     yield shared
     shared.check_idle()
 
 
-# ---- drawing
+# ---- sampling
 
 
 def test_a_seeded_request_draws_the_same_tokens_in_any_company(small: Small, served: CheckedEngine) -> None:
@@ -102,7 +102,7 @@ def test_a_bias_forces_a_token_or_forbids_it(small: Small, served: CheckedEngine
     assert first not in forbidden.tokens
 
 
-# ---- ends
+# ---- stop conditions
 
 
 def test_the_models_end_token_ends_a_request_unless_it_is_ignored(small: Small, served: CheckedEngine) -> None:
@@ -187,7 +187,7 @@ def test_logprobs_are_of_the_models_own_distribution(
 def test_prompt_logprobs_are_complete_whatever_is_cached(
     small: Small, served: CheckedEngine, warmed: bool, start: int
 ) -> None:
-    """Positions from `start` on, across chunks; the first token of a prompt has none."""
+    """All positions from `start`, across chunks; the first token of a prompt has no log-probability."""
     prompt = small.prompts[7]
     if warmed:
         served.generate([message("warm", prompt)])
@@ -242,7 +242,7 @@ def test_namespaces_share_nothing(small: Small, served: CheckedEngine) -> None:
     assert [result.tokens for result in results] == [small.tokens[7]] * 4
 
 
-# ---- leaving early
+# ---- abort and finish
 
 
 def test_an_aborted_request_says_so_and_leaves_nothing_behind(small: Small, served: CheckedEngine) -> None:
@@ -276,7 +276,7 @@ def test_a_request_is_aborted_at_any_step_of_its_life(small: Small, served: Chec
 
 
 def test_a_finished_request_is_silent_and_its_prefix_stays(small: Small, served: CheckedEngine) -> None:
-    """The API process saw a stop string: no Output comes after that, and what was computed can be hit."""
+    """The API process found a stop string: the engine sends no further Output, and the prefix can be hit."""
     served.send(message("finished", small.prompts[7]))
     served.send(message("companion", small.prompts[4]))
     while len(served.results["finished"].tokens) < 3:

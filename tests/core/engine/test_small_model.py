@@ -1,4 +1,4 @@
-"""Small random models through the whole engine: the tokens are those of transformers, however they are scheduled."""
+"""Small random models in the whole engine: their tokens equal those of transformers with any scheduling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeSmall = Callable[[str], Small]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> MakeSmall:
-    """Each model is made once, when it is first asked for."""
+    """Each model is made once, at its first use."""
     made: dict[str, Small] = {}
 
     def get(kind: str) -> Small:
@@ -29,7 +29,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> MakeSmall:
     return get
 
 
-# Model, page size, chunk size, overlap: all of them for one model, every value of each for the others.
+# Model, page size, chunk size, overlap: all combinations for one model, each value once for the others.
 SETUPS = [
     *(("llama", *setup) for setup in product((1, 16), (1, 16, -1), (True, False))),
     *((kind, *setup) for kind in FIELDS if kind != "llama" for setup in ((1, 16, True), (16, 1, False))),
@@ -71,7 +71,7 @@ def test_greedy_tokens_are_those_of_transformers(
     ],
 )
 def test_a_gguf_file_gives_the_same_tokens(small: MakeSmall, kind: str, tmp_path: Path) -> None:
-    """A file says nothing of a window, so its model has none."""
+    """A GGUF file has no sliding window, so the model has none either."""
     torch.manual_seed(0)
     model, one = small_model(kind), small("llama")
     write_gguf(tmp_path / "small.gguf", model, kind)
@@ -100,7 +100,7 @@ def test_without_a_prefix_cache_nothing_is_hit(small: MakeSmall, overlap: bool) 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 def test_prefixes_of_one_another_share_pages_under_every_policy(small: MakeSmall, policy: str) -> None:
-    """Few slots: later requests find what earlier ones, still running or done, have left."""
+    """With few slots, later requests hit the prefixes of earlier requests, which still run or have finished."""
     one = small("llama")
     text = one.prompts[-1] + one.tokens[-1]
     prompts = [text[:length] for length in (45, 33, 47, 13, 45, 41)]
@@ -114,7 +114,7 @@ def test_prefixes_of_one_another_share_pages_under_every_policy(small: MakeSmall
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"disable_radix_cache": True}], ids=["cached", "uncached"])
 def test_retracted_requests_go_on_where_they_were(small: MakeSmall, overlap: bool, flags: dict[str, object]) -> None:
-    """A pool that holds any one request, but not what all of them grow to."""
+    """The pool is large enough for each single request, but not for all of them together."""
     one = small("qwen3")
     with engine(one, 4, 32, overlap, pool=112, schedule_conservativeness=0.01, **flags) as served:
         results = served.generate(messages(one.prompts))

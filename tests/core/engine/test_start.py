@@ -1,4 +1,4 @@
-"""The engine process while it starts: what it does before it is told what to serve, and how it ends untold."""
+"""The start of the engine process: its imports before it gets its specification, and its end if it gets none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 
 from srv.engine.supervisor import EngineProcess
 
-UNTOLD = """
+WITHOUT_SPECIFICATION = """
 import sys, types
 from srv.engine import process
 
 def read():
     print("srv.engine.build" in sys.modules, "torch" in sys.modules)
-    return b""  # whoever would tell it has gone
+    return b""  # the parent has closed the pipe
 
 sys.stdin = types.SimpleNamespace(buffer=types.SimpleNamespace(read=read))
 print(process.main())
@@ -21,7 +21,8 @@ print(process.main())
 
 
 def test_modules_are_imported_before_the_specification_is_there() -> None:
-    done = subprocess.run([sys.executable, "-c", UNTOLD], capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-c", WITHOUT_SPECIFICATION]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["True", "True", "1"]
 
 
@@ -38,7 +39,7 @@ def test_a_process_that_was_never_told_is_ended() -> None:
 
 
 def test_the_engine_imports_only_what_every_model_needs() -> None:
-    """Progress bars, decoders of blocks, transformers and torch's compiler come when something asks for them."""
+    """Progress bars, GGUF decoders, transformers and torch's compiler are imported only when they are used."""
     names = ("rich", "gguf", "transformers", "torch._dynamo", "sympy")
     code = f"import sys, srv.engine.build; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

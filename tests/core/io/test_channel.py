@@ -1,4 +1,4 @@
-"""Channels: messages arrive as they were sent, in a directory nobody else can enter, wherever that has to be."""
+"""Channels: messages arrive unchanged and in order, through sockets in a private directory."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def exchange(directory: SocketDirectory) -> tuple[list[ToEngine], FromEngi
     try:
         for message in TO_ENGINE:
             await api.send(message)
-        heard: list[ToEngine] = []
-        while len(heard) < len(TO_ENGINE):
-            heard += await asyncio.to_thread(engine.receive, 5.0)
+        received: list[ToEngine] = []
+        while len(received) < len(TO_ENGINE):
+            received += await asyncio.to_thread(engine.receive, 5.0)
         engine.send(Flushed(3, True))
-        return heard, await asyncio.wait_for(api.receive(), 5.0)
+        return received, await asyncio.wait_for(api.receive(), 5.0)
     finally:
         engine.close()
         api.close()
@@ -41,8 +41,8 @@ async def exchange(directory: SocketDirectory) -> tuple[list[ToEngine], FromEngi
 
 def test_messages_arrive_whole_and_in_order() -> None:
     directory = SocketDirectory()
-    heard, answer = asyncio.run(exchange(directory))
-    assert heard == TO_ENGINE
+    received, answer = asyncio.run(exchange(directory))
+    assert received == TO_ENGINE
     assert answer == Flushed(3, True)
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     directory.close()
@@ -72,7 +72,7 @@ def test_a_temporary_directory_with_a_long_name_is_no_obstacle(tmp_path: Path, m
     (deep := tmp_path / ("d" * 60) / ("e" * 60)).mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     directory = SocketDirectory()
-    heard, _ = asyncio.run(exchange(directory))
-    assert heard == TO_ENGINE
+    received, _ = asyncio.run(exchange(directory))
+    assert received == TO_ENGINE
     assert list(deep.iterdir()) == []
     directory.close()

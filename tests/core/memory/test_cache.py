@@ -1,4 +1,4 @@
-"""Pages, prefix tree and leases together; last, a state machine with integrity checked after every step."""
+"""Pages, radix tree and leases together, and a state machine that checks integrity after every step."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_lost_page_is_named() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Leases over a small alphabet, so that prefixes collide; every page is tagged with the text it was written for."""
+    """Leases over a small alphabet, so that prefixes are shared; every page is tagged with the tokens written to it."""
 
     page_size = 2
     totals = (12, 9)

@@ -1,4 +1,4 @@
-"""The page allocator: what it hands out, and what it refuses to take back."""
+"""The page allocator: allocation, freeing, and invalid frees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefix tree: matching, splitting, locking, eviction order."""
+"""The radix tree: matching, splitting, locking, eviction order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from srv.memory.radix import Match, RadixTree
 
 
 def tree_of(*texts: tuple[int, ...], page_size: int = 2) -> tuple[RadixTree, dict[tuple[int, ...], tuple[int, ...]]]:
-    """A tree with these texts inserted in order; their page ids count up from 1."""
+    """A tree with these token sequences inserted in order; their page ids count up from 1."""
     tree = RadixTree(page_size, 1)
     pages: dict[tuple[int, ...], tuple[int, ...]] = {}
     first = 1
@@ -69,7 +69,7 @@ def test_a_branch_splits_a_node_and_keeps_both() -> None:
     tree, pages = tree_of((1, 2, 3, 4), (1, 2, 7, 8))
     assert tree.match("", (1, 2, 3, 4), 9).pages == 2
     assert tree.match("", (1, 2, 7, 8), 9).pages == 2
-    assert tree.unlocked_pages == 3  # the first page of the second text was there already
+    assert tree.unlocked_pages == 3  # the first page of the second sequence was already in the tree
     assert pages[1, 2, 7, 8][0] not in {page for node in tree.nodes() for page in node.pages[0]}
 
 

@@ -1,4 +1,4 @@
-"""What a model path may mean, and what each wrong one is told."""
+"""The meaning of model paths, and the refusals of invalid ones."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_failures_of_the_hub(raised: Any, code: str, monkeypatch: pytest.MonkeyP
     from huggingface_hub import errors
 
     def snapshot_download(repo: str, **options: Any) -> str:
-        raise getattr(errors, raised)("said") if isinstance(raised, str) else raised
+        raise getattr(errors, raised)("reason") if isinstance(raised, str) else raised
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     error = refusal("org/name", "main")

@@ -32,8 +32,8 @@ def test_weights_and_pool_stay_within_the_static_fraction() -> None:
 def test_reserved_memory_stays_free_with_any_fraction() -> None:
     settings = config(mem_fraction_static=0.99)
     plain = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB)
-    kept = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB, reserved_bytes=GIB)
-    assert (kept.pages[0] + 1) * TOKEN <= 3 * GIB < (plain.pages[0] + 1) * TOKEN
+    limited = compute(settings, model(), free_bytes=4 * GIB, total_bytes=8 * GIB, reserved_bytes=GIB)
+    assert (limited.pages[0] + 1) * TOKEN <= 3 * GIB < (plain.pages[0] + 1) * TOKEN
 
 
 def test_max_total_tokens_limits_the_pages() -> None:

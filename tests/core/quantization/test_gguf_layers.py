@@ -1,4 +1,4 @@
-"""GGUF files whose blocks stay as they are: the layers that hold them, and that they compute what the file says."""
+"""GGUF files whose weights stay quantized: the layers that hold them, and their results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from srv.quantization.gguf_layers import OP_TYPES, GGUFEmbedding, GGUFLinear
 
 Kinds = Callable[[str], Kind]
 
-# Rows of K-quants come in 256s.
+# K-quants need rows of a multiple of 256 elements.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.1}
 
 
 def agree(ours: CausalLM, model: Any) -> bool:
-    """Whether our logits are transformers' on twelve tokens; NaN agrees with nothing."""
+    """Whether our logits equal those of transformers for twelve tokens; NaN equals nothing."""
     tokens = tokens_of(model, 12)
     return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
 
 
 def stored(folder: Path, arch: str = "llama", kind: Kind | Kinds = Kind.Q8_0, **fields: Any) -> tuple[CausalLM, Any]:
-    """Our model over a file whose matrices are of one type, or of what their names give; and transformers' model."""
+    """Our model from a file whose matrices have one type, or types by name; and the model of transformers."""
     model = small_model(arch, **WIDE, num_attention_heads=8, head_dim=32, **fields)
     one, many = (kind, None) if isinstance(kind, Kind) else (Kind.F32, kind)
     write_gguf(folder / "model.gguf", model, arch, one, kinds=many)
@@ -59,7 +59,7 @@ def test_an_embedding_that_is_also_the_output_layer_is_held_once(tmp_path: Path)
 
 
 def test_parts_of_one_product_may_be_of_different_types(tmp_path: Path) -> None:
-    """As files have it that give values and ways down more bits than the rest."""
+    """As in files that use more bits for value and down projections."""
 
     def kinds(name: str) -> Kind:
         return Kind.Q6_K if "v_proj" in name or "down_proj" in name else Kind.Q4_K
@@ -77,7 +77,7 @@ def test_what_is_stored_as_plain_numbers_stays_plain(tmp_path: Path) -> None:
     ours, model = stored(tmp_path, kind=kinds)
     assert agree(ours, model)
     attention = ours.layers[0].attention
-    assert isinstance(attention.qkv_proj, Linear)  # its three parts lie in one matrix, and one of them is plain
+    assert isinstance(attention.qkv_proj, Linear)  # its three parts are one matrix, and one of them is not quantized
     assert isinstance(attention.o_proj, GGUFLinear)
     assert isinstance(ours.embedding, Embedding)
 

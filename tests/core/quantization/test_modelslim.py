@@ -1,4 +1,4 @@
-"""Checkpoints of modelslim: what is stored in 8 bits is multiplied as the format says, and what is wrong is named."""
+"""Checkpoints of modelslim: int8 layers compute what the format specifies, and invalid checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP, OFFSET = 0.04, 5
 
 
 class Stored(nn.Module):
-    """A layer as the format describes it, in float64, from its stored tensors."""
+    """A layer as specified by the format, in float64, from its stored tensors."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def stored_tensors(linear: nn.Linear, kind: str) -> dict[str, Tensor]:
 
 
 def quantize(folder: Path, model: Any, kind_of: Callable[[str], str]) -> None:
-    """Write the model with some linear layers in 8 bits, and let those of `model` compute what was stored."""
+    """Write the model with some int8 linear layers, and replace those of `model` with the stored ones."""
     model.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     kinds = {"model_quant_type": "W8A8", **dict.fromkeys(weights, "FLOAT")}
@@ -79,7 +79,7 @@ def everything(kind: str) -> Callable[[str], str]:
 
 
 def mixed(name: str) -> str:
-    """Dynamic attention, static gates, float ways down, and the head in 8 bits."""
+    """Dynamic attention layers, static gate and up layers, float down layers, and an int8 output layer."""
     if "self_attn" in name or name == "lm_head":
         return "W8A8_DYNAMIC"
     return "FLOAT" if name.endswith("down_proj") else "W8A8"
@@ -97,7 +97,7 @@ def described(folder: Path, **changes: str) -> None:
 
 
 def check(folder: Path, model: Any) -> None:
-    """Our logits are those of the model whose layers compute what was stored, but for steps that fall the other way."""
+    """Our logits equal those of the model with the stored layers, except for activations that round differently."""
     tokens = tokens_of(model, 12)
     ours, wanted = our_logits_of(folder, tokens), expected_logits(model, tokens)
     assert float((ours - wanted).abs().max()) < 0.05 * float(wanted.std())
@@ -110,13 +110,13 @@ def our_logits_of(folder: Path, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kinds", [everything("W8A8_DYNAMIC"), everything("W8A8"), mixed])
 def test_logits_are_those_of_the_stored_integers(arch: str, kinds: Callable[[str], str], tmp_path: Path) -> None:
-    """Qwen2 has biases: beside dynamic layers, folded into static ones."""
+    """Qwen2 has biases: separate in dynamic layers, folded into `quant_bias` in static ones."""
     model = small_model(arch)
     plain = expected_logits(model, tokens_of(model, 12))
     quantize(tmp_path, model, kinds)
     check(tmp_path, model)
     moved = expected_logits(model, tokens_of(model, 12)) - plain
-    assert float(moved.abs().max()) > 0.05 * float(plain.std())  # so that unquantized logits would have been found out
+    assert float(moved.abs().max()) > 0.05 * float(plain.std())  # so that the test would detect unquantized logits
 
 
 def test_the_facts_say_how_it_is_stored(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_outliers_in_norms_and_quantized_caches_are_refused_by_name(name: str, t
 
 
 def test_scales_stored_as_the_bits_of_float32(tmp_path: Path) -> None:
-    """Checkpoints for float16 hold deq_scale as int64: a float32 in the lower half, a kernel's flags in the upper."""
+    """Checkpoints for float16 store deq_scale as int64: a float32 in the lower half, kernel flags in the upper half."""
     model = small_model("llama")
     quantize(tmp_path, model, everything("W8A8"))
     scales = {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k.endswith("deq_scale")}
@@ -212,7 +212,7 @@ QKV = "model__layers__0__self_attn__"
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "code", "told"),
+    ("kind", "changes", "code", "reason"),
     [
         ("W8A8_DYNAMIC", {QKV + "k_proj__weight_offset": torch.eye(16, 1)}, "unsupported_quantization", "is not 0"),
         (
@@ -236,13 +236,13 @@ QKV = "model__layers__0__self_attn__"
     ],
 )
 def test_tensors_that_cannot_be_multiplied_are_named(
-    kind: str, changes: dict[str, Tensor | None], code: str, told: str, tmp_path: Path
+    kind: str, changes: dict[str, Tensor | None], code: str, reason: str, tmp_path: Path
 ) -> None:
     quantize(tmp_path, small_model("llama"), everything(kind))
     rewritten(tmp_path, **changes)
     error = refused(tmp_path)
     assert error.code == code
-    assert told in error.reason
+    assert reason in error.reason
 
 
 def test_integers_where_the_description_has_floats_are_refused(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_transformers_is_not_asked_to_multiply_them(tmp_path: Path) -> None:
 
 
 def test_random_weights_of_every_kind(tmp_path: Path) -> None:
-    """Without weights, too, the layers are of the described kinds, and their products are of ordinary size."""
+    """Dummy weights have the described kinds of layers too, and their products have a normal magnitude."""
     model = small_model("llama")
     quantize(tmp_path, model, mixed)
     (tmp_path / "model.safetensors").unlink()

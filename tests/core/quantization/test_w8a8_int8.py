@@ -1,4 +1,4 @@
-"""Checkpoints of w8a8_int8, and plain ones whose layers are made 8-bit integers as they are loaded."""
+"""Checkpoints of w8a8_int8, and unquantized checkpoints that are quantized online."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from srv.quantization.int8_layers import DynamicInt8Linear
 from srv.quantization.storage import quantize_int8
 
 PART: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
-LIMIT = 0.1  # of the logits' spread: 8 bits of random weights and activations, three layers of 48
+LIMIT = 0.1  # in standard deviations of the logits: int8 random weights and activations, three layers of size 48
 DESCRIBED: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
@@ -38,14 +38,14 @@ DESCRIBED: dict[str, Any] = {
 
 
 def saved(folder: Path, arch: str = "llama", **fields: Any) -> Any:
-    """A plain random model on disk, in float32."""
+    """An unquantized random model on disk, in float32."""
     model = small_model(arch, **fields)
     model.save_pretrained(folder)
     return model
 
 
 def quantize(folder: Path, described: bool = True, flat: bool = False, dtype: torch.dtype = torch.float32) -> None:
-    """The folder's projections in 8 bits, as the method stores them. `flat`: scales are [out]."""
+    """Quantize the projections of a folder to int8 in the format of the method. `flat`: scales have the shape [out]."""
     path = folder / "model.safetensors"
     stored: dict[str, Tensor] = {}
     for name, tensor in load_file(path).items():
@@ -64,7 +64,7 @@ def logits(folder: Path, tokens: Tensor, **options: Any) -> Tensor:
 
 
 def distance(model: Any, ours: Tensor, tokens: Tensor) -> float:
-    """Root mean square, in standard deviations of the plain model's logits."""
+    """The root mean square difference, in standard deviations of the unquantized model's logits."""
     plain = expected_logits(model, tokens)
     return float((ours - plain).square().mean().sqrt() / plain.std())
 
@@ -128,7 +128,7 @@ def test_weights_alone_in_8_bits_are_nearer_to_the_plain_model(arch: str, tmp_pa
 
 
 def test_weights_alone_in_8_bits_are_those_of_their_steps(tmp_path: Path) -> None:
-    """The plain layers with the same weights, rounded: nothing else is."""
+    """The result equals that of unquantized layers with the rounded weights."""
     model = saved(tmp_path, "qwen2")
     tokens = tokens_of(model, 12)
     ours = logits(tmp_path, tokens, online_quantization="int8wo")
@@ -165,21 +165,21 @@ def test_without_weights_the_configuration_says_which_layers(tmp_path: Path) -> 
 
 
 def changed(**at: Any) -> dict[str, Any]:
-    """DESCRIBED with some entries otherwise: of itself, or of a part of its group (weights__num_bits)."""
-    told = copy.deepcopy(DESCRIBED)
+    """DESCRIBED with changed entries, either its own or those of a part of its group (weights__num_bits)."""
+    config = copy.deepcopy(DESCRIBED)
     for name, value in at.items():
         part, _, key = name.partition("__")
         if key:
-            told["config_groups"]["group_0"][part][key] = value
-        elif name in told["config_groups"]["group_0"]:
-            told["config_groups"]["group_0"][name] = value
+            config["config_groups"]["group_0"][part][key] = value
+        elif name in config["config_groups"]["group_0"]:
+            config["config_groups"]["group_0"][name] = value
         else:
-            told[name] = value
-    return told
+            config[name] = value
+    return config
 
 
 @pytest.mark.parametrize(
-    ("at", "told"),
+    ("at", "reason"),
     [
         ({"format": "pack-quantized"}, "its format is pack-quantized, not int-quantized"),
         ({"weights__num_bits": 4}, "group_0 has weights with num_bits 4, not 8"),
@@ -197,20 +197,20 @@ def changed(**at: Any) -> dict[str, Any]:
         ({"config_groups": {"group_0": 1}}, "its group_0 is 1"),
     ],
 )
-def test_other_schemes_of_compressed_tensors_are_refused_in_words(at: Any, told: str, tmp_path: Path) -> None:
+def test_other_schemes_of_compressed_tensors_are_refused_in_words(at: Any, reason: str, tmp_path: Path) -> None:
     saved(tmp_path)
     quantize(tmp_path)
     edit_config(tmp_path, quantization_config=changed(**at))
     assert read_facts(tmp_path).quantization == "compressed-tensors"
     error = refused(tmp_path)
     assert error.code == "unsupported_quantization"
-    assert told in error.reason
+    assert reason in error.reason
     assert "w8a8_int8" in error.remedy
 
 
 def test_what_says_nothing_else_is_the_method() -> None:
-    for told in (DESCRIBED, changed(sparsity_config={"format": "dense"}, sparsity={}), {"quant_method": "w8a8_int8"}):
-        assert int8.method(told) == "w8a8_int8"
+    for config in (DESCRIBED, changed(sparsity_config={"format": "dense"}, sparsity={}), {"quant_method": "w8a8_int8"}):
+        assert int8.method(config) == "w8a8_int8"
     assert int8.method({"quant_method": "awq"}) == "awq"
     assert int8.method({}) == "unknown"
 

@@ -1,4 +1,4 @@
-"""Counter-based noise: the published generator, and nothing but (seed, position)."""
+"""Counter-based noise: the published generator, as a function of only (seed, position)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_known_answers_hold_within_a_vector() -> None:
 
 
 def test_first_number_is_pinned() -> None:
-    """53 bits of the first two words, the second the upper: a change here changes every seeded answer."""
+    """53 bits of the first two words, the second one as the upper half. A change here changes every seeded output."""
     want = (((0xE169C58D << 32) | 0x6627E8D5) >> 11) * 2.0**-53
     assert uniform([0], [0]).tolist() == [want]
 
@@ -57,7 +57,8 @@ def test_numbers_are_uniform_and_uncorrelated(along: str) -> None:
     assert numbers.min() >= 0.0
     assert numbers.max() < 1.0
     seen = np.histogram(numbers, bins=100, range=(0, 1))[0]
-    assert np.square(seen - count / 100).sum() / (count / 100) < 160  # chi-square, 99 degrees: 99.99 % lie below
+    # The 99.99 % quantile of chi-square with 99 degrees of freedom.
+    assert np.square(seen - count / 100).sum() / (count / 100) < 160
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / count**0.5
 
 
@@ -66,7 +67,7 @@ def test_no_numbers_for_no_rows() -> None:
 
 
 def test_remembered_noise_is_the_same_noise() -> None:
-    """Through block borders, jumps back, changed seeds and slots that come and go."""
+    """Across block boundaries, jumps back, changed seeds, and slots that start and end."""
     noise, random = SlotNoise(8), np.random.default_rng(0)
     for _ in range(200):
         slots = random.permutation(8)[: random.integers(1, 8)]

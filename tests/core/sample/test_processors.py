@@ -1,4 +1,4 @@
-"""Logits processors against their definitions, with slots that come, go and overlap."""
+"""Logits processors compared with their definitions, with slots that start, end and overlap."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_end_tokens_are_masked_until_min_tokens_are_out() -> None:
 
 
 def test_rows_in_another_order_or_number_get_their_own() -> None:
-    """What was prepared for one set of rows is not used for another."""
+    """Tensors prepared for one set of rows are not used for another."""
     target = state()
     start(target, 0, [1], repetition_penalty=2.0, logit_bias=((3, 1.0),))
     start(target, 1, [2], repetition_penalty=3.0, logit_bias=((4, 1.0),))
@@ -183,7 +183,7 @@ def test_rows_in_another_order_or_number_get_their_own() -> None:
 
 
 class Allow:
-    """A grammar of one token a slot: the seam that a grammar backend uses."""
+    """A grammar that allows one token per slot, through the interface of grammar backends."""
 
     def __init__(self) -> None:
         self.allowed: dict[int, int] = {}
@@ -199,8 +199,8 @@ class Allow:
         return [self.allowed[row.slot] for row in rows]
 
     def apply(self, logits: torch.Tensor, prepared: list[int]) -> None:
-        kept = logits.gather(1, torch.tensor(prepared)[:, None])
-        logits.fill_(-torch.inf).scatter_(1, torch.tensor(prepared)[:, None], kept)
+        allowed = logits.gather(1, torch.tensor(prepared)[:, None])
+        logits.fill_(-torch.inf).scatter_(1, torch.tensor(prepared)[:, None], allowed)
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
         self.observed.append((list(slots), tokens.tolist()))

@@ -1,4 +1,4 @@
-"""The sampler: order of its parts, what each row gets back, and log-probabilities."""
+"""The sampler: the order of its parts, the result of each row, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCAB = 40
 
 
 class FakeBackend:
-    """Inverse transform in vocabulary order at temperature 1, argmax at 0; remembers what it was asked."""
+    """Inverse transform sampling in vocabulary order at temperature 1, argmax at 0; records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[SamplingBatch] = []
@@ -33,7 +33,7 @@ class FakeBackend:
 
 
 class GreedyBackend(FakeBackend):
-    """Takes the most likely tokens by itself, and remembers what of."""
+    """Implements `most_likely`, and records its logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_device_tensors_are_kept_while_the_rows_stay() -> None:
 
 
 def test_drawn_tokens_count_without_the_host() -> None:
-    """A frequency penalty alone turns the winner down, step after step, before any result is read."""
+    """A frequency penalty lowers the winner in every step, although no result is read by the host."""
     world = World({"temperature": 0.0, "frequency_penalty": 2.0}, GREEDY)
     logits = torch.zeros(2, VOCAB)
     logits[:, 7], logits[:, 8] = 1.0, 0.5
@@ -194,7 +194,7 @@ def test_a_row_without_finite_logits_fails_alone(bad: float, temperature: float)
 
 
 def test_logprobs_are_the_models_own() -> None:
-    """Before bias, penalties and temperature; only for the rows that ask."""
+    """Before bias, penalties and temperature; only for the rows that request them."""
     world = World(
         {"logprobs": 3, "temperature": 0.0, "logit_bias": ((4, 100.0),)}, {}, {"logprobs": 0, "temperature": 0.0}
     )

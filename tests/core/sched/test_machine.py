@@ -1,8 +1,8 @@
-"""A state machine over the whole scheduler: whatever comes in whatever order, nothing is lost.
+"""A state machine over the whole scheduler: every request gets its outputs in any order of events.
 
-Requests arrive, are aborted or finished, steps are submitted and land one or two deep, rows and steps fail,
-pages run out. The driver checks integrity after every call and the fake executor every plan; the model here
-knows what each request must have said in the end.
+Requests arrive, are aborted or finished, steps are submitted and applied one or two deep, rows and steps fail, and
+pages run out. The driver checks integrity after every call, and the fake executor checks every plan; the model here
+knows the expected outputs of each request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMITS = st.builds(
     depth=st.sampled_from([1, 2]),
     lookahead=st.sampled_from([0, 0, 0, 2]),
 )
-# Two tokens and few first pages, so that prompts share prefixes; now and then one that is nobody's.
+# Two tokens and few first pages, so that prompts share prefixes; sometimes a prompt that shares nothing.
 PROMPTS = st.one_of(
     st.builds(
         lambda stem, tail: stem + tail,
@@ -43,14 +43,14 @@ PROMPTS = st.one_of(
     ),
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
 )
-# Equal prompts that arrive together, as the outputs of one request do.
+# Equal prompts that arrive together, like those of a request with n > 1.
 SIBLINGS = st.builds(lambda prompt, count: [prompt] * count, PROMPTS, st.integers(2, 5))
 
 
 @dataclass
 class Expectation:
     prompt: list[int]
-    tokens: list[int]  # all that may come, cut at the token that ends it
+    tokens: list[int]  # the expected output, up to the token that ends it
     scores: list[float]
     finished_by_client: bool = False
 
@@ -58,15 +58,15 @@ class Expectation:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(given=LIMITS, pool=st.integers(36, 56), groups=st.sampled_from([1, 1, 2]), failing=st.booleans())
     def start(self, given: Limits, pool: int, groups: int, failing: bool) -> None:
-        def unlucky(number: int, one_in: int) -> bool:
+        def fails(number: int, one_in: int) -> bool:
             return failing and number * 2654435761 % 2**32 // 65536 % one_in == 0
 
         totals = [pool // given.page_size + 3 * group for group in range(groups)]
         executor = FakeExecutor(
             totals,
             given.page_size,
-            row_error=lambda step, slot: unlucky(step * 8 + slot + 1, 60),
-            step_error=lambda step: unlucky(step + 1, 25),
+            row_error=lambda step, slot: fails(step * 8 + slot + 1, 60),
+            step_error=lambda step: fails(step + 1, 25),
         )
         self.driver = Driver(given, totals, executor)
         self.expected: dict[str, Expectation] = {}
@@ -190,7 +190,7 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 
 
 def test_a_stream_of_better_matches_starves_nobody() -> None:
-    """Without end, requests come whose whole prompt is cached; the one that matches nothing ends all the same."""
+    """Requests with a cached prompt keep arriving; a request without a cached prefix still finishes."""
     driver = Driver(limits(policy="lpm", max_running_requests=2, depth=2), [40])
     hot = list(range(12))
     driver.add(message("warming", hot, max_tokens=1))
@@ -210,7 +210,7 @@ def test_a_stream_of_better_matches_starves_nobody() -> None:
 
 
 def test_newcomers_do_not_starve_a_retracted_request() -> None:
-    """In a pool for one and a half, the older of two always advances while short ones keep coming."""
+    """In a pool for one and a half requests, the older of two always advances while short ones keep arriving."""
     driver = Driver(limits(page_size=1, conservativeness=0.01, depth=2, max_running_requests=4), [30])
     driver.add(message("first", [1, 2, 3], max_tokens=24))
     driver.add(message("second", [4, 5, 6], max_tokens=24))

@@ -1,4 +1,4 @@
-"""The order of waiting, and the reserve for expected output."""
+"""The order of waiting requests, and the reserve for expected output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler, rule by rule, over the fake executor (which checks every plan it is given)."""
+"""The rules of the scheduler, with the fake executor, which checks every plan."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_drafted_tokens_are_taken_in_together() -> None:
 
 
 def ending(after: int, length: int = 9) -> tuple[list[int], int]:
-    """A prompt, and the token that first comes as its `after`-th output."""
+    """A prompt, and a token that occurs first as output number `after`."""
     for first in range(48):
         prompt = prompt_of(length, first)
         tokens = expected_tokens(prompt, after)
@@ -437,7 +437,7 @@ def test_each_prompt_position_is_scored_once(depth: int, chunk: int) -> None:
 
 
 def tight(**changes: object) -> Driver:
-    """A pool for about two of the three requests that are let in, since little output is expected."""
+    """A pool for about two requests, of which three are admitted, because little output is expected."""
     given = limits(page_size=1, conservativeness=0.01, **{"chunked_prefill_size": 16, **changes})
     driver = Driver(given, [45])
     for number in range(3):
@@ -546,7 +546,7 @@ def test_the_estimate_keeps_back_pages_for_expected_output() -> None:
 
 
 def arrivals(driver: Driver, wave: str) -> int:
-    """How many of twenty requests are admitted at once."""
+    """The number of requests that are admitted in one step, out of twenty."""
     for number in range(20):
         driver.add(message(f"{wave} {number}", prompt_of(8, number), max_tokens=100))
     plan = driver.submit()
@@ -561,7 +561,7 @@ def test_the_estimate_falls_while_decoding_goes_well_and_is_forgotten_when_idle(
     for _ in range(601):
         driver.submit()
         driver.apply()
-    assert arrivals(driver, "beside long") == 20
+    assert arrivals(driver, "with long") == 20
     driver.run()
     assert arrivals(driver, "from idle") == 12, "each is expected to take 8 + 0.7 * 100 of 1000 pages"
 
@@ -620,7 +620,7 @@ def test_a_failed_step_fails_its_requests_and_the_others_live_on(depth: int) -> 
     assert (stats.pages_held, stats.finished) == (0, 4)
 
 
-# ---- a result that does not answer its plan
+# ---- a result that does not match its plan
 
 
 def test_results_are_checked_against_the_plan() -> None:

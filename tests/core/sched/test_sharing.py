@@ -1,4 +1,4 @@
-"""A prompt that a running request computes right now is computed once: later ones wait for it, and only for it."""
+"""In-flight prefix deduplication: requests wait for a running request that computes their prefix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_others_go_past_those_who_wait_for_a_prompt() -> None:
 
 
 def test_nobody_goes_past_without_end() -> None:
-    """A long prompt is computed in many steps; meanwhile so many may go past the one that waits for it, no more."""
+    """While a long prompt is computed in many steps, only a limited number of requests may bypass the waiting one."""
     prompt = [place % 48 for place in range(400)]
     driver = driver_of(pages=1000, chunked_prefill_size=4, max_running_requests=60)
     driver.add(message("first", prompt, max_tokens=1))
@@ -99,7 +99,7 @@ def test_without_prefix_cache_nobody_waits() -> None:
 
 
 def test_a_prompt_to_be_scored_is_not_waited_for() -> None:
-    """Its positions must be computed whoever else computes them; those before the first score may be shared."""
+    """Scored positions must be computed by the request itself; those before the first score may be shared."""
     driver = driver_of()
     driver.add(message("first", PROMPT))
     driver.add(message("scored", PROMPT, prompt_logprobs=0))
@@ -139,7 +139,7 @@ def test_the_next_one_leads_when_the_leader_fails() -> None:
 
 
 def test_a_retracted_leader_is_waited_for_again_when_it_runs() -> None:
-    """The pool is too small for the older stream and the leader's long prompt at once."""
+    """The pool is too small for the older request and the producer's long prompt together."""
     driver = driver_of(pages=12, chunked_prefill_size=4, conservativeness=0.01, page_size=1, depth=1)
     driver.add(message("old", OTHER[:2], max_tokens=9))
     driver.add(message("first", PROMPT[:8], max_tokens=1))
@@ -150,7 +150,7 @@ def test_a_retracted_leader_is_waited_for_again_when_it_runs() -> None:
 
 
 def test_a_prompt_is_shared_although_its_beginning_was_computed_twice() -> None:
-    """Two prompts with one beginning, in one step: each is then cached whole, and the pages computed twice go."""
+    """Two prompts with a common prefix in one step: both are cached completely, and duplicate pages are freed."""
     stem = PROMPT[:4]
     left, right = stem + OTHER[:12], stem + OTHER[4:]
     driver = driver_of()
@@ -167,7 +167,7 @@ def test_a_prompt_is_shared_although_its_beginning_was_computed_twice() -> None:
 
 
 def test_what_is_held_twice_never_stops_the_last_request() -> None:
-    """Alone, it needs every page of the pool; the ones that it holds twice come back first."""
+    """It needs every page of the pool; its duplicate pages are freed first."""
     stem = PROMPT[:4]
     driver = driver_of(pages=20, page_size=1, conservativeness=0.01, depth=1)
     driver.add(message("short", [*stem, 40, 41], max_tokens=1))

@@ -1,4 +1,4 @@
-"""Attention of a step on two backends: rows of one token go to one, longer rows to the other."""
+"""Attention of a step with two backends: one for rows of one token, the other for longer rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def native(context: BackendContext) -> AttentionBackend:
 
 
 class Pool:
-    """A pool with a random past in it, the same for every pool of a seed."""
+    """A KV pool with random keys and values, which are the same for equal seeds."""
 
     def __init__(self, make: Callable[[BackendContext], AttentionBackend], value_dim: int = DIM) -> None:
         generator = torch.Generator().manual_seed(2)
@@ -45,7 +45,7 @@ class Pool:
         self.backend = make(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, 8))
 
     def run(self, batch: AttentionBatch, window: int | None) -> list[Tensor]:
-        """What two layers of one step give."""
+        """The output of two layers in one step."""
         generator = torch.Generator().manual_seed(3)
         tokens = sum(batch.query_lens)
         attend = StepAttention(self.backend, batch)
@@ -59,7 +59,7 @@ class Pool:
 
 
 def batch_of(query_lens: Sequence[int], kv_lens: Sequence[int]) -> AttentionBatch:
-    """Pages given out from the last one down, no page to two rows."""
+    """Pages are assigned from the last one down, each to one row."""
     pages = iter(range(PAGES, 0, -1))
     counts = [-(-length // PAGE) for length in kv_lens]
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
@@ -89,7 +89,7 @@ def test_two_backends_do_what_one_does(mix: str, window: int | None, value_dim: 
 def test_each_row_goes_to_its_backend() -> None:
     seen: dict[str, list[int]] = {}
 
-    class Noting(NaiveAttention):
+    class Recording(NaiveAttention):
         def __init__(self, context: BackendContext, name: str) -> None:
             super().__init__(context)
             self.name = name
@@ -99,7 +99,7 @@ def test_each_row_goes_to_its_backend() -> None:
             return super().plan(batch)
 
     batch = batch_of(*MIXES["between one another"])
-    split = Pool(lambda context: SplitAttention(extend=Noting(context, "extend"), decode=Noting(context, "decode")))
+    split = Pool(lambda context: SplitAttention(*(Recording(context, name) for name in ("extend", "decode"))))
     outs = split.run(batch, None)
     assert seen == {"extend": [3, 7, 19], "decode": [8, 1, 30]}
     for mine, theirs in zip(outs, Pool(NaiveAttention).run(batch, None), strict=True):
@@ -119,7 +119,7 @@ def test_each_row_goes_to_its_backend() -> None:
 def test_an_engine_on_two_backends_gives_the_tokens_of_transformers(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], overlap: bool
 ) -> None:
-    """The second one comes from a distribution of its own."""
+    """The second backend is in a separate distribution."""
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     with engine(small, 4, 7, overlap, **flags) as served:

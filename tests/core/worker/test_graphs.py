@@ -1,4 +1,4 @@
-"""Which steps replay a captured one, and what then lies in the static buffers. No device: `run` is called again."""
+"""Which steps replay a captured graph, and the contents of the static buffers. There is no device; replays call `run`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCAB = 3
 
 
 class Model(CausalLM):
-    """Its logits tell the token, the position and the first page of each row."""
+    """Its logits are the token, the position and the first page of each row."""
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         pages = cast(Any, attend)(None, None, None, None)
@@ -29,7 +29,7 @@ class Model(CausalLM):
 
 
 class Attention:
-    """Remembers the batches it planned, and gives back their page table."""
+    """Records the batches that it planned; `forward` returns their page table."""
 
     def __init__(self) -> None:
         self.planned: list[AttentionBatch] = []
@@ -43,7 +43,7 @@ class Attention:
 
 
 class Again:
-    """`Graphs` that call what was captured once more."""
+    """`Graphs` that call the captured function again."""
 
     def __init__(self) -> None:
         self.captured: dict[int, Callable[[], torch.Tensor]] = {}
@@ -71,7 +71,7 @@ def steps(
 
 
 def inputs(rows: int, tokens: int | None = None, scores: bool = False) -> Inputs:
-    """Row i feeds token 10 + i at position 20 + i."""
+    """Row i has token 10 + i at position 20 + i."""
     count = rows if tokens is None else tokens
     return Inputs(
         tokens=torch.arange(10, 10 + count),
@@ -137,7 +137,7 @@ def test_a_table_that_was_given_last_is_not_copied_again_and_another_one_is() ->
     made, _, _, buffers = steps()
     pages = table([1, 2], [3, 4])
     made.replay(2, inputs(2), pages)
-    buffers.pages.zero_()  # whoever writes to them sees whether they are filled
+    buffers.pages.zero_()  # overwritten to detect whether they are filled again
     made.replay(2, inputs(2), pages)
     assert buffers.pages.count_nonzero() == 0
     made.replay(2, inputs(2), table([1, 2], [3, 4]))

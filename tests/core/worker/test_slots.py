@@ -1,4 +1,4 @@
-"""What is kept from step to step of the same slots: given again while it is right, and made anew when it is not."""
+"""Tensors that are cached between steps of the same slots: reused while they are valid, rebuilt when they are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = (7, 8, 9)
 
 
 def started(*names: int, pages: Sequence[int] = ()) -> Slots:
-    """Slots that have computed their prompts; slot i has pages 10 i + 1, ..., as many as `pages` says."""
+    """Slots that have computed their prompts; slot i has the pages 10 i + 1, ...; `pages`: the number of each."""
     slots = Slots(8, [6], DEVICE)
     for name in names:
         slots.start(Start(name, PROMPT, len(PROMPT), SamplingParams(max_tokens=9)))

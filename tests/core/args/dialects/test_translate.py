@@ -52,9 +52,9 @@ def parsed_by_srv(words: list[str]) -> dict[str, object]:
     add_arguments(parser)
     namespace, unknown = parser.parse_known_args(words, argparse.Namespace())
     assert unknown == []
-    said = gather(namespace, {})
-    assert said.rejections == ()
-    return {each.argument: ARGUMENTS[each.argument].kind.dump(each.value) for each in said.statements}
+    parsed = gather(namespace, {})
+    assert parsed.rejections == ()
+    return {each.argument: ARGUMENTS[each.argument].kind.dump(each.value) for each in parsed.statements}
 
 
 @every("flag", sorted({flag for flag, _ in RTP_LLM_PAGE}))

@@ -1,4 +1,4 @@
-"""The native decoder gives transformers' logits, on small random models of every architecture it claims."""
+"""The native decoder has the logits of transformers for small random models of every supported architecture."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_native_logits_equal_transformers(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])
 def test_rope_dialect_before_transformers_5(case: str, tmp_path: Path) -> None:
-    """`rope_scaling` beside `rope_theta`, its kind under `type`, means the same."""
+    """`rope_scaling` next to `rope_theta`, with its kind under `type`, has the same meaning."""
     kind, fields = CASES[case]
     model = small_model(kind, **fields)
     model.save_pretrained(tmp_path)
@@ -87,7 +87,7 @@ def test_rope_dialect_before_transformers_5(case: str, tmp_path: Path) -> None:
 
 
 def test_rope_parameters_change_the_logits(tmp_path: Path) -> None:
-    """Each variant is really applied: no two of them give the same logits."""
+    """Each variant has an effect: no two of them yield the same logits."""
     seen: list[torch.Tensor] = []
     for case in ("llama", "rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"):
         model = small_model(*CASES[case][:1], **CASES[case][1])
@@ -107,7 +107,7 @@ def test_attention_layers_have_the_shapes_and_windows_of_the_configuration(tmp_p
 
 
 def test_windows_begin_at_a_layer_where_the_configuration_lists_no_types(tmp_path: Path) -> None:
-    """Configurations that were written before transformers 5."""
+    """Configurations written before transformers 5."""
     kind, fields = CASES["qwen2_window"]
     small_model(kind, **fields).save_pretrained(tmp_path)
     edit_config(tmp_path, layer_types=None)
@@ -138,7 +138,7 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
 
 
 def test_a_linear_layer_uses_the_kernel_it_is_given(tmp_path: Path) -> None:
-    """What a platform's `post_load` relies on: forward goes through `kernel`, weights are reachable."""
+    """A platform's `post_load` relies on this: forward uses `kernel`, and weights are accessible."""
     model = small_model("llama")
     model.save_pretrained(tmp_path)
     ours = built(tmp_path)
@@ -180,7 +180,7 @@ def test_automatic_choice_falls_to_transformers_and_says_so(tmp_path: Path, capl
 
 
 def test_ops_are_bound_with_the_sizes_of_the_model(tmp_path: Path) -> None:
-    """What an implementation decides by: dtype and sizes, for each op that the layers call."""
+    """Implementations are selected by dtype and sizes, for each op that the layers call."""
     small_model("qwen3").save_pretrained(tmp_path)
     asked: set[tuple[str, torch.dtype, tuple[tuple[str, int], ...]]] = set()
 

@@ -1,4 +1,4 @@
-"""The demo model itself: our logits against transformers' own reading of the same GGUF file."""
+"""The demo model: our logits compared with those of transformers for the same GGUF file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_logits_equal_transformers_own_gguf_reader() -> None:
 
 
 def test_the_demo_model_speaks() -> None:
-    """Greedy continuation of a fact everybody knows: row order, scales and rotation are all right together."""
+    """The greedy continuation of a known fact is right only if row order, scales and RoPE are all right."""
     model = built(demo_model())
     tokens = torch.tensor([504, 3575, 282, 4649, 314])  # "The capital of France is"
     cache = DenseCache()

@@ -1,4 +1,4 @@
-"""GGUF headers: read exactly, and never believed. Everything here runs without torch."""
+"""GGUF headers: read exactly, and validated. Everything here runs without torch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_header_values_arrays_and_tensors(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_found(tmp_path: Path) -> None:
-    """Cut anywhere, in the header or in the last tensor's data, a file is refused as truncated, and quickly."""
+    """A file cut anywhere, in the header or in the last tensor's data, is quickly refused as truncated."""
     whole = file_of(LLAMA, [EMBEDDING], data=4 * 8 * 4)
     read_facts(written(tmp_path, whole))
     for length in range(len(whole)):
@@ -99,7 +99,7 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
 
 
 def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
-    """Any byte of the header changed: the file is read or refused, without a crash or an absurd allocation."""
+    """With any byte of the header changed, the file is read or refused, without a crash or a huge allocation."""
     whole = file_of({**LLAMA, "a.list": [1, 2]}, [EMBEDDING])
     chance = random.Random(7)
     outcomes: Counter[str] = Counter()
@@ -124,7 +124,7 @@ HUGE = 2**62
 
 
 @pytest.mark.parametrize(
-    ("data", "code", "said"),
+    ("data", "code", "reason"),
     [
         (b"GGUF", "truncated", "fewer than any GGUF header"),
         (file_of(LLAMA, [], magic=b"PK\x03\x04"), "damaged", "instead of b'GGUF'"),
@@ -162,13 +162,13 @@ HUGE = 2**62
         (file_of({**LLAMA, "general.alignment": 3}, [EMBEDDING]), "damaged", "not a multiple of 8"),
     ],
 )
-def test_damage_is_named(data: bytes, code: str, said: str, tmp_path: Path) -> None:
+def test_damage_is_named(data: bytes, code: str, reason: str, tmp_path: Path) -> None:
     error = refusal(written(tmp_path, data))
-    assert (error.code, said in error.reason) == (code, True), str(error)
+    assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "code", "said"),
+    ("metadata", "code", "reason"),
     [
         ({"general.architecture": "mamba"}, "unknown_architecture", "'mamba'"),
         ({"llama.expert_count": 8}, "unsupported_config", "expert_count = 8"),
@@ -183,9 +183,9 @@ def test_damage_is_named(data: bytes, code: str, said: str, tmp_path: Path) -> N
         ({"llama.attention.head_count_kv": [2, 1]}, "unsupported_config", "differs between layers"),
     ],
 )
-def test_metadata_that_cannot_be_served(metadata: dict[str, Any], code: str, said: str, tmp_path: Path) -> None:
+def test_metadata_that_cannot_be_served(metadata: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:
     error = refusal(written(tmp_path, file_of({**LLAMA, **metadata}, [EMBEDDING])))
-    assert (error.code, said in error.reason) == (code, True), str(error)
+    assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
 def test_a_file_that_is_not_there() -> None:
@@ -202,7 +202,7 @@ def test_a_file_that_is_not_there() -> None:
     ],
 )
 def test_end_tokens(tokens: dict[str, Any], ends: tuple[int, ...], tmp_path: Path) -> None:
-    """Declared ones; an end of turn known by its text only where none is declared."""
+    """The declared end tokens; an end-of-turn token is recognised by its text only if none is declared."""
     assert read_facts(written(tmp_path, file_of({**LLAMA, **tokens}, [EMBEDDING]))).end_tokens == ends
 
 

@@ -89,7 +89,7 @@ def test_truncated_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "reason"),
     [
         (struct.pack("<Q", 2**40) + bytes(64), "claims"),
         (struct.pack("<Q", 8) + b"not json", "not valid JSON"),
@@ -97,10 +97,10 @@ def test_truncated_weights(tmp_path: Path) -> None:
         (struct.pack("<Q", 8) + b'{"a":{}}', "cannot be read"),
     ],
 )
-def test_damaged_weights(raw: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_weights(raw: bytes, reason: str, tmp_path: Path) -> None:
     (folder(tmp_path) / "model.safetensors").write_bytes(raw)
     error = refusal(tmp_path)
-    assert (error.code, said in error.reason) == ("damaged", True), str(error)
+    assert (error.code, reason in error.reason) == ("damaged", True), str(error)
 
 
 def test_sizes_that_contradict_the_shape(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "said"),
+    ("fields", "code", "reason"),
     [
         ({"architectures": ..., "model_type": "riddle"}, "unknown_architecture", "'riddle'"),
         ({"hidden_size": ...}, "unsupported_config", "hidden_size"),
@@ -127,9 +127,9 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "mamba"]}, "unsupported_config", "mamba"),
     ],
 )
-def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, said: str, tmp_path: Path) -> None:
+def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:
     error = refusal(folder(tmp_path, **fields))
-    assert (error.code, said in error.reason) == (code, True), str(error)
+    assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])

@@ -1,4 +1,4 @@
-"""Loaders: what a file holds is what the model computes with; what does not fit is refused by name."""
+"""Loaders: the model computes with the weights of the file; tensors that do not fit are refused by name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from srv.errors import ModelError
 from srv.models.formats import gguf_loader as gguf
 
 KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-# Rows of K-quants come in 256s.
+# K-quants need rows of a multiple of 256 elements.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.1}
 
 
 def agree(ours: Any, model: Any) -> bool:
-    """Whether our logits are transformers' on twelve tokens; NaN agrees with nothing."""
+    """Whether our logits equal those of transformers for twelve tokens; NaN equals nothing."""
     tokens = tokens_of(model, 12)
     return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gguf_type_of_the_llama_architecture(kind: str, tmp_path: Path) -> None:
-    """Every block format, with query and key rows stored for interleaved rotation."""
+    """Every GGUF type, with query and key rows stored for interleaved RoPE."""
     model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
     path = tmp_path / "model.gguf"
     write_gguf(path, model, "llama", Kind[kind])
@@ -51,7 +51,7 @@ def test_gguf_tied_embeddings_and_biases(tmp_path: Path) -> None:
 
 
 def test_gguf_rope_divisors_are_llama3_scaling(tmp_path: Path) -> None:
-    """llama.cpp's converter writes Llama 3's scaling as one divisor a frequency."""
+    """llama.cpp's converter writes Llama 3's scaling as one divisor per frequency."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**scaling, "original_max_position_embeddings": 32, "rope_theta": 500.0}
     model = small_model("llama", rope_parameters=rope)
@@ -189,7 +189,7 @@ def test_quantized_checkpoints_of_other_schemes_are_refused(tmp_path: Path) -> N
 
 
 def test_gguf_type_without_decoder_is_refused(tmp_path: Path) -> None:
-    """A type that the header knows and the loader does not: the refusal names it and those that work."""
+    """A type that the header supports and the loader does not: the refusal names it and the supported ones."""
     model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
     path = tmp_path / "model.gguf"
     write_gguf(path, model, "llama", Kind.Q8_0)

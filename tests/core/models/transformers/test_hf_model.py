@@ -1,4 +1,4 @@
-"""Models that only transformers knows: on our attention they give its own logits, or they are refused."""
+"""Models that only transformers implements: with our attention they have the same logits, or they are refused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_bfloat16_passes_its_own_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "said"),
+    ("kind", "fields", "reason"),
     [
         ("bloom", {"n_layer": 2, "n_head": 6, "seq_length": 128}, "does not support attention backends"),
         ("gptj", {**GPT2, "rotary_dim": 4}, "does not support attention backends"),
@@ -104,12 +104,12 @@ def test_bfloat16_passes_its_own_check(tmp_path: Path) -> None:
     ],
 )
 def test_architectures_that_do_not_fit_are_refused(
-    kind: str, fields: dict[str, Any], said: str, tmp_path: Path
+    kind: str, fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     saved(kind, fields, tmp_path)
     with pytest.raises(ModelError) as caught:
         built(tmp_path)
-    assert (caught.value.code, said in caught.value.reason) == ("unsupported_architecture", True), str(caught.value)
+    assert (caught.value.code, reason in caught.value.reason) == ("unsupported_architecture", True), str(caught.value)
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_progress_ends_complete(tmp_path: Path) -> None:
 
 
 def test_the_experiment_sees_tokens_mixed_outside_attention() -> None:
-    """A model whose output depends on its neighbour in the pass, and one that is clean."""
+    """A model whose output depends on other sequences in the batch, and one that does not."""
     table = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     layer = AttentionLayer(0, 2, 2, 4, 0.5)
 
