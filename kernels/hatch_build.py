@@ -1,7 +1,7 @@
-"""Build hook of the wheel: compiles the native CPU kernels where there is a compiler, and says so where not.
+"""Build hook of the wheel: compiles the native CPU kernels if there is a compiler, and displays a warning otherwise.
 
-The library is plain C behind `ctypes`, so one wheel serves every Python of a platform; without it the wheel is pure
-Python and the CPU platform runs on torch alone.
+The library has a C interface for `ctypes`, so that one wheel serves all Python versions on a platform. Without the
+library the wheel is pure Python, and the CPU platform uses torch only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def _builder(root: Path) -> ModuleType:
-    """srv_kernels.cpu.build, loaded by its path: importing the package would want torch."""
+    """srv_kernels.cpu.build, loaded by its path, because importing the package needs torch."""
     spec = importlib.util.spec_from_file_location("build_native", root / "srv_kernels" / "cpu" / "build.py")
     assert spec is not None
     assert spec.loader is not None

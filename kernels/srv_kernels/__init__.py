@@ -1,9 +1,9 @@
 """Op contracts, their oracles, and implementations.
 
-    contracts   what each op promises: shapes, dtypes, tolerances, hard inputs
-    oracles     the same mathematics in float64, to test against
+    contracts   each op's shapes, dtypes, tolerances and test cases
+    oracles     the same mathematics in float64, as a reference for tests
     reference   plain torch, for any device
-    cpu         for host processors: C++ kernels (`native`), and torch variants for where those are not built
+    cpu         for host processors: C++ kernels (`native`), and torch variants for installations without them
 
 Knows torch and nothing of `srv`.
 """

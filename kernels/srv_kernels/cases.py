@@ -1,6 +1,6 @@
-"""Calls on which implementations of ops are held to their contracts: ordinary ones, and those that break many.
+"""Test cases for the op contracts: ordinary inputs, and those that often break an implementation.
 
-Owns the inputs alone; what must come out is for `contracts` and `oracles`. All tensors are on the host.
+Owns the inputs only; `oracles` has the expected results, and `contracts` the tolerances. All tensors are on the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call: a label for messages, and positional arguments on the host."""
+    """One call: a label for error messages, and positional arguments on the host."""
 
     label: str
     args: tuple[Any, ...]
@@ -31,7 +31,7 @@ def _random(generator: torch.Generator, *shape: int, dtype: torch.dtype, scale: 
 
 
 def _spaced(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """Rows that are a slice of a wider matrix, as the split of a fused projection gives them."""
+    """Rows that are a slice of a wider matrix, like the output of a fused projection after a split."""
     return _random(generator, rows, dim + 24, dtype=dtype)[:, 8 : 8 + dim]
 
 
@@ -70,7 +70,7 @@ def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
 
 def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x in _matrices(dtype, seed, (2, 62, 3072)):
-        # 100² fits half precision; silu's own hard inputs are large negative gates, where it must give 0.
+        # 100² fits half precision. Large negative gates are the hard inputs of SiLU, which must return 0 there.
         yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,))
     gates = torch.tensor([[-1e3, -90.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 90.0]], dtype=dtype)
     yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
@@ -79,22 +79,22 @@ def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
 def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 3)
     shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))
-    for tokens, heads, kv_heads, dim, turned in shapes:
+    for tokens, heads, kv_heads, dim, rotary_dim in shapes:
         for scale in _MAGNITUDES:
             fused = _random(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
             q, k, _ = fused.split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
-            cos_sin, positions = _table(generator, tokens, turned)
+            cos_sin, positions = _cos_sin(generator, tokens, rotary_dim)
             args = (q.view(tokens, heads, dim), k.view(tokens, kv_heads, dim), cos_sin, positions)
-            yield Case(f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {turned} turned, x {scale:g}", args)
+            yield Case(f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {rotary_dim} rotated, x {scale:g}", args)
     q, k = (_random(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
-    yield Case("the same position twice", (q, k, *(_table(generator, 1, 64)[0], torch.tensor([7, 7]))))
+    yield Case("the same position twice", (q, k, *(_cos_sin(generator, 1, 64)[0], torch.tensor([7, 7]))))
 
 
-def _table(generator: torch.Generator, tokens: int, turned: int) -> tuple[Tensor, Tensor]:
-    places = 4096
-    angles = torch.arange(places)[:, None] * 10000.0 ** -(torch.arange(turned // 2) / (turned // 2))
+def _cos_sin(generator: torch.Generator, tokens: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
+    max_position = 4096
+    angles = torch.arange(max_position)[:, None] * 10000.0 ** -(torch.arange(rotary_dim // 2) / (rotary_dim // 2))
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
-    return cos_sin, torch.randint(places, (tokens,), generator=generator)
+    return cos_sin, torch.randint(max_position, (tokens,), generator=generator)
 
 
 def _int8(generator: torch.Generator, *shape: int) -> Tensor:
@@ -102,7 +102,7 @@ def _int8(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
-    """(label, x [T, K], N, generator): few and many rows, K beyond what float32 sums exactly, hard rows."""
+    """(label, x [T, K], N, generator): few and many rows, K too large for exact float32 sums, hard rows."""
     generator = torch.Generator().manual_seed(seed + 4)
     for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
         yield f"{rows}x{inputs} to {outputs}", _random(generator, rows, inputs, dtype=dtype), outputs, generator
@@ -127,7 +127,7 @@ def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x, outputs, generator in _linear_inputs(dtype, seed):
         weight = _int8(generator, outputs, x.shape[1])
         largest = float(x.float().abs().max()) or 1.0
-        # A power of two divides exactly, so that no implementation stands at another side of a half.
+        # Dividing by a power of two is exact, so that all implementations round to the same integer.
         scale = torch.tensor([2.0 ** math.ceil(math.log2(largest / 100))])
         offset = torch.randint(-20, 21, (1,), generator=generator).float()
         bias = (
@@ -137,7 +137,7 @@ def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         yield Case(label, (x, weight, scale, offset, bias, deq_scale))
 
 
-# Weights of a block, bytes of it, and where in it half-precision scales lie.
+# Weights per block, bytes per block, and the offsets of its half-precision scales.
 _BLOCKS = {
     "Q4_0": (32, 18, (0,)),
     "Q4_1": (32, 20, (0, 2)),
@@ -153,7 +153,7 @@ _BLOCKS = {
 
 
 def _blocks(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
-    """uint8 [outputs, bytes of a row]: every bit random but those of the scales, which are of ordinary size."""
+    """uint8 [outputs, bytes per row]: random bits, except for the scales, which are of ordinary size."""
     weights, size, scales = _BLOCKS[quant_type]
     count = inputs // weights
     rows = torch.randint(0, 256, (outputs, count, size), generator=generator, dtype=torch.uint8)

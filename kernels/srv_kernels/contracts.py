@@ -1,8 +1,8 @@
-"""What every implementation of an op promises.
+"""Contracts that every implementation of an op must satisfy.
 
-One `OpContract` an op: its signature, the sizes it is bound with, its dtypes, tolerances by dtype, the
-float64 oracle, and a generator of ordinary and adversarial cases (`srv_kernels.cases`). Knows no device;
-`violations` runs an implementation on whichever device it is told.
+There is one `OpContract` per op: its signature, the sizes it is bound with, its dtypes, tolerances by dtype, the
+float64 oracle, and a generator of ordinary and adversarial cases (`srv_kernels.cases`). Knows no device; `violations`
+runs an implementation on any device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|got - want| <= relative · |want| + scaled · (the largest |want| of the case), and two subnormal steps."""
+    """|got - want| <= relative · |want| + scaled · (the largest |want| of the case) + two subnormal steps."""
 
     relative: float
     scaled: float
@@ -40,12 +40,12 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class OpContract:
-    """An op.
+    """The contract of an op.
 
-    signature: shapes and dtypes, for people. sizes: names of the sizes that an implementation is chosen by.
+    signature: shapes and dtypes, for documentation. sizes: names of the sizes that an implementation is selected by.
     oracle: float64 results. cases: dtype and seed -> calls. reference: "module:function" of the plain-torch
-    implementation. An implementation changes none of its arguments, returns tensors of the model's dtype,
-    and takes rows that are views into wider matrices.
+    implementation. Implementations do not modify their arguments, return tensors of the model's dtype, and accept rows
+    that are views into wider matrices.
     """
 
     name: str
@@ -58,24 +58,24 @@ class OpContract:
     reference: str = field(default="")
 
 
-# Two roundings of the dtype (8, 11 or 24 bits of significand), with a little room for the sums.
+# Two roundings to the dtype (8, 11 or 24 bits of significand), with a small margin for the sums.
 _ROUNDED = {
     torch.float32: Tolerance(1e-5, 1e-6),
     torch.bfloat16: Tolerance(2.0**-7, 2.0**-9),
     torch.float16: Tolerance(2.0**-10, 2.0**-12),
 }
-# Inputs may be rounded to 127 steps of the largest among 32 or more: half a step of each, which add up at random.
+# Inputs may be quantized to int8 with a scale per 32 or more: errors of half a step each, which add up at random.
 _ROUNDED_INPUTS = {dtype: Tolerance(2.0**-6, 2.0**-6) for dtype in DTYPES}
-# Scales of scales may be kept in half precision.
+# Products of two scales (K-quants) may be rounded to half precision.
 _HALF_SCALES = {
     torch.float32: Tolerance(2.0**-10, 2.0**-11),
     torch.bfloat16: Tolerance(2.0**-7, 2.0**-8),
     torch.float16: Tolerance(2.0**-9, 2.0**-10),
 }
 
-# The largest entry of a row is 127 steps, and a step more or less in one of K entries is allowed: implementations
-# divide by the scale or multiply by its inverse.
-_STEPPED = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
+# The largest entry of a row is quantized to 127. One of K entries may be off by 1, since implementations divide by the
+# scale or multiply by its inverse.
+_QUANTIZED_ROWS = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
 
 
 def _contract(
@@ -85,7 +85,7 @@ def _contract(
     sizes: tuple[str, ...],
     tolerances: Mapping[torch.dtype, Tolerance],
 ) -> OpContract:
-    """Of the op that its oracle and its reference are named after."""
+    """The contract of the op that the oracle and the reference are named after."""
     name = oracle.__name__
     return OpContract(name, signature, sizes, oracle, cases, tolerances, reference=f"srv_kernels.reference:{name}")
 
@@ -126,9 +126,9 @@ CONTRACTS: Mapping[str, OpContract] = {
             oracles.linear_w8a8,
             scaled_linear_cases,
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
-            "each row of x is rounded to 127 steps of its largest magnitude",
+            "each row of x is quantized to int8, its largest magnitude to 127",
             sizes=("inputs", "outputs"),
-            tolerances=_STEPPED,
+            tolerances=_QUANTIZED_ROWS,
         ),
         _contract(
             oracles.linear_w8a8_static,
@@ -136,29 +136,29 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], input_scale float32 [1], input_offset float32 [1], "
             "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
             sizes=("inputs", "outputs"),
-            tolerances=_STEPPED,
+            tolerances=_QUANTIZED_ROWS,
         ),
         _contract(
             oracles.linear_int8,
             scaled_linear_cases,
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
-            "x is not rounded",
+            "x is not quantized",
             sizes=("inputs", "outputs"),
             tolerances=_ROUNDED,
         ),
         _contract(
             oracles.linear_gguf,
             linear_gguf_cases,
-            signature="(x [T, K], rows uint8 [N, bytes of a row], quant_type: str) -> [T, N]; rows are those of a GGUF "
-            "file in blocks of type `quant_type`; x may be rounded to 8 bits",
+            signature="(x [T, K], rows uint8 [N, bytes per row], quant_type: str) -> [T, N]; rows are those of a GGUF "
+            "file quantized as `quant_type`; x may be quantized to 8 bits",
             sizes=("inputs", "outputs"),
             tolerances=_ROUNDED_INPUTS,
         ),
         _contract(
             oracles.rows_gguf,
             rows_gguf_cases,
-            signature="(rows uint8 [N, bytes of a row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
-            "rows are those of a GGUF file in blocks of type `quant_type`",
+            signature="(rows uint8 [N, bytes per row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
+            "rows are those of a GGUF file quantized as `quant_type`",
             sizes=("inputs",),
             tolerances=_HALF_SCALES,
         ),
@@ -173,7 +173,7 @@ def violations(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> list[str]:
-    """Every way in which an implementation breaks the contract on its cases; empty: none."""
+    """All violations of the contract by an implementation on its cases; empty if there are none."""
     found: list[str] = []
     for case in contract.cases(dtype, seed):
         args = tuple(_to_device(arg, device) for arg in case.args)

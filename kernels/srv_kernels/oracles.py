@@ -1,6 +1,6 @@
-"""The mathematics of each op in float64: slow, plain, and what every implementation is compared with.
+"""The mathematics of each op in float64: the reference that implementations are compared with.
 
-Results are float64 on the host, whatever the arguments were. Nothing here is meant to be fast.
+Results are float64 on the host for arguments of any dtype and device. Nothing here is meant to be fast.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate pairs (i, i + R/2) of the first R entries of each head by the angle of its position.
 
-    Rotary embeddings: Su et al. 2021, arXiv:2104.09864, with pairs half a vector apart (GPT-NeoX).
+    Rotary embedding (Su et al. 2021, arXiv:2104.09864), with pairs half a vector apart (GPT-NeoX).
     """
     half = cos_sin.shape[1] // 2
     table = _wide(cos_sin)[positions.to("cpu")].unsqueeze(1)
     cos, sin = table[..., :half], table[..., half:]
 
-    def turn(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         wide = _wide(x)
         first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
-    return turn(q), turn(k)
+    return rotate(q), rotate(k)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b with W = weight · weight_scale, and each row of x rounded to 127 steps of its largest magnitude.
+    """x Wᵀ + b with W = weight · weight_scale, and each row of x quantized to int8, its largest magnitude to 127.
 
-    (Dettmers et al. 2022, arXiv:2208.07339, without their outliers.) The scale of a row and its division are in
-    float32, as every implementation has them; from there on all is exact.
+    (Dettmers et al. 2022, arXiv:2208.07339, without the separate outliers.) A row's scale and the division by it are
+    float32, as in every implementation; everything else is exact.
     """
     scale = x.detach().to("cpu").float().abs().amax(-1, keepdim=True) / 127
-    steps = (x.detach().to("cpu").float() / torch.where(scale == 0, 1.0, scale)).round().clamp(-127, 127)
-    out = _wide(steps) @ _wide(weight).T * scale.double() * _wide(weight_scale)
+    quantized = (x.detach().to("cpu").float() / torch.where(scale == 0, 1.0, scale)).round().clamp(-127, 127)
+    out = _wide(quantized) @ _wide(weight).T * scale.double() * _wide(weight_scale)
     return out if bias is None else out + _wide(bias)
 
 
@@ -67,31 +67,31 @@ def linear_w8a8_static(
 ) -> Tensor:
     """(q Wᵀ + quant_bias) · deq_scale, where q is x / input_scale + input_offset, rounded to int8.
 
-    What a bias and the offset add to a product lies in `quant_bias` already, in steps of `deq_scale`.
+    `quant_bias` includes the bias and the compensation of the offset, in units of `deq_scale`.
     """
-    steps = x.detach().to("cpu").float() * (1 / input_scale.to("cpu").float()) + input_offset.to("cpu").float()
-    total = _wide(steps.round().clamp(-128, 127)) @ _wide(weight).T + _wide(quant_bias)
+    quantized = x.detach().to("cpu").float() * (1 / input_scale.to("cpu").float()) + input_offset.to("cpu").float()
+    total = _wide(quantized.round().clamp(-128, 127)) @ _wide(weight).T + _wide(quant_bias)
     return total * _wide(deq_scale)
 
 
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b with W = weight · weight_scale; x is not rounded."""
+    """x Wᵀ + b with W = weight · weight_scale; x is not quantized."""
     out = _wide(x) @ _wide(weight).T * _wide(weight_scale)
     return out if bias is None else out + _wide(bias)
 
 
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
-    """x Wᵀ, with W in a GGUF file's blocks of type `quant_type`, made plain by the `gguf` library."""
+    """x Wᵀ, with W quantized as `quant_type` in a GGUF file and dequantized by the `gguf` library."""
     return _wide(x) @ dequantize_rows(rows, quant_type).T
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Some rows of the matrix. `dtype` is that of the result elsewhere; here it is float64."""
+    """The given rows of the matrix; float64, whatever `dtype` is."""
     return dequantize_rows(rows, quant_type)[indices.to("cpu")]
 
 
 def dequantize_rows(rows: Tensor, quant_type: str) -> Tensor:
-    """float64 [N, K] of uint8 [N, bytes of a row]."""
+    """uint8 [N, bytes per row] -> float64 [N, K]."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -109,11 +109,11 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Causal attention of ragged rows over a paged pool that holds their keys and values already.
+    """Causal attention of ragged rows over a paged pool that already contains their keys and values.
 
     q: [tokens, heads, key_dim]; keys: [pages, page_size, kv_heads, key_dim], values likewise; page_table:
-    [rows, columns]. Row i's queries are its last query_lens[i] of kv_lens[i] tokens. `window`: a token sees
-    itself and the window - 1 before it. `soft_cap`: scores become soft_cap · tanh(scores / soft_cap).
+    [rows, columns]. Row i's queries are the last query_lens[i] of its kv_lens[i] tokens. `window`: a token
+    attends to itself and the window - 1 tokens before it. `soft_cap`: scores become soft_cap · tanh(scores / soft_cap).
     Returns [tokens, heads, value_dim].
     """
     group = q.shape[1] // keys.shape[2]

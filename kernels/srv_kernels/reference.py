@@ -1,8 +1,8 @@
-"""Plain-torch implementations of the ops, for any device that torch knows.
+"""Plain-torch implementations of the ops, for any device that torch supports.
 
-They round where the published models round (a norm is computed in float32, cast to the model's dtype, then
-multiplied by its weight), so that greedy decoding in bfloat16 agrees with other implementations.
-Signatures are those of `srv_kernels.contracts`. Arguments are never changed.
+They round where the published models do (a norm is computed in float32, cast to the model's dtype, then multiplied by
+its weight), so that greedy decoding in bfloat16 agrees with other implementations. Signatures are those of
+`srv_kernels.contracts`. Arguments are not modified.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k').
 
-    Both are turned as one tensor: at few tokens the number of operations is the cost.
+    Both are rotated as one tensor: for few tokens the number of operators determines the cost.
     """
-    heads, dim, turned = q.shape[1], q.shape[2], cos_sin.shape[1]
+    heads, dim, rotary_dim = q.shape[1], q.shape[2], cos_sin.shape[1]
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
     both = torch.cat((q, k), 1)
     wide = both.float()
-    first, second = (wide if turned == dim else wide[..., :turned]).chunk(2, -1)
+    first, second = (wide if rotary_dim == dim else wide[..., :rotary_dim]).chunk(2, -1)
     parts = [(first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)]
-    if turned != dim:
-        parts.append(wide[..., turned:])
+    if rotary_dim != dim:
+        parts.append(wide[..., rotary_dim:])
     out = torch.cat(parts, -1).to(q.dtype)
     return out[:, :heads], out[:, heads:]
 
@@ -50,8 +50,8 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]."""
     wide = x.float()
     scale = wide.abs().amax(-1, keepdim=True) / 127
-    steps = (wide / torch.where(scale == 0, 1.0, scale)).round_()
-    out = _integer_product(steps, weight) * scale * weight_scale
+    quantized = (wide / torch.where(scale == 0, 1.0, scale)).round_()
+    out = _integer_product(quantized, weight) * scale * weight_scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
@@ -61,45 +61,48 @@ def linear_w8a8_static(
     """x [T, K], weight int8 [N, K], input_scale and input_offset float32 [1], quant_bias int32 [N],
     deq_scale float32 [N] -> [T, N].
     """
-    steps = (x.float() * (1 / input_scale) + input_offset).round_().clamp_(-128, 127)
-    return ((_integer_product(steps, weight) + quant_bias) * deq_scale).to(x.dtype)
+    quantized = (x.float() * (1 / input_scale) + input_offset).round_().clamp_(-128, 127)
+    return ((_integer_product(quantized, weight) + quant_bias) * deq_scale).to(x.dtype)
 
 
-_EXACT = 1024  # products of two int8 whose sum float32 holds exactly: 128 · 128 · 1024 is 2²⁴
+_EXACT = 1024  # int8 products that float32 sums exactly: 128 · 128 · 1024 is 2²⁴
 
 
-def _integer_product(steps: Tensor, weight: Tensor) -> Tensor:
-    """steps [T, K], whole numbers in float32, times int8 [N, K]: float32 [T, N], rounded once.
+def _integer_product(quantized: Tensor, weight: Tensor) -> Tensor:
+    """quantized [T, K], integers in float32, times int8 [N, K]: float32 [T, N], rounded once.
 
-    In float32, which every device multiplies; torch's integer product exists on few.
+    Computed in float32, since torch has integer matrix products on few devices only.
     """
-    total = steps[:, :_EXACT] @ weight[:, :_EXACT].T.float()
+    total = quantized[:, :_EXACT] @ weight[:, :_EXACT].T.float()
     if weight.shape[1] <= _EXACT:
         return total
     whole = total.int()
     for start in range(_EXACT, weight.shape[1], _EXACT):
         part = slice(start, start + _EXACT)
-        whole += (steps[:, part] @ weight[:, part].T.float()).int()
+        whole += (quantized[:, part] @ weight[:, part].T.float()).int()
     return whole.float()
 
 
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]. Widened at every call."""
+    """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N].
+
+    Converts the weight to float32 at every call.
+    """
     out = x.float() @ weight.T.float() * weight_scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
-    """x [T, K], rows uint8 [N, bytes of a row], their type in a GGUF file -> [T, N]. Made plain at every call: slow."""
-    return F.linear(x, _plain(rows, quant_type, x.dtype))
+    """x [T, K], rows uint8 [N, bytes per row], their type in a GGUF file -> [T, N]. Slow: dequantizes at every call."""
+    return F.linear(x, _dequantize(rows, quant_type, x.dtype))
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """rows uint8 [N, bytes of a row], their type in a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
-    return _plain(rows.index_select(0, indices), quant_type, dtype)
+    """rows uint8 [N, bytes per row], their type in a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
+    return _dequantize(rows.index_select(0, indices), quant_type, dtype)
 
 
-def _plain(rows: Tensor, quant_type: str, dtype: torch.dtype) -> Tensor:
+def _dequantize(rows: Tensor, quant_type: str, dtype: torch.dtype) -> Tensor:
     from srv_kernels.oracles import dequantize_rows
 
     return dequantize_rows(rows, quant_type).to(dtype).to(rows.device)

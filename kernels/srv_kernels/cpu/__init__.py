@@ -1,1 +1,1 @@
-"""Op variants for host processors."""
+"""Kernels for host processors."""

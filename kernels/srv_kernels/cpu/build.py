@@ -1,10 +1,10 @@
-"""Compiles the native library: run when the wheel is built, or by hand after an edit.
+"""Compiles the native library: runs when the wheel is built, or by hand after an edit.
 
     python -m srv_kernels.cpu.build [--sanitize]
 
-Needs a C++20 compiler (`CXX`, else g++ or clang++) and nothing else: neither torch nor Python's headers. Each kernel
-file is compiled once for each instruction set; the library picks one when it is loaded. Must import nothing but the
-standard library, since a build has nothing else.
+Needs only a C++20 compiler (`CXX`, otherwise g++ or clang++), neither torch nor Python's headers. Each kernel file is
+compiled once per instruction set; the library selects one when it is loaded. Imports only the standard library, since
+nothing else is installed during a build.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PER_ISA = ("pointwise", "linear", "int8_linear", "gguf_linear", "attention", "sa
 ONCE = ("thread_pool", "gguf_dequant", "library")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
-_ISAS = {  # each with all flags of those before it: see `_objects`
+_ISAS = {  # each includes all flags of the ones before it: see `_objects`
     "x86_64": {
         "generic": (),
         "avx2": _AVX2,
@@ -41,26 +41,26 @@ _ISAS = {  # each with all flags of those before it: see `_objects`
     },
 }
 MACHINE = platform.machine().replace("arm64", "aarch64")
-# With type-based aliasing GCC 12 loses what was stored in the halves of wide vectors (seen on aarch64).
+# With strict aliasing GCC 12 drops stores to the halves of wide vectors (seen on aarch64).
 _FLAGS = (
     *("-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-Wall", "-Wextra", "-Wno-psabi"),
 )
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
-_ANOTHER = "name a C++20 compiler that is there, or unset CXX to take g++ or clang++"
+_USE_ANOTHER = "set it to an installed C++20 compiler, or unset it to use g++ or clang++"
 
 
 class CannotBuild(Exception):
-    """There is no compiler, or it refused; the text says which and what to do."""
+    """There is no compiler, or it failed; the text says what to do."""
 
 
 def compiler() -> list[str]:
     """The C++ compiler's command. Raises CannotBuild if there is none."""
-    if said := os.environ.get("CXX", "").strip():
+    if command := os.environ.get("CXX", "").strip():
         try:
-            return shlex.split(said)
+            return shlex.split(command)
         except ValueError as error:
-            raise CannotBuild(f"CXX={said}, of the environment, is no command: {error}; {_ANOTHER}") from error
+            raise CannotBuild(f"CXX={command} is not a valid command: {error}; {_USE_ANOTHER}") from error
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name):
             return [name]
@@ -68,16 +68,15 @@ def compiler() -> list[str]:
 
 
 def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
-    """The instruction sets of "x86_64" or "aarch64", with the compiler's flags for each; of any other, "generic"."""
+    """Instruction sets and their compiler flags, for "x86_64" or "aarch64"; "generic" alone for other machines."""
     return _ISAS.get(machine, {"generic": ()})
 
 
 def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE, objects: Path | None = None) -> Path:
-    """Compile and link everything into `library`, replacing it in one move. Raises CannotBuild.
+    """Compile and link everything into `library`, replacing it atomically. Raises CannotBuild.
 
-    machine: what the compiler compiles for, "x86_64" or "aarch64"; for any other, the generic kernels alone are built.
-    objects: a folder that keeps the object files, of one compiler and one machine. Those that are newer than their
-    sources are not compiled again.
+    machine: the target, "x86_64" or "aarch64"; for any other, only the generic kernels are built. objects: a folder for
+    the object files of one compiler and one machine, so that only changed sources are compiled again.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
     with tempfile.TemporaryDirectory() as folder:
@@ -101,20 +100,20 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
 
 
 def _is_current(compiled: Path, source: str) -> bool:
-    """Whether an object file is newer than its source, all headers, and this file, which has the flags."""
+    """Whether an object file is newer than its source, all headers, and this file, which defines the flags."""
     sources = (SOURCES / f"{source}.cpp", *SOURCES.glob("*.h"), Path(__file__))
-    return compiled.exists() and compiled.stat().st_mtime_ns > max(each.stat().st_mtime_ns for each in sources)
+    return compiled.exists() and compiled.stat().st_mtime_ns > max(file.stat().st_mtime_ns for file in sources)
 
 
 def _objects(machine: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The object files in the order they are linked in: the source of each, and the flags that it adds.
+    """The object files in link order, with the source and the extra flags of each.
 
-    The plainest come first. Inline functions outside of `srv::SRV_ISA` (members of std::vector, `from_half`, ...) may
-    be emitted in several objects, of which the linker keeps the first for all of them. Were it one of a richer
-    instruction set, a processor without it would meet an illegal instruction in the plain kernels.
+    The smallest instruction set comes first. Inline functions outside `srv::SRV_ISA` (members of std::vector,
+    `from_half`, ...) may be emitted in several objects, and the linker keeps the first copy. If that used a larger
+    instruction set, generic kernels would execute illegal instructions on processors without it.
     """
     found: dict[str, tuple[str, tuple[str, ...]]] = {f"{source}.o": (source, ()) for source in ONCE}
-    for isa, flags in sorted(isas(machine).items(), key=lambda each: len(each[1])):
+    for isa, flags in sorted(isas(machine).items(), key=lambda isa: len(isa[1])):
         found |= {f"{source}-{isa}.o": (source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA}
     return found
 
@@ -127,9 +126,9 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        asked = os.environ.get("CXX", "").strip()
-        said, cure = (f"CXX={asked}, of the environment,", _ANOTHER) if asked else (command[0], "name another in CXX")
-        raise CannotBuild(f"{said} cannot be run: {error}; {cure}") from error
+        chosen = os.environ.get("CXX", "").strip()
+        name, remedy = (f"CXX={chosen}", _USE_ANOTHER) if chosen else (command[0], "set CXX to another compiler")
+        raise CannotBuild(f"{name} cannot be run: {error}; {remedy}") from error
     if done.returncode != 0:
         raise CannotBuild(f"{shlex.join(command)} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
 
@@ -138,11 +137,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the native CPU kernels.")
     parser.add_argument("--out", type=Path, default=LIBRARY, help="where the library goes")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        begun = time.perf_counter()
-        library = build(asked.out, asked.sanitize)
-        print(f"{library}: built in {time.perf_counter() - begun:.0f} s")
+        start = time.perf_counter()
+        library = build(args.out, args.sanitize)
+        print(f"{library}: built in {time.perf_counter() - start:.0f} s")
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1

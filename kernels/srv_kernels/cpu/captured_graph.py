@@ -1,14 +1,14 @@
-"""A step's work, recorded once and run many times: native kernels from C++, without Python or torch between them.
+"""Graphs of native kernel calls: a step is captured once and replayed from C++, without Python or torch in between.
 
     with CapturedGraph(pool) as graph:
         ...         native_ops, native_products, views, new tensors, and a few operators of torch
     graph.replay()  the same work on the same storages, with their current contents
 
-Native calls are kept by the library, by their addresses, and not run; so tensors that the recorded code makes come from
-an pool, which stays, and constants must outlive the graph. Operators of torch that compute are run and kept as they
-are, between the native calls: during capture they see zeros for what native calls will make. Those that cannot work
-with zeros, that read a number of a tensor back into Python, or whose result's size depends on numbers, cannot be
-recorded. (`tolist`, `numpy` and attributes that are bound anew pass by unseen: layers must not use them in a step.)
+During capture the library stores native calls with their addresses and does not run them. New tensors therefore come
+from a memory pool that outlives the capture, and constants must outlive the graph. Operators of torch run during
+capture, on zeros in place of the results of native calls, and are replayed between the native calls. An operator cannot
+be captured if it fails on zeros, reads a value back into Python, or has a result whose size depends on values. Capture
+does not see `tolist`, `numpy` or newly bound attributes: layers must not use them in a step.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _ALLOCATE = frozenset(
 
 
 class NotCapturable(Exception):
-    """The work reads what a graph cannot follow; the text names the operator."""
+    """The work contains an operator that cannot be captured; the text names it."""
 
 
 class GraphMemoryPool:
-    """Memory for tensors of recorded work. A block that no tensor uses any more serves the next that it is enough for.
+    """Memory for the tensors of captured work. A block that no tensor uses any more is reused for the next that fits.
 
-    Tapes that are never run at the same time may share one, as none keeps anything for the next.
+    Graphs may share a pool if they never run at the same time: no data is kept between replays.
     """
 
     def __init__(self) -> None:
-        self._given_back: deque[npt.NDArray[np.uint8]] = deque()  # by finalizers, at any time
-        self._free: list[tuple[int, int, npt.NDArray[np.uint8]]] = []  # (size, a number that orders equals, block)
-        self._numbers = count()
+        self._released: deque[npt.NDArray[np.uint8]] = deque()  # appended to by finalizers, at any time
+        self._free: list[tuple[int, int, npt.NDArray[np.uint8]]] = []  # (size, tie-breaker, block)
+        self._tie_breakers = count()
         self.bytes = 0
 
     def like(self, tensor: Tensor) -> Tensor:
         """Zeros of the same shape, strides and dtype."""
         block = self._take(max(tensor.untyped_storage().nbytes(), tensor.itemsize))
-        used = block[:]  # dies with the tensor's storage
+        used = block[:]  # collected with the tensor's storage
         used.fill(0)
-        weakref.finalize(used, self._given_back.append, block).atexit = False
+        weakref.finalize(used, self._released.append, block).atexit = False
         flat = torch.from_numpy(used).view(tensor.dtype)
         return torch.as_strided(flat, tensor.shape, tensor.stride())
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
-        while self._given_back:
-            block = self._given_back.popleft()
-            insort(self._free, (block.nbytes, next(self._numbers), block))
+        while self._released:
+            block = self._released.popleft()
+            insort(self._free, (block.nbytes, next(self._tie_breakers), block))
         for index, (found, _, block) in enumerate(self._free):
             if found >= size:
                 del self._free[index]
@@ -83,16 +83,16 @@ class GraphMemoryPool:
 
 
 class CapturedGraph(TorchDispatchMode):
-    """Records while it is entered, on this thread; what it made then is computed by `run`.
+    """Captures this thread's work while it is entered; `replay` computes the results.
 
-    Whoever keeps a graph keeps what it reads and writes.
+    The caller must keep alive all tensors that the graph reads and writes.
     """
 
     def __init__(self, pool: GraphMemoryPool) -> None:
         super().__init__()
         library = load().library
         if library is None:
-            raise RuntimeError(f"there is nothing to record: {load().reason}")
+            raise RuntimeError(f"nothing can be captured: {load().reason}")
         self._library, self._pool = library, pool
         self._parts: list[Callable[[], object]] = []
         self._native: int | None = None
@@ -100,18 +100,18 @@ class CapturedGraph(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: no step is compiled, and keeping torch's compiler out of here would load all of it (over a second)."""
+        """False: steps are not compiled, and the check itself would import torch's compiler (over a second)."""
         return False
 
     @property
     def torch_calls(self) -> int:
-        """Operators of torch among what was recorded."""
+        """The number of captured torch operators."""
         return sum(
             not (isinstance(part, partial) and part.func is self._library.srv_graph_replay) for part in self._parts
         )
 
     def replay(self) -> None:
-        """All of it, in order; in torch's inference mode if it was recorded there."""
+        """Runs the captured work in order; call it in inference mode if it was captured in inference mode."""
         for part in self._parts:
             part()
 
@@ -127,24 +127,26 @@ class CapturedGraph(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        kwargs = kwargs or {}
         if func in _ALLOCATE:
-            return self._pool.like(func(*args, **given))
-        if torch.Tag.dynamic_output_shape in func.tags and not _by_whole_numbers(func, args):
-            raise NotCapturable(f"the size of what {func} gives depends on numbers that change from step to step")
+            return self._pool.like(func(*args, **kwargs))
+        if torch.Tag.dynamic_output_shape in func.tags and not _is_integer_indexing(func, args):
+            raise NotCapturable(f"the size of the result of {func} depends on values that change from step to step")
         try:
-            result = func(*args, **given)
+            result = func(*args, **kwargs)
         except Exception as error:
-            raise NotCapturable(f"{func} fails while what it reads is not computed: {error}") from error
-        if func.is_view and isinstance(result, Tensor) and _at(result) == _at(args[0]):
-            return result  # most operators between native calls: told apart without looking at every argument
+            raise NotCapturable(
+                f"{func} fails during capture, when its inputs are not computed yet: {error}"
+            ) from error
+        if func.is_view and isinstance(result, Tensor) and _address(result) == _address(args[0]):
+            return result  # fast path for views, which most operators are
         leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            raise NotCapturable(f"{func} reads a number of a tensor, which would stay that of the first step")
-        known = _storages(tree_leaves((args, given)))
-        fresh = [_at(leaf) not in known for leaf in leaves]
+            raise NotCapturable(f"{func} reads a value of a tensor, which every replay would reuse")
+        known = _storages(tree_leaves((args, kwargs)))
+        fresh = [_address(leaf) not in known for leaf in leaves]
         if any(fresh) or not leaves or func._schema.is_mutable:
-            self._add(partial(_again, func, args, given, leaves, fresh))
+            self._add(partial(_rerun, func, args, kwargs, leaves, fresh))
         return result
 
     def _add(self, call: Callable[[], object]) -> None:
@@ -155,7 +157,7 @@ class CapturedGraph(TorchDispatchMode):
     def _begin(self) -> None:
         self._native = self._library.srv_graph_capture_begin()
         if self._native is None:
-            raise RuntimeError("this thread records already: graphs do not nest")
+            raise RuntimeError("this thread is capturing already: graphs do not nest")
 
     def _end(self) -> None:
         native, self._native = self._native, None
@@ -168,31 +170,31 @@ class CapturedGraph(TorchDispatchMode):
             self._library.srv_graph_free(native)
 
 
-def _again(
+def _rerun(
     func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     results: Sequence[Tensor],
     fresh: Sequence[bool],
 ) -> None:
-    """The operator once more; what it makes anew goes where it was the first time, what it changes is there already."""
-    again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if leaf is not None]
-    for was, now, new in zip(results, again, fresh, strict=True):
-        if new:
-            was.copy_(now)
+    """Runs an operator again, and copies its new results to the addresses that they had during capture."""
+    rerun = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if leaf is not None]
+    for first, now, is_new in zip(results, rerun, fresh, strict=True):
+        if is_new:
+            first.copy_(now)
 
 
-def _by_whole_numbers(func: Any, args: Sequence[Any]) -> bool:
-    """Whether it is indexing without a mask, whose result is as large as the indices are."""
+def _is_integer_indexing(func: Any, args: Sequence[Any]) -> bool:
+    """Whether it is indexing without a mask: the size of the result then depends on the indices' shape alone."""
     return func is torch.ops.aten.index.Tensor and all(
-        each is None or each.dtype not in (torch.bool, torch.uint8) for each in args[1]
+        index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1]
     )
 
 
 def _storages(leaves: Sequence[Any]) -> set[int]:
-    return {_at(each) for each in leaves if isinstance(each, Tensor)}
+    return {_address(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
 
-def _at(tensor: Tensor) -> int:
-    """Where its storage lies."""
+def _address(tensor: Tensor) -> int:
+    """The address of its storage."""
     return tensor.untyped_storage().data_ptr()

@@ -1,8 +1,8 @@
-"""Memory for packed weights, in large pages where the system has them.
+"""Memory for packed weights, in huge pages if the system has them.
 
-A step reads every weight once, so that with pages of 4 KiB it asks for the address of tens of thousands of pages; of
-2 MiB there are fifty. One row's products of SmolLM2-135M take a fifth less time so (two Zen 4 cores under a
-hypervisor, whose own tables make each lookup longer).
+A step reads every weight once: tens of thousands of 4 KiB pages, each with a TLB miss, or fifty pages of 2 MiB. With
+huge pages the matrix products of a decode step of SmolLM2-135M take a fifth less time (two Zen 4 cores under a
+hypervisor, whose nested page tables make TLB misses slower).
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import mmap
 import torch
 from torch import Tensor
 
-_LARGE_PAGE = 2 * 2**20
+_HUGE_PAGE = 2 * 2**20
 _CHUNK = 16 * 2**20
-_LINE = 64  # bytes that a cache reads at once
+_CACHE_LINE = 64  # bytes
 
 
 class HugePageArena:
-    """Hands out parts of chunks of memory; a chunk lasts as long as any tensor in it."""
+    """Allocates from chunks of memory; a chunk is freed with the last tensor in it."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, size: int) -> Tensor:
-        """uint8 [size], not yet written, from the start of a cache line on."""
+    def allocate(self, size: int) -> Tensor:
+        """uint8 [size], uninitialized, aligned to a cache line."""
         if size > self._chunk.numel():
             self._chunk = _mapped(max(size, _CHUNK))
-        taken, self._chunk = self._chunk[:size], self._chunk[-(-size // _LINE) * _LINE :]
-        return taken
+        memory, self._chunk = self._chunk[:size], self._chunk[-(-size // _CACHE_LINE) * _CACHE_LINE :]
+        return memory
 
 
 def _mapped(size: int) -> Tensor:
-    """Fresh pages, uint8 [size or a little more]. Large ones are asked for; a system without them gives others."""
-    rounded = -(-size // _LARGE_PAGE) * _LARGE_PAGE
+    """New pages, uint8 [size, rounded up]: huge ones if the system has them."""
+    rounded = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(rounded, dtype=torch.uint8)
     memory = mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel that was built without them
+    with contextlib.suppress(OSError):  # an operating system that was built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

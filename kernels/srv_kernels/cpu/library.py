@@ -1,11 +1,11 @@
-"""The native library: found, checked and loaded once a process. Imports no torch.
+"""Finds, checks and loads the native library, once per process. Imports no torch.
 
-    SRV_CPU_ISA=avx2     use these kernels rather than those that suit the processor best (generic, avx2, avx512, ...)
-    SRV_CPU_NATIVE=0     leave the library alone
-    SRV_CPU_LIBRARY=...  another build of it, such as one with sanitizers
+    SRV_CPU_ISA=avx2     use the kernels of this instruction set, not the best one (generic, avx2, avx512, ...)
+    SRV_CPU_NATIVE=0     do not use the library
+    SRV_CPU_LIBRARY=...  use another build of it, for example one with sanitizers
 
-Every function is called through `ctypes`, which gives up the interpreter's lock while it runs. A call costs about a
-microsecond; pointers and sizes are the caller's to check (see `native_ops` and `native_products`).
+Functions are called through `ctypes`, which releases the GIL. A call costs about a microsecond. Callers check pointers
+and sizes (see `native_ops` and `native_products`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
 ABI_VERSION = 11
-BLOCK_TOKENS = 16  # tokens of one block of a packed page
+BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -45,7 +45,7 @@ _SIGNATURES = {
 
 
 class AttentionArgs(ctypes.Structure):
-    """`AttentionArgs` of native/kernels.h, member by member."""
+    """`AttentionArgs` in native/kernels.h, field by field."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("q", "k", "v", "out", "keys", "values")),
@@ -59,7 +59,7 @@ class AttentionArgs(ctypes.Structure):
 
 
 class W8a8LinearArgs(ctypes.Structure):
-    """`W8a8LinearArgs` of native/kernels.h, member by member."""
+    """`W8a8LinearArgs` in native/kernels.h, field by field."""
 
     _fields_ = (
         *(
@@ -72,7 +72,7 @@ class W8a8LinearArgs(ctypes.Structure):
 
 
 class GgufLinearArgs(ctypes.Structure):
-    """`GgufLinearArgs` of native/kernels.h, member by member."""
+    """`GgufLinearArgs` in native/kernels.h, field by field."""
 
     _fields_ = (
         *(
@@ -86,7 +86,7 @@ class GgufLinearArgs(ctypes.Structure):
 
 
 class GgufRowsArgs(ctypes.Structure):
-    """`GgufRowsArgs` of native/kernels.h, member by member."""
+    """`GgufRowsArgs` in native/kernels.h, field by field."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "indices", "out")),
@@ -96,7 +96,7 @@ class GgufRowsArgs(ctypes.Structure):
 
 
 class DrawArgs(ctypes.Structure):
-    """`DrawArgs` of native/kernels.h, member by member."""
+    """`DrawArgs` in native/kernels.h, field by field."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("logits", "temperature", "top_k", "top_p", "min_p", "uniform", "tokens")),
@@ -109,29 +109,29 @@ _ARGS = (AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs) 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The library, or why there is none."""
+    """The library, or the reason why it cannot be used."""
 
     library: ctypes.CDLL | None
     reason: str = ""
 
     @property
     def isa(self) -> str:
-        """The instruction set whose kernels are used; empty without a library."""
+        """The selected instruction set; empty without a library."""
         return "" if self.library is None else self.library.srv_isa().decode()
 
 
 @lru_cache(maxsize=1)
 def load() -> Loaded:
-    """The library of this process, chosen by the environment. Never raises: `reason` says what is wrong."""
+    """The library of this process, according to the environment. Never raises: see `Loaded.reason`."""
     if os.environ.get("SRV_CPU_NATIVE") == "0":
-        return Loaded(None, "SRV_CPU_NATIVE=0 asks for torch alone")
+        return Loaded(None, "SRV_CPU_NATIVE=0 turns it off")
     return open_library(Path(os.environ.get("SRV_CPU_LIBRARY") or PATH), os.environ.get("SRV_CPU_ISA", ""))
 
 
 def open_library(path: Path, isa: str = "") -> Loaded:
-    """The library at a path, with the kernels of an instruction set (empty: the best that the processor has)."""
+    """The library at a path, with the kernels of an instruction set (empty: the best that the processor supports)."""
     if not path.exists():
-        return Loaded(None, f"{path} is not there; build it with: python -m srv_kernels.cpu.build")
+        return Loaded(None, f"{path} does not exist; build it with: python -m srv_kernels.cpu.build")
     try:
         library = ctypes.CDLL(str(path))
         found = library.srv_abi_version()
@@ -143,8 +143,8 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     for index, args in enumerate(_ARGS):
         size, wanted = library.srv_sizeof_args(index), ctypes.sizeof(args)
         if size != wanted:
-            told = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
-            return Loaded(None, f"{told}; run: python -m srv_kernels.cpu.build")
+            fault = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
+            return Loaded(None, f"{fault}; run: python -m srv_kernels.cpu.build")
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
@@ -157,5 +157,5 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     for size in (library.srv_packed_elements, library.srv_packed_w8a8_bytes):
         size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):
-        return Loaded(None, f"SRV_CPU_ISA={isa}: this build or this processor has no such kernels")
+        return Loaded(None, f"SRV_CPU_ISA={isa}: this build or this processor does not have these kernels")
     return Loaded(library)

@@ -1,6 +1,6 @@
-"""Ops of `srv_kernels.contracts` by the native library. float32 and bfloat16, host memory.
+"""The ops of `srv_kernels.contracts` in the native library: float32 and bfloat16, in host memory.
 
-Import raises ImportError where the library cannot be used; ask `library.load()` first.
+Importing this raises ImportError if the library cannot be used: check `library.load()` first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x, residual [..., D], weight [D] -> (rms_norm(residual + x), residual + x)."""
-    rows, before = rows_of(x), rows_of(residual)
+    rows, residual_rows = rows_of(x), rows_of(residual)
     out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
     LIBRARY.srv_add_rms_norm(
@@ -36,12 +36,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         out.data_ptr(),
         total.data_ptr(),
         rows.data_ptr(),
-        before.data_ptr(),
+        residual_rows.data_ptr(),
         weight.data_ptr(),
         count,
         dim,
         rows.stride(0),
-        before.stride(0),
+        residual_rows.stride(0),
         eps,
     )
     return out, total
@@ -60,11 +60,11 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
     """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k')."""
     q, k = _heads(q), _heads(k)
     tokens, heads, dim = q.shape
-    turned_q, turned_k = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
+    q_out, k_out = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
     LIBRARY.srv_rotary(
         TYPES[q.dtype],
-        turned_q.data_ptr(),
-        turned_k.data_ptr(),
+        q_out.data_ptr(),
+        k_out.data_ptr(),
         q.data_ptr(),
         k.data_ptr(),
         cos_sin.data_ptr(),
@@ -77,13 +77,13 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
         q.stride(0),
         k.stride(0),
     )
-    return turned_q, turned_k
+    return q_out, k_out
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [T, V] -> (int64 [T]: the place of the largest, the first among equals; bool [T]: whether there is one).
+    """logits [T, V] -> (int64 [T]: argmax, the first among equals; bool [T]: whether the logits are valid).
 
-    There is none, and the place is 0, where a logit is NaN or +inf, or all are -inf.
+    Logits are not valid, and the argmax is 0, if one is NaN or +inf, or all are -inf.
     """
     rows = rows_of(logits)
     count, vocab = rows.shape
@@ -95,57 +95,57 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """logits [T, V] -> int64 [T]: tokens drawn as `srv.platform.interface.SamplingBackend` has it.
+    """logits [T, V] -> int64 [T]: tokens sampled as `srv.platform.interface.SamplingBackend` specifies.
 
-    temperature, top_p, min_p: float32 [T]; top_k: int32 [T], from 1 on; uniform: float64 [T] in [0, 1). A row whose
-    logits are not finite (see `most_likely`) gets token 0. Weights are float32, and so are sums of up to 256 tokens
-    in a row without filters, and of tokens further than 16 temperatures from the largest; all other sums are float64.
+    temperature, top_p, min_p: float32 [T]; top_k: int32 [T], at least 1; uniform: float64 [T] in [0, 1). Rows without
+    valid logits (see `most_likely`) get token 0. Weights are float32. Sums are float64, except within 256 tokens of
+    rows without filters, and over tokens more than 16 temperatures below the largest logit: these are float32.
     """
     rows = rows_of(logits)
     count, vocab = rows.shape
-    columns = [each.contiguous() for each in (temperature, top_k, top_p, min_p, uniform)]
+    columns = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
     tokens = torch.empty(count, dtype=torch.int64)
     args = DrawArgs(
-        rows.data_ptr(), *(each.data_ptr() for each in columns), tokens.data_ptr(), count, vocab, rows.stride(0)
+        rows.data_ptr(), *(column.data_ptr() for column in columns), tokens.data_ptr(), count, vocab, rows.stride(0)
     )
     LIBRARY.srv_draw(TYPES[rows.dtype], byref(args))
     return tokens
 
 
 def _heads(x: Tensor) -> Tensor:
-    """[T, H, D] whose heads lie one after the other; only the token axis may have another stride."""
+    """[T, H, D] with contiguous heads; only the token axis may have any stride."""
     _, heads, dim = x.shape
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) else x.contiguous()
 
 
 def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `W8A8Linear`."""
+    """See the contract. Packs the weight at every call: layers keep a `W8A8Linear` instead."""
     return W8A8Linear(weight, weight_scale, bias)(x)
 
 
 def linear_w8a8_static(
     x: Tensor, weight: Tensor, input_scale: Tensor, input_offset: Tensor, quant_bias: Tensor, deq_scale: Tensor
 ) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `W8A8Linear`."""
+    """See the contract. Packs the weight at every call: layers keep a `W8A8Linear` instead."""
     static = (1.0 / float(input_scale), float(input_offset))
     return W8A8Linear(weight, deq_scale, int32_bias=quant_bias, static=static)(x)
 
 
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `Int8WeightLinear`."""
+    """See the contract. Packs the weight at every call: layers keep an `Int8WeightLinear` instead."""
     return Int8WeightLinear(weight, weight_scale, bias)(x)
 
 
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `GGUFWeight`."""
+    """See the contract. Packs the weight at every call: layers keep a `GGUFWeight` instead."""
     return _packed(rows, quant_type).linear(x)
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the contract has it. Packs the weight at every call: layers keep a `GGUFWeight`."""
+    """See the contract. Packs the weight at every call: layers keep a `GGUFWeight` instead."""
     return _packed(rows, quant_type).rows(indices, dtype)
 
 
 def _packed(rows: Tensor, quant_type: str) -> GGUFWeight:
-    stretch = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
-    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // stretch)
+    bytes_of_256 = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
+    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // bytes_of_256)

@@ -1,6 +1,6 @@
-"""Matrix products by the native library, of weights that are packed once: plain, of 8-bit integers, of GGUF blocks.
+"""Matrix products in the native library with weights that are packed once: float32, bfloat16, int8, or GGUF-quantized.
 
-Inputs are float32 or bfloat16, in host memory. Import raises ImportError where the library cannot be used.
+Inputs are float32 or bfloat16, in host memory. Importing this raises ImportError if the library cannot be used.
 """
 
 from __future__ import annotations
@@ -15,38 +15,35 @@ from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import GgufLinearArgs, GgufRowsArgs, W8a8LinearArgs
 from srv_kernels.cpu.native_library import LIBRARY, TYPES, rows_of
 
-_OWN = (None, None, None, None)  # scratch: the library has its own
+_SCRATCH = (None, None, None, None)  # filled in by the library
 _PACKED_TYPES = {**TYPES, torch.int8: 2}
 
 
 def _input_rows(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
-    """x as the rows of a product. Raises ValueError where the kernels would read past them, or take them for others."""
+    """x as a matrix. Raises ValueError for sizes and dtypes that the kernels would misread."""
     if x.shape[-1] != inputs:
-        raise ValueError(f"{x.shape[-1]} inputs for a weight of {inputs}")
+        raise ValueError(f"x has {x.shape[-1]} columns, but the weight has {inputs} inputs")
     if x.dtype not in TYPES or (bias is not None and bias.dtype != x.dtype):
-        beside = "" if bias is None else f" and a bias of {bias.dtype}"
+        and_bias = "" if bias is None else f" with a bias of {bias.dtype}"
         raise ValueError(
-            f"inputs of {x.dtype}{beside}: native products take {' or '.join(map(str, TYPES))}, both alike"
+            f"x is {x.dtype}{and_bias}; native products take {' or '.join(map(str, TYPES))}, the same for both"
         )
     return x if x.dim() == 2 and x.stride(1) == 1 else rows_of(x)
 
 
 def _check_outputs(outputs: int, **others: Tensor | None) -> None:
-    """Raises ValueError where what goes with each output is not one for each."""
+    """Raises ValueError for tensors that do not have one element per output."""
     for name, other in others.items():
         if other is not None and tuple(other.shape) != (outputs,):
-            raise ValueError(f"{name} of shape {tuple(other.shape)} for a weight of {outputs} outputs")
+            raise ValueError(f"{name} has shape {tuple(other.shape)}, but the weight has {outputs} outputs")
 
 
 def _memory(size: int, arena: HugePageArena | None) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8) if arena is None else arena.take(size)
+    return torch.empty(size, dtype=torch.uint8) if arena is None else arena.allocate(size)
 
 
 def pack(weight: Tensor, arena: HugePageArena | None = None) -> Tensor:
-    """[outputs, inputs] -> the same numbers in blocks, as `linear` reads them (native/linear.cpp); flat.
-
-    They lie in `arena`, if one is given, as everything does that is packed here.
-    """
+    """[outputs, inputs] -> the packed layout of native/linear.cpp, flat; in `arena` if one is given."""
     rows = rows_of(weight)
     outputs, inputs = rows.shape
     size = LIBRARY.srv_packed_elements(outputs, inputs) * weight.itemsize
@@ -58,8 +55,8 @@ def pack(weight: Tensor, arena: HugePageArena | None = None) -> Tensor:
 def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = None) -> Callable[[Tensor], Tensor]:
     """The product with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
-    The weight is packed, that is copied, once; afterwards only the copy is used. Raises ValueError for shapes and
-    dtypes that do not go together, as the product does.
+    The weight is copied to a packed layout once. This, and the product, raise ValueError if shapes or dtypes do not
+    match.
     """
     outputs, inputs = weight.shape
     _check_outputs(outputs, bias=bias)
@@ -71,7 +68,7 @@ def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = No
     def multiply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
         rows = _input_rows(x, inputs, bias)
         if rows.dtype != dtype:
-            raise ValueError(f"inputs of {rows.dtype} for a weight of {dtype}")
+            raise ValueError(f"x is {rows.dtype}, but the weight is {dtype}")
         out = torch.empty(rows.shape[0], outputs, dtype=dtype)
         product(
             type_id,
@@ -90,10 +87,10 @@ def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = No
 
 
 class Int8WeightLinear:
-    """The product with a weight of 8-bit integers [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
+    """The product with an int8 weight [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
 
-    Activations keep their dtype. scales: float32 [outputs]. bias: [outputs] of x's dtype, added last. The weight is
-    packed, that is copied, once; afterwards only the copy is used.
+    Activations are not quantized. scales: float32 [outputs]. bias: [outputs] of x's dtype, added last. The weight is
+    copied to a packed layout once.
     """
 
     def __init__(
@@ -123,7 +120,7 @@ class Int8WeightLinear:
 
 
 class W8A8Linear:
-    """The product with a weight of 8-bit integers [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
+    """The product with an int8 weight [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
 
     scales: float32 [outputs]. static: (1 / input_scale, input_offset) quantizes x with fixed parameters, and int32_bias
     int32 [outputs] is added to the integer sums; otherwise each row is quantized by its own largest magnitude. bias:
@@ -160,7 +157,7 @@ class W8A8Linear:
             self._compensation.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
-            *_OWN[:2],
+            *_SCRATCH[:2],
             count,
             self._inputs,
             self._outputs,
@@ -171,7 +168,7 @@ class W8A8Linear:
         return out
 
 
-# The types of GGUF files whose blocks are multiplied as they are, by their numbers there.
+# The quantization types that kernels multiply without dequantizing the weight, with their ggml_type.
 GGML_TYPES = {
     "Q4_0": 2,
     "Q4_1": 3,
@@ -187,16 +184,16 @@ GGML_TYPES = {
 
 
 class GGUFWeight:
-    """A weight [outputs, inputs] in the blocks of a GGUF file, repacked once.
+    """A GGUF-quantized weight [outputs, inputs], repacked once.
 
-    rows: uint8 [outputs, bytes of a row], as the file has them. `quant_type`: the type's name, one of `GGML_TYPES`.
+    rows: uint8 [outputs, bytes per row], as in the file. quant_type: a name in `GGML_TYPES`.
     """
 
     def __init__(self, rows: Tensor, quant_type: str, inputs: int, arena: HugePageArena | None = None) -> None:
         self.outputs, self.inputs = rows.shape[0], inputs
         self._ggml_type = GGML_TYPES[quant_type]
         if rows.shape[1] != LIBRARY.srv_gguf_row_bytes(self._ggml_type, inputs):
-            raise ValueError(f"{inputs} weights of type {quant_type} do not lie in {rows.shape[1]} bytes")
+            raise ValueError(f"{inputs} weights of type {quant_type} do not take {rows.shape[1]} bytes")
         rows = rows_of(rows)
         self._packed = _memory(LIBRARY.srv_packed_gguf_bytes(self._ggml_type, self.outputs, inputs), arena)
         LIBRARY.srv_pack_gguf(
@@ -205,16 +202,17 @@ class GGUFWeight:
 
     @property
     def bytes(self) -> int:
-        """What a product reads of it."""
+        """Bytes that a product reads."""
         return self._packed.nbytes
 
     def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x [T, inputs] -> [T, outputs] of x's dtype.
 
-        Every 16 inputs of a row are rounded to steps of 1/127 of their largest, rounded up to a multiple of the row's
-        unit, which is 1/17,045 of the row's largest step or less, and 2^-120 at least. With AVX2 and without AVX-512,
-        Q5_0, Q8_0 and Q6_K take steps of 1/32,767 of the row's largest, 2^-120 at least. bias: [outputs] of x's
-        dtype. `out`: where the result goes, its rows' elements beside one another.
+        x is quantized to 8 bits with a scale per 16 inputs: 1/127 of their largest magnitude, rounded up to an integer
+        multiple of the row's scale, which is at most 1/17,045 of the row's largest such scale and at least 2^-120. With
+        AVX2 but not AVX-512, Q5_0, Q8_0 and Q6_K quantize x to 16 bits instead: one scale per row, 1/32,767 of its
+        largest magnitude, at least 2^-120. bias: [outputs] of x's dtype. out: receives the result; rows must be
+        contiguous.
         """
         rows = _input_rows(x, self.inputs, bias)
         if bias is not None:
@@ -224,15 +222,15 @@ class GGUFWeight:
             out = torch.empty(count, self.outputs, dtype=x.dtype)
         elif out.shape != (count, self.outputs) or out.dtype != x.dtype or out.stride(1) != 1:
             raise ValueError(
-                f"[{count}, {self.outputs}] of {x.dtype} do not fit {list(out.shape)} of {out.dtype} and strides "
-                f"{list(out.stride())}"
+                f"out has shape {list(out.shape)}, {out.dtype} and strides {list(out.stride())}; it must be "
+                f"[{count}, {self.outputs}], {x.dtype}, with contiguous rows"
             )
         args = GgufLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
-            *_OWN,
+            *_SCRATCH,
             count,
             self.inputs,
             self.outputs,
@@ -244,7 +242,7 @@ class GGUFWeight:
         return out
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
-        """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: rows as plain numbers."""
+        """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: dequantized rows."""
         where = indices.contiguous()
         out = torch.empty(where.shape[0], self.inputs, dtype=dtype)
         args = GgufRowsArgs(
@@ -255,11 +253,11 @@ class GGUFWeight:
 
 
 class FusedGGUFLinear:
-    """The product with several matrices below one another: x [T, inputs] -> [T, all their outputs] of x's dtype."""
+    """The product with several weights, concatenated along outputs: x [T, inputs] -> [T, all outputs] of x's dtype."""
 
     def __init__(self, weights: Sequence[GGUFWeight], bias: Tensor | None = None) -> None:
-        self._weights, self._outputs = tuple(weights), sum(each.outputs for each in weights)
-        parts = [None] * len(weights) if bias is None else torch.split(bias, [each.outputs for each in weights])
+        self._weights, self._outputs = tuple(weights), sum(weight.outputs for weight in weights)
+        parts = [None] * len(weights) if bias is None else torch.split(bias, [weight.outputs for weight in weights])
         self._biases = tuple(parts)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Variants of the reference that save torch operations at few rows on a host processor.
+"""Variants of the reference that run fewer torch operators for few rows on a host processor.
 
-Same signatures and contracts as `srv_kernels.reference`. Measured on an AVX-512 machine, two threads,
-576 columns, bfloat16, microseconds a call (reference / here): 13.5 / 9.1 for one row, 14.8 / 11.5 for four.
-From sixteen rows on, and in float32, there is nothing to win.
+Signatures and contracts are those of `srv_kernels.reference`. Microseconds per call (reference / here) on an AVX-512
+machine, two threads, 576 columns, bfloat16: 13.5 / 9.1 for one row, 14.8 / 11.5 for four. There is no gain from sixteen
+rows on, nor in float32.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _FEW_ELEMENTS = 8 * 1024
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., D], weight [D] -> [..., D].
 
-    A root-mean-square norm of x is the layer norm of (x, -x), whose mean is zero; torch has a fused kernel
-    for a layer norm, and composes the other from five operations.
+    The RMS norm of x is the layer norm of (x, -x), whose mean is zero. torch has a fused kernel for layer norm, and
+    composes RMS norm from five operators.
     """
     if x.dtype == torch.float32 or not 0 < x.numel() <= _FEW_ELEMENTS:
         return reference.rms_norm(x, weight, eps)

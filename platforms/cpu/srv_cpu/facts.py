@@ -1,4 +1,4 @@
-"""What is true of the CPU platform whatever the machine: capabilities, defaults, profiles, backends."""
+"""Facts of the CPU platform that hold on every machine: capabilities, defaults, profiles, backends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from srv_kernels.cpu.library import MAX_HEAD_DIM
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
-# Tokens of a prompt in one step. The more, the longer others wait for their first tokens, and the more memory is kept:
-# for 2,048 tokens 70 MB more than for 512 (135M weights).
+# Prompt tokens per step. Larger chunks delay the first tokens of other requests, and need more memory: 2,048 tokens
+# take 70 MB more than 512 (a model with 135M weights).
 _CHUNK = 256
-NATIVE_KERNELS = "native_kernels"  # a feature of a machine on which the library of srv-kernels loads
+NATIVE_KERNELS = "native_kernels"  # a machine feature: the native library of srv-kernels loads
 BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
     {
@@ -30,7 +30,7 @@ _CAPABILITIES = frozenset(
 
 
 def _fast_in_bfloat16(device: DeviceFacts) -> bool:
-    """Whether the processor multiplies bfloat16 itself, or kernels widen it in registers: half the bytes are read.
+    """Whether the processor multiplies bfloat16, or kernels widen it in registers: either halves the bytes to read.
 
     Otherwise torch converts each operand in memory.
     """
@@ -38,13 +38,13 @@ def _fast_in_bfloat16(device: DeviceFacts) -> bool:
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
-    """What native kernels alone do: record steps, multiply blocks faster than plain numbers, read keys of 8 bits."""
+    """Graphs, GGUF-quantized weights and int8 KV need the native kernels."""
     native = {"gguf_blocks", "graphs", "int8_kv"} if NATIVE_KERNELS in device.features else frozenset()
     return _CAPABILITIES | native
 
 
 def _dtype(context: ResolutionContext) -> str | None:
-    """A checkpoint that is in float32 stays there; of the others, the type that this processor is fast in."""
+    """float32 checkpoints stay float32; for others, the dtype that this processor is fastest in."""
     if context.model is None or context.model.dtype == "float32":
         return None
     if _fast_in_bfloat16(context.device):
@@ -57,9 +57,9 @@ def _fits(context: ResolutionContext) -> Requires:
 
 
 def _torch_fits(context: ResolutionContext) -> Requires | Unfit:
-    """Torch's operators convert what a pool holds, and know nothing of what scales integers."""
+    """torch operators convert the dtype of a pool but do not apply the scales of int8."""
     if context["kv_cache_dtype"] == "int8":
-        return Unfit(("it reads no pool in int8; native does",))
+        return Unfit(("it does not support int8 KV pools; native does",))
     return Requires()
 
 
@@ -67,56 +67,56 @@ DEFAULTS = (
     Default(
         "dtype",
         _dtype,
-        "bfloat16, half of float32's bytes, where the native kernels or units for it are; else float32",
+        "bfloat16, half the bytes of float32, with native kernels or bfloat16 units; otherwise float32",
     ),
     Default(
         "dequantize_weights",
         lambda context: True if context["dtype"] == "float16" else None,
-        "the native kernels multiply blocks by float32 and bfloat16 alone",
+        "the native kernels multiply GGUF-quantized weights by float32 and bfloat16 only",
         reads=("dtype",),
     ),
     Default(
         "graph_max_batch_size",
         lambda context: None if context["disable_graphs"] or context["graph_batch_sizes"] else _CAPTURED_ROWS,
-        "with more rows the kernels take longer than calling them",
+        "with more rows, kernels take longer than the calls to them",
         reads=("disable_graphs", "graph_batch_sizes"),
     ),
     Default(
         "disable_graph_padding",
         lambda context: None if context["disable_graphs"] or context["graph_batch_sizes"] else True,
-        "a padded row costs as much arithmetic as any other, and each row count is captured",
+        "a padded row costs as much as any other, and every row count is captured",
         reads=("disable_graphs", "graph_batch_sizes"),
     ),
     Default(
         "chunked_prefill_size",
         lambda context: _CHUNK,
-        "longer steps hold running requests up and keep more memory, and their products are hardly faster",
+        "longer steps delay running requests and need more memory, and are hardly faster per token",
     ),
     Default(
         "mem_fraction_static",
         lambda context: 0.4,
-        "the memory is the host's: the operating system, the API process and the page cache live in it too",
+        "the operating system, the API process and the page cache share the host's memory",
     ),
     Default(
         "page_size",
         lambda context: 16,
-        "pages of 16 tokens cost a sixteenth of the bookkeeping, and prefixes still share nearly all they could",
+        "pages of 16 tokens need a sixteenth of the bookkeeping, and still share nearly the whole common prefix",
     ),
 )
 
 
 def _native_fits(context: ResolutionContext) -> Requires | Unfit:
-    """What the native kernels are written for; the dtype is looked at as far as it is known here."""
+    """The limits of the native kernels; the dtype is checked as far as it is known here."""
     reasons: list[str] = []
     if NATIVE_KERNELS not in context.device.features:
-        reasons.append("srv-kernels is installed without its native CPU kernels, or they do not load")
+        reasons.append("srv-kernels is installed without native CPU kernels, or they do not load")
     model = context.model
     dtype = context["dtype"] or _dtype(context) or (model.dtype if model else None)
     if dtype == "float16":
         reasons.append("dtype float16 is not one of float32, bfloat16")
     kv_dtype = context["kv_cache_dtype"]
     if kv_dtype not in (None, "auto", "float16", "int8", dtype):
-        reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype, {dtype}, nor float16, nor int8")
+        reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype {dtype} nor float16 nor int8")
     if model is not None:
         dims = {dim for group in model.cache_groups for dim in (group.key_dim, group.value_dim)}
         if len(dims) > 1:

@@ -1,6 +1,6 @@
-"""Captured steps: the platform's side of `srv.platform.interface.Graphs`, by graphs of native kernel calls.
+"""Captured steps: implements `srv.platform.interface.Graphs` with graphs of native kernel calls.
 
-A step's kernels take less time than Python needs to call them, at few rows; a graph calls them from C++.
+For few rows, the kernels of a step take less time than Python needs to call them; a graph calls them from C++.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class CpuGraphs:
-    """What replays a step, by key: graphs over one pool, as core keeps no result past the next replay.
+    """Replayable steps by key. All graphs share a memory pool, since core keeps no result past the next replay.
 
-    A step that is mostly torch's own operators, as transformers' models are, is called again instead: on a graph
-    they would take as long, and the memory of all that they make. It reads the same storages, so the outcome is the
-    same.
+    A step that consists mostly of torch operators, as transformers models do, runs eagerly instead: a graph would take
+    as long, and the memory of all intermediate results. It reads the same storages, so that the results are the same.
     """
 
     def __init__(self) -> None:
@@ -30,19 +29,19 @@ class CpuGraphs:
 
     def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         graph = CapturedGraph(self._pool)
-        why = ""
+        reason = ""
         try:
             with graph:
                 output = run()
         except NotCapturable as error:
-            why, output = str(error), run()
-        if not why and graph.torch_calls > graph.native_calls:
-            why = f"{graph.torch_calls} of its operators are torch's, {graph.native_calls} native"
-        if why:
-            logger.info("the step of %d rows is not recorded but called again: %s", key, why)
-        self._replays[key] = run if why else graph.replay
+            reason, output = str(error), run()
+        if not reason and graph.torch_calls > graph.native_calls:
+            reason = f"{graph.torch_calls} of its operators are torch's, {graph.native_calls} native"
+        if reason:
+            logger.info("the step of %d rows is not captured and runs eagerly: %s", key, reason)
+        self._replays[key] = run if reason else graph.replay
         return output
 
     def replay(self, key: int, metadata: AttentionMetadata) -> None:
-        """The lengths lie where the recorded attention reads them: `plan` has put them there."""
+        """`plan` has already copied the lengths to where the captured attention reads them."""
         self._replays[key]()

@@ -1,4 +1,4 @@
-"""The host as a compute device: how many threads a worker should have. Imports no torch."""
+"""The number of threads that a worker should use. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def threads() -> int:
-    """Compute threads of a worker: the operator's OMP_NUM_THREADS if that is set, else one a usable core."""
-    said = os.environ.get(_THREADS, "")
-    return int(said) if said.isdecimal() and int(said) > 0 else usable_cores()
+    """Compute threads of a worker: OMP_NUM_THREADS if it is set, otherwise one per usable core."""
+    value = os.environ.get(_THREADS, "")
+    return int(value) if value.isdecimal() and int(value) > 0 else usable_cores()
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use: by its affinity, and by its container's quota."""
+    """Physical cores that this process may use, according to its CPU affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = _cores(os.sched_getaffinity(0), _PROCESSORS)
     else:
-        import psutil  # a plan for another machine asks nothing of this one
+        import psutil  # not needed to plan for another machine
 
         cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return max(1, min(cores, _quota(_CGROUP_QUOTA) or cores))
 
 
 def _cores(processors: Iterable[int], folder: Path) -> int:
-    """Cores that these processors are of, as Linux tells which are siblings; each is one where it does not tell."""
+    """Number of cores of these logical processors by Linux's list of thread siblings; one per processor without it."""
     found: set[str] = set()
     for number in processors:
         try:
@@ -42,14 +42,14 @@ def _cores(processors: Iterable[int], folder: Path) -> int:
 
 
 def _quota(file: Path) -> int | None:
-    """Whole processors' worth of time that a cgroup (version 2) grants, at least one; None: no limit is known."""
+    """The CPU quota of a cgroup (version 2) in whole processors, at least one; None if no limit is known."""
     try:
-        granted, _, period = file.read_text(encoding="ascii").partition(" ")
-        return max(1, int(granted) // int(period))
+        quota, _, period = file.read_text(encoding="ascii").partition(" ")
+        return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no cgroup file here, or it says "max"
         return None
 
 
 def worker_env(device: DeviceFacts, rank: int) -> Mapping[str, str]:
-    """One compute thread a core. How they wait is left to the runtime: sleeping at once, they wake too late."""
+    """One compute thread per core. The OpenMP wait policy stays the default: threads that sleep at once wake late."""
     return {_THREADS: str(threads())}

@@ -1,10 +1,9 @@
-"""Matrix products on repacked weights: made once after loading, by the native kernels or else by oneDNN.
+"""Linear layers on weights that are repacked once after loading, by the native kernels or otherwise by oneDNN.
 
-Native kernels read a weight from its first byte to its last: 32 GB/s where oneDNN's blocks are read at 12 (one row,
-bfloat16, two Zen 4 cores, all weights of a model in turn, so that none lies in the caches). Without them oneDNN's
-blocks are the next best: torch's `F.linear` hands oneDNN a plain matrix, which is slower still. The ops used are those
-that torch's compiler emits for frozen weights; where torch has none, or the weight's dtype is not served, the plain
-product stays.
+Native kernels read a weight sequentially, at 32 GB/s; oneDNN reads its blocked layout at 12 GB/s (one row, bfloat16,
+two Zen 4 cores, all weights of a model in turn, so that none is in the caches). Without native kernels the blocked
+layout is still faster than `F.linear` on a plain matrix. Its operators are those that torch's compiler emits for frozen
+weights; if torch lacks them, or for other dtypes, the default kernel stays.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 MakeKernel: TypeAlias = Callable[[Tensor, Tensor | None], Kernel]
 _DTYPES = (torch.float32, torch.bfloat16)
-_ROWS = 16  # the batch that the layout is chosen for; it serves every other one with the same result
+_ROWS = 16  # oneDNN optimizes the layout for this batch size; results do not depend on it
 
 
 class PackedKernel:
@@ -51,14 +50,14 @@ def packing_available() -> bool:
 
 
 def pack(model: torch.nn.Module) -> tuple[int, str]:
-    """Repack every product of the model, freeing the plain weight unless it is also the embedding.
+    """Repack the weights of all linear layers, and free the originals except tied embeddings.
 
-    Returns how many were repacked, and by what.
+    Returns the number of repacked weights and the name of the kernels.
     """
     arena = HugePageArena()
     kernel, name = _kernel(arena)
     packed = 0
-    blocks: dict[int, GGUFWeight] = {}  # by the matrix that they were packed from
+    blocks: dict[int, GGUFWeight] = {}  # by the id of the matrix that they were packed from
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (GGUFEmbedding, GGUFLinear)):
@@ -74,7 +73,7 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
 
 
 def _pack_blocks(module: GGUFEmbedding | GGUFLinear, known: dict[int, GGUFWeight], arena: HugePageArena) -> bool:
-    """Repack a GGUF file's blocks, once where an embedding is the output layer too. False: the default kernel stays."""
+    """Repack GGUF-quantized weights, tied ones only once. False: the default kernel stays."""
     from srv_kernels.cpu.native_library import TYPES
     from srv_kernels.cpu.native_products import FusedGGUFLinear, GGUFWeight
 
@@ -94,7 +93,7 @@ def _pack_blocks(module: GGUFEmbedding | GGUFLinear, known: dict[int, GGUFWeight
 
 
 def _packed(projection: Projection, kernel: MakeKernel | None, arena: HugePageArena) -> Kernel | None:
-    """The product on a repacked weight, or None where the default one stays."""
+    """The kernel on a repacked weight, or None if the default kernel stays."""
     if isinstance(projection, Linear):
         if kernel is None or projection.weight.dtype not in _DTYPES:
             return None
@@ -115,11 +114,11 @@ def _packed(projection: Projection, kernel: MakeKernel | None, arena: HugePageAr
 
 
 def _kernel(arena: HugePageArena) -> tuple[MakeKernel | None, str]:
-    """Makes a product from a weight and a bias; None: the plain product stays. And a name for the log."""
+    """A factory of kernels from a weight and a bias, or None if the default stays; and a name for the log."""
     if load().library is not None:
         from srv_kernels.cpu import native_products
 
         return partial(native_products.linear, arena=arena), f"native kernels, {load().isa}"
     if packing_available():
         return PackedKernel, "oneDNN"
-    return None, "torch's plain products"
+    return None, "torch's default kernels"

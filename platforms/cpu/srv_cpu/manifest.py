@@ -1,4 +1,4 @@
-"""The CPU platform, described. Imports no torch: that is for `create`, in a worker."""
+"""The manifest of the CPU platform. Imports no torch: only `create`, in a worker, does."""
 
 from __future__ import annotations
 

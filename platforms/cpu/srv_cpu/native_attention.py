@@ -1,6 +1,6 @@
-"""Attention by the native kernels of `srv_kernels.cpu`, over packed pages.
+"""The attention backend on the native kernels of `srv_kernels.cpu`, over a packed KV pool.
 
-Owns the calls; the arithmetic is native/attention.cpp's, the pool's shape `srv_cpu.packed`'s.
+Owns the calls. native/attention.cpp has the arithmetic, and `srv_cpu.packed` the shape of the pool.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContex
 from srv_kernels.cpu.library import AttentionArgs, load
 from srv_kernels.cpu.native_library import POOL_TYPES, TYPES
 
-_EXTRA_POOL_TYPES = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # beside that of the queries
+_EXTRA_POOL_TYPES = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # besides that of the queries
 
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """One step's arguments: those that all layers share are filled in, and point into `lens`, `starts` and `table`.
+    """The kernel arguments of a step that all layers share; they point into `lens`, `starts` and `table`.
 
-    lens: int32 [2, rows], query and kv lengths.
+    address: of `args`. lens: int32 [2, rows], query and KV lengths.
     """
 
     args: AttentionArgs
@@ -35,9 +35,9 @@ class AttentionMetadata:
 
 
 class NativeAttention:
-    """The "native" attention backend of the CPU platform: float32 and bfloat16, heads in steps of 16 columns.
+    """The "native" attention backend of the CPU platform: float32 and bfloat16, head sizes that are multiples of 16.
 
-    The pool is of the queries' type, or of float16, or of int8 in steps of each token's own size.
+    The pool has the queries' dtype, or float16, or int8 with a scale per token and head.
     """
 
     def __init__(self, context: BackendContext) -> None:
@@ -48,21 +48,23 @@ class NativeAttention:
             raise InternalError(f"attention backend native was chosen without its library: {library.reason}")
         self._attend = library.library.srv_attention
         self._page_size = context.kv.layout.page_size
-        self._buffers = context.kv.keys, context.kv.values  # keeps what the addresses point to
+        self._buffers = context.kv.keys, context.kv.values  # keeps the memory behind the addresses alive
         self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
         self._pool = POOL_TYPES[context.kv.keys[0].dtype]
         self._captured: dict[int, AttentionMetadata] = {}
 
     def plan(self, batch: AttentionBatch) -> AttentionMetadata:
-        """See `srv.platform.interface.AttentionBackend`. Of a captured step: at the addresses that are recorded."""
+        """See `srv.platform.interface.AttentionBackend`. Updates a captured step's metadata in place."""
         if batch.graph is None:
             return self._metadata(batch)
         if batch.graph not in self._captured:
             self._captured[batch.graph] = self._metadata(batch)
         metadata = self._captured[batch.graph]
         if metadata.table.data_ptr() != batch.page_table.data_ptr():
-            raise InternalError(f"the captured step of {batch.graph} rows got another page table than it has recorded")
+            raise InternalError(
+                f"the captured step of {batch.graph} rows got another page table than it was captured with"
+            )
         metadata.lens[1] = batch.kv_lens
         return metadata
 
@@ -105,7 +107,7 @@ class NativeAttention:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim] with heads and their columns one after the other."""
+    """x [tokens, heads, dim] with contiguous heads."""
     if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(1) != x.shape[2]):
         return x.contiguous()
     return x

@@ -1,4 +1,4 @@
-"""Which implementation of each op the CPU platform offers, best first."""
+"""The implementations of each op on the CPU platform, best first."""
 
 from __future__ import annotations
 

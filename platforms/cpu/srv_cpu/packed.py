@@ -1,8 +1,8 @@
-"""The order of a KV pool that native kernels read. Imports no torch: facts name it.
+"""The KV pool order of the native kernels. Imports no torch, since the facts name the order.
 
-Keys of one head lie as [blocks of 16 tokens, dim / n, 16, n] within a page, values as [blocks, 16 / n, dim, n], where n
-is `INTERLEAVE` of the pool's type, so that one product serves keys and values alike. Behind each block of int8 lie the
-scales of its tokens, float32 [16]: native/kv_layout.h says how they are made.
+Within a page, the keys of a head are [blocks of 16 tokens, dim / n, 16, n] and its values [blocks, 16 / n, dim, n],
+with n = `INTERLEAVE` of the pool's dtype, so that one dot product serves both. A block of int8 is followed by the
+scales of its tokens, float32 [16]: see native/kv_layout.h.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from srv_kernels.cpu.library import BLOCK_TOKENS
 
 ORDER = "page_head_packed"
 PAGE_SIZES = (16, 32, 64, 128, 256)
-COLUMNS = 16  # a head is worked through so many columns at a time
+COLUMNS = 16  # head sizes must be multiples of this
 INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
 
 
 def shapes(layout: KVLayout, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one layer's key and value buffer in this order, `pages` counting page 0 too.
+    """Shapes of a layer's key and value buffers in this order; `pages` includes page 0.
 
-    Of int8, a block's numbers and their scales lie in one axis.
+    For int8, the last axis contains a block's values and then their scales.
     """
     group, interleave = layout.group, INTERLEAVE[layout.dtype]
     blocks = (pages, group.kv_heads, layout.page_size // BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""The CPU platform at work: host memory is device memory, and work is done when a call returns."""
+"""The CPU platform: host memory is device memory, and calls are synchronous."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from srv_kernels.cpu.library import load
 
 logger = logging.getLogger(__name__)
 
-_NO_KERNELS = "Install a C++ compiler and srv-kernels again, or run: python -m srv_kernels.cpu.build"
+_NO_KERNELS = "Install a C++ compiler and reinstall srv-kernels, or run: python -m srv_kernels.cpu.build"
 
 
 class _Done:
-    """An event of a device without a queue: everything before it is done already."""
+    """An event of a synchronous device: all work before it is already done."""
 
     def synchronize(self) -> None:
         return None
@@ -50,7 +50,7 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def init_worker(self, rank: int) -> None:
-        """One thread a physical core: a second hyper-thread only adds contention."""
+        """One thread per physical core: a second hyper-thread only adds contention."""
         torch.set_num_threads(threads())
         loaded = load()
         if loaded.library is None:
@@ -59,7 +59,7 @@ class CpuPlatform:
             loaded.library.srv_set_threads(threads())
 
     def memory(self, device: torch.device) -> Memory:
-        """Free: what the operating system could give without swapping, within this container's limit."""
+        """free: what the operating system can provide without swapping, within the container's limit."""
         total = memory_limit()
         used = psutil.Process().memory_info().rss
         free = min(psutil.virtual_memory().available, max(total - used, 0))
@@ -69,9 +69,9 @@ class CpuPlatform:
         return self._done
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        """A pool that costs memory only where it is written: the system maps untouched pages to one of zeros.
+        """A pool that takes physical memory only as it is written to.
 
-        (`torch.zeros` would write every byte; numpy asks the allocator for zeroed memory instead.)
+        (`torch.zeros` writes every byte; numpy requests zeroed memory from the allocator instead.)
         """
         group = layout.group
         dtype = torch_dtype(layout.dtype)
@@ -96,7 +96,7 @@ class CpuPlatform:
 
     @cached_property
     def graphs(self) -> Graphs | None:
-        """Tapes of native calls; None without the native kernels."""
+        """Captured graphs of native calls; None without the native kernels."""
         if load().library is None:
             return None
         from srv_cpu.graphs import CpuGraphs
@@ -106,9 +106,9 @@ class CpuPlatform:
     def post_load(self, model: torch.nn.Module) -> None:
         """Repack weights into the layout that this machine reads fastest.
 
-        Native products, attention and sampling leave torch small operators only, and now and then scores of a prompt.
-        Its OpenMP threads would spin between them, on the cores that the kernels' own threads need. (`torch_native`
-        attention takes them back.)
+        With native kernels torch runs small operators only, and the scoring of prompts. Its OpenMP threads would spin
+        in between, on the cores that the kernels' threads need; so torch gets one thread. (The `torch_native` attention
+        backend raises the number again.)
         """
         packed, kernels = pack(model)
         logger.info("repacked %d weight matrices (%s)", packed, kernels)
@@ -120,10 +120,10 @@ class CpuPlatform:
         product = torch.ones(64, 64) @ torch.ones(64, 64)
         right = bool((product == 64).all())
         return [
-            Check("processor", True, f"{device.name}, {device.variant}, {threads()} cores for compute"),
+            Check("processor", True, f"{device.name}, {device.variant}, {threads()} compute threads"),
             Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
             Check("native kernels", bool(load().isa), load().isa or load().reason, _NO_KERNELS),
-            Check("compute", right, "a 64 x 64 product is right" if right else "a 64 x 64 product is wrong"),
+            Check("compute", right, "a 64 x 64 product is correct" if right else "a 64 x 64 product is wrong"),
         ]
 
 

@@ -1,7 +1,7 @@
-"""What this machine's processors can do and how much memory this process may use. Imports no torch.
+"""Detects the features of the host's processors, and the memory that this process may use. Imports no torch.
 
-Reads what Linux shows under /proc and the control groups; elsewhere the machine's architecture must do.
-Each reader takes the root folder, so that tests can show it other machines.
+Reads /proc and the control groups on Linux; elsewhere only the architecture is known. The functions take the root
+folder, so that tests can simulate other machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from srv_kernels.cpu.library import load
 
 ROOT = Path("/")
 
-# Flags as Linux prints them. The kernels of a variant may use all that its row and the rows below name.
+# Flags as in /proc/cpuinfo. The kernels of a variant may use the flags of its row and of the rows below.
 _VARIANTS: tuple[tuple[str, frozenset[str]], ...] = (
     ("amx", frozenset({"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512bw", "avx512dq", "avx512vl"})),
     ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})),
@@ -36,7 +36,7 @@ _FEATURES = (
     "asimddp",
     "sve",
 )
-_NO_LIMIT = 1 << 60  # control groups print a number near 2**63 for "no limit"
+_NO_LIMIT = 1 << 60  # control groups report a number near 2**63 for "no limit"
 
 
 def probe(context: ProbeContext) -> ProbeResult:
@@ -48,7 +48,7 @@ def probe(context: ProbeContext) -> ProbeResult:
 def look(root: Path, machine: str, further: tuple[str, ...] = (), note: str = "") -> ProbeResult:
     """The result for a machine of architecture `machine` whose /proc and /sys lie under `root`.
 
-    `further` features and a note come from elsewhere than its processor.
+    `further` features and the note do not come from the processor.
     """
     fields = _cpuinfo(root)
     flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
@@ -72,7 +72,7 @@ def look(root: Path, machine: str, further: tuple[str, ...] = (), note: str = ""
 
 
 def memory_limit(root: Path = ROOT) -> int:
-    """Bytes that this process may use: the machine's memory, or less if a control group says so."""
+    """Bytes that this process may use: the machine's memory, or less if a control group limits it."""
     return min(_total_memory(root), *_group_limits(root), _NO_LIMIT)
 
 
@@ -83,7 +83,7 @@ def _variant(flags: frozenset[str], machine: str) -> tuple[str | None, tuple[str
         if needed <= flags:
             return variant, ()
     if not flags and machine in ("x86_64", "amd64"):
-        return "avx2", ("this system does not show its processor's flags: avx2 is taken for granted",)
+        return "avx2", ("this system does not report processor flags: avx2 is assumed",)
     return None, ()
 
 
@@ -103,10 +103,10 @@ def _total_memory(root: Path) -> int:
 
 
 def _group_limits(root: Path) -> list[int]:
-    """Limits of this process's control groups and of those above them: version 2, then version 1.
+    """Limits of this process's control groups and their parents: version 2, then version 1.
 
-    Inside a container the path in /proc/self/cgroup may be the host's while the mount shows the
-    container's own group as its root: walking up to the mount's root covers both.
+    Inside a container, /proc/self/cgroup may contain the host's path while the mount has the container's own group as
+    its root: walking up to the root of the mount covers both cases.
     """
     limits: list[int] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -127,7 +127,7 @@ def _limits(mount: Path, path: str, file: str) -> list[int]:
 
 
 def _read(path: Path) -> str:
-    """The text of a file of the kernel's; empty where this system has none or does not let us."""
+    """The text of a file in /proc or /sys; empty if it does not exist or cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,16 +1,16 @@
-"""Sampling on the host: by the native library, or with plain torch operations where there is none.
+"""Sampling on the host: in the native library, or with torch operators without it.
 
-Owns how a token is found among the kept ones; what is kept, and the noise, come with the batch.
+Owns how a token is chosen among the kept ones; the batch has the filters and the random numbers.
 
-A row is drawn in one of three ways, chosen by that row alone, so that its neighbours cannot change its token:
+A row is sampled in one of three ways, selected by that row alone, so that other rows cannot change its token:
 
-    temperature 0    the most likely token, equals by token id
+    temperature 0    argmax, the lowest id among equals
     no filter        first token in vocabulary order whose cumulative weight exceeds uniform x total
-    any filter       likewise, among the kept tokens in order of falling logit, equals by token id
+    any filter       likewise among the kept tokens, by descending logit, then token id
 
-Weights are exp((logit - largest) / temperature), float32. In torch their sums are float64, and the largest few hundred
-logits of filtered rows are looked at first, then more, then all, until the row is settled for certain; every way adds
-the same numbers in the same order. (The native library's way is told in its sampling.cpp.)
+Weights are exp((logit - largest) / temperature), float32. With torch their sums are float64. For rows with filters, it
+looks at the largest few hundred logits first, then at more, then at all, until the token is certain; the same values
+are added in the same order in each case. (For the native library see sampling.cpp.)
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from srv.platform.interface import BackendContext, SamplingBatch
 from srv_cpu.ops import NATIVE_FLOATS
 from srv_kernels.cpu.library import load
 
-_TOP_P_CANDIDATES = 256  # most nuclei are smaller
-_GROWTH = 8  # times as many candidates for rows that need more; a full sort costs ten times 2,000 candidates
-_TIE_SLACK = 32  # candidates beyond top_k, so that equals at its border are seen
-_SORT_ELEMENTS = 1 << 20  # elements sorted at once: bounds the scratch memory to some 32 MiB
+_TOP_P_CANDIDATES = 256  # more than most top-p sets have
+_GROWTH = 8  # factor for rows that need more candidates; a full sort costs ten times as much as 2,000 candidates
+_TIE_SLACK = 32  # candidates beyond top_k, to include equal logits at its boundary
+_SORT_ELEMENTS = 1 << 20  # elements per sort: limits temporary memory to about 32 MiB
 
 
 class CpuSampling:
@@ -40,7 +40,7 @@ class CpuSampling:
             self._native = importlib.import_module("srv_kernels.cpu.native_ops")
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `srv.platform.interface.GreedySampling`. By the native library, in one pass, where that can be."""
+        """See `srv.platform.interface.GreedySampling`."""
         if self._native is not None and logits.dtype in NATIVE_FLOATS:
             return self._native.most_likely(logits)
         wide = logits.float()
@@ -50,7 +50,7 @@ class CpuSampling:
     def sample(self, batch: SamplingBatch) -> torch.Tensor:
         """int64 [rows]. See `srv.platform.interface.SamplingBackend`.
 
-        A row without finite logits gets some token within the vocabulary; the caller discards it.
+        Rows without finite logits get any token of the vocabulary; the caller discards it.
         """
         if self._native is not None:
             return self._native.draw(
@@ -72,7 +72,7 @@ def _draw(batch: SamplingBatch) -> torch.Tensor:
     ):
         index = mask.nonzero().squeeze(1)
         if len(index):
-            tokens[index] = draw(_Rows.of(batch).narrowed(index))
+            tokens[index] = draw(_Rows.of(batch).select_rows(index))
     return tokens
 
 
@@ -94,8 +94,8 @@ class _Rows:
         columns = (self.logits, self.temperature, self.top_k, self.top_p, self.min_p, self.uniform)
         return _Rows(*(column.index_select(0, index) for column in columns))
 
-    def narrowed(self, index: torch.Tensor) -> _Rows:
-        """These rows; without a copy if they are all there are. `index` rises."""
+    def select_rows(self, index: torch.Tensor) -> _Rows:
+        """The rows at `index`, in ascending order; without a copy if these are all rows."""
         return self if len(index) == len(self.logits) else self.select(index)
 
     def weights(self) -> torch.Tensor:
@@ -104,7 +104,7 @@ class _Rows:
 
 
 def _blocks(matrix: torch.Tensor) -> torch.Tensor | None:
-    """[n, vocab] seen as [n, blocks, size]: reducing inner blocks first is many times faster than whole rows."""
+    """[n, vocab] viewed as [n, blocks, size]: reducing blocks first is many times faster than needs_total rows."""
     for size in (256, 128, 64, 32):
         if matrix.shape[1] % size == 0:
             return matrix.view(matrix.shape[0], -1, size)
@@ -124,14 +124,14 @@ def _most_likely(logits: torch.Tensor) -> torch.Tensor:
     return (block * blocks.shape[2] + _pick(blocks, block).argmax(-1, keepdim=True)).squeeze(1)
 
 
-def _below(points: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
-    """Points pushed below their totals, so that rounding cannot lead past the last token of any weight."""
-    return torch.minimum(points, torch.nextafter(totals, torch.zeros_like(totals)))
+def _below_total(thresholds: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """Thresholds, has_top_k to below the totals, so that rounding cannot lead past the last token of nonzero weight."""
+    return torch.minimum(thresholds, torch.nextafter(totals, torch.zeros_like(totals)))
 
 
-def _first_above(cumulative: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """int64 [n, 1]: the first index whose cumulative weight exceeds the point; within range even for NaN."""
-    return torch.searchsorted(cumulative, points, right=True).clamp_(max=cumulative.shape[1] - 1)
+def _first_above(cumulative: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
+    """int64 [n, 1]: the first index whose cumulative weight exceeds the threshold; within range even for NaN."""
+    return torch.searchsorted(cumulative, thresholds, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
 def _draw_unfiltered(rows: _Rows) -> torch.Tensor:
@@ -140,41 +140,41 @@ def _draw_unfiltered(rows: _Rows) -> torch.Tensor:
     if blocks is None:
         cumulative = weights.cumsum(-1, dtype=torch.float64)
         totals = cumulative[:, -1:]
-        return _first_above(cumulative, _below(rows.uniform * totals, totals)).squeeze(1)
+        return _first_above(cumulative, _below_total(rows.uniform * totals, totals)).squeeze(1)
     outer = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     totals = outer[:, -1:]
-    points = _below(rows.uniform * totals, totals)
-    block = _first_above(outer, points)
+    thresholds = _below_total(rows.uniform * totals, totals)
+    block = _first_above(outer, thresholds)
     before = torch.where(block > 0, outer.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inner = _pick(blocks, block).cumsum(-1, dtype=torch.float64)
-    offset = _first_above(inner, _below(points - before, inner[:, -1:]))
+    offset = _first_above(inner, _below_total(thresholds - before, inner[:, -1:]))
     return (block * blocks.shape[2] + offset).squeeze(1)
 
 
 def _draw_filtered(rows: _Rows) -> torch.Tensor:
-    """Look at ever more candidates, until every row is settled."""
+    """Looks at more and more candidates until the token of every row is certain."""
     vocab = rows.logits.shape[1]
-    limited = rows.top_k < vocab
+    has_top_k = rows.top_k < vocab
     totals = torch.zeros_like(rows.uniform)
-    whole = (~limited & (rows.top_p < 1)).squeeze(1).nonzero().squeeze(1)
-    if len(whole):
-        totals[whole] = _totals(rows.narrowed(whole).weights())
-    width = 0 if limited.all() else _TOP_P_CANDIDATES
-    if limited.any():
-        width = max(width, int(rows.top_k[limited].max()) + _TIE_SLACK)
+    needs_total = (~has_top_k & (rows.top_p < 1)).squeeze(1).nonzero().squeeze(1)
+    if len(needs_total):
+        totals[needs_total] = _totals(rows.select_rows(needs_total).weights())
+    width = 0 if has_top_k.all() else _TOP_P_CANDIDATES
+    if has_top_k.any():
+        width = max(width, int(rows.top_k[has_top_k].max()) + _TIE_SLACK)
     tokens = torch.empty(len(totals), dtype=torch.int64)
     pending = torch.arange(len(totals))
     while len(pending) and width < vocab // _GROWTH:
-        part = rows.narrowed(pending)
-        tokens[pending], settled = _draw_ordered(part, *_largest(part.logits, width), totals[pending])
-        pending, width = pending[~settled], width * _GROWTH
+        part = rows.select_rows(pending)
+        tokens[pending], certain = _draw_ordered(part, *_largest(part.logits, width), totals[pending])
+        pending, width = pending[~certain], width * _GROWTH
     if len(pending):
-        tokens[pending] = _draw_sorted(rows.narrowed(pending), totals[pending])
+        tokens[pending] = _draw_sorted(rows.select_rows(pending), totals[pending])
     return tokens
 
 
 def _totals(weights: torch.Tensor) -> torch.Tensor:
-    """float64 [n, 1]: each row's sum, added up in an order that the number of rows does not change."""
+    """float64 [n, 1]: each row's sum, in an order that does not depend on the number of rows."""
     blocks = _blocks(weights)
     if blocks is None:
         return weights.cumsum(-1, dtype=torch.float64)[:, -1:]
@@ -182,7 +182,7 @@ def _totals(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `width` largest logits and their token ids, falling, equals by token id."""
+    """The `width` largest logits and their token ids, by descending logit, then token id."""
     values, ids = logits.topk(width, dim=-1, sorted=False)
     ids, order = ids.sort(-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
@@ -203,11 +203,11 @@ def _draw_sorted(rows: _Rows, totals: torch.Tensor) -> torch.Tensor:
 def _draw_ordered(
     rows: _Rows, values: torch.Tensor, ids: torch.Tensor, totals: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw from candidates in order; `values` and `ids`, [n, width], hold the row's largest logits.
+    """Samples from sorted candidates: `values` and `ids`, [n, width], are the row's largest logits.
 
-    `totals`, float64 [n, 1]: the weight of the whole vocabulary, for rows with top_p and without top_k.
-    Returns the tokens, int64 [n], and whether each is certain: the kept tokens end before the candidates do,
-    and no token left out of the candidates equals the last one kept.
+    `totals`, float64 [n, 1]: the weight of the needs_total vocabulary, for rows with top_p and without top_k. Returns
+    the tokens, int64 [n], and whether each is certain: the kept tokens end before the candidates do, and no logit
+    outside of the candidates equals the last kept one.
     """
     vocab, width = rows.logits.shape[1], values.shape[1]
     weights = ((values - values[:, :1]) / rows.temperature).exp_()
@@ -216,11 +216,11 @@ def _draw_ordered(
     totals = torch.where(rows.top_k < vocab, cumulative.gather(1, kept - 1), totals)
     bound = torch.where(rows.top_p < 1, rows.top_p * totals, torch.inf)
     in_nucleus = 1 + (cumulative[:, :-1] < bound).sum(-1, keepdim=True)
-    above_floor = (weights >= rows.min_p).sum(-1, keepdim=True)
-    kept = torch.minimum(torch.minimum(kept, in_nucleus), above_floor).clamp_(min=1)
+    within_min_p = (weights >= rows.min_p).sum(-1, keepdim=True)
+    kept = torch.minimum(torch.minimum(kept, in_nucleus), within_min_p).clamp_(min=1)
     mass = cumulative.gather(1, kept - 1)
-    chosen = _first_above(cumulative, _below(rows.uniform * mass, mass))
-    settled = (values.gather(1, kept - 1) > values[:, -1:]) | (weights[:, -1:] == 0)
+    chosen = _first_above(cumulative, _below_total(rows.uniform * mass, mass))
+    certain = (values.gather(1, kept - 1) > values[:, -1:]) | (weights[:, -1:] == 0)
     if width == vocab:
-        settled = torch.ones_like(settled)
-    return ids.gather(1, chosen).squeeze(1), settled.squeeze(1)
+        certain = torch.ones_like(certain)
+    return ids.gather(1, chosen).squeeze(1), certain.squeeze(1)

@@ -539,7 +539,7 @@ def test_model_of_transformers_that_cannot_be_captured_is_called(
     config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with caplog.at_level("INFO", "srv_cpu.graphs"):
-        for path, reason in ((captured.folder, "operators are torch's"), (tmp_path, "reads a number of a tensor")):
+        for path, reason in ((captured.folder, "operators are torch's"), (tmp_path, "reads a value of a tensor")):
             with engine(captured, page_size=16, model_path=path, model_impl="transformers") as served:
                 results = served.generate(messages(captured.prompts))
                 assert [result.tokens for result in results] == captured.tokens

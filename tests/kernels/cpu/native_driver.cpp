@@ -1,9 +1,9 @@
-// Kernels of the native library against sums in double precision, without Python: for processors that are emulated.
+// Compares the native kernels with double-precision references, without Python: for emulated processors.
 //
 //     native_driver [ISA]
 //
-// Prints the instruction set, then a line for each kernel and type of numbers: its largest error, by the bound. Ends with 1 if
-// one is above 1, or if the instruction set is not there.
+// Prints the instruction set, then a line per kernel and dtype with its largest error divided by the bound. Exits with
+// 1 if one is above 1, or if the instruction set is not available.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,17 +30,16 @@ void srv_linear(int32_t type, void* out, const void* x, const void* weight, cons
                 int64_t inputs, int64_t outputs, int64_t x_stride);
 void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
                        const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride);
-void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args);
-void srv_gguf_linear(int32_t type, const srv::GgufLinearArgs* args);
-void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args);
-void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
+void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args); void srv_gguf_linear(int32_t type, const
+srv::GgufLinearArgs* args); void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args); void srv_rms_norm(int32_t
+type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
               float eps);
 void srv_add_rms_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
                   int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps);
 void srv_silu_and_mul(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride);
 void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
-                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary_dim,
-                int64_t q_stride, int64_t k_stride);
+                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t
+                rotary_dim, int64_t q_stride, int64_t k_stride);
 void srv_attention(int32_t type, const srv::AttentionArgs* args);
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
                      int64_t stride);
@@ -54,7 +53,7 @@ constexpr int FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, FLOAT16 = 3;
 std::mt19937 bits(1);
 std::normal_distribution<float> normal;
 
-// A matrix of float32 or bfloat16 numbers, rows beside one another.
+// A contiguous matrix of float32 or bfloat16.
 class Matrix {
 public:
     Matrix(int type, int64_t rows, int64_t columns, float size = 1.0f)
@@ -65,8 +64,8 @@ public:
     void* data(int64_t column = 0) { return bytes_.data() + column * width(); }
     double at(int64_t row, int64_t column) const { return get(row * columns_ + column); }
 
-    // Numbers [first, first + count) of a row as a pool of that type keeps them.
-    std::vector<double> kept(int pool, int64_t row, int64_t first, int64_t count) const {
+    // Columns [first, first + count) of a row, rounded to the pool's type.
+    std::vector<double> rounded(int pool, int64_t row, int64_t first, int64_t count) const {
         std::vector<double> numbers(count);
         double largest = 0;
         for (int64_t i = 0; i < count; ++i) {
@@ -75,7 +74,7 @@ public:
         }
         for (double& number : numbers) {
             if (pool == INT8) number = std::nearbyint(number * 127 / largest) * largest / 127;
-            const int last = number == 0 ? 0 : std::ilogb(number) - 10;  // of a half's bits
+            const int last = number == 0 ? 0 : std::ilogb(number) - 10;  // the last mantissa bit in half precision
             if (pool == FLOAT16) number = std::ldexp(std::nearbyint(std::ldexp(number, -last)), last);
         }
         return numbers;
@@ -110,14 +109,14 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-std::vector<int8_t> whole_numbers(int64_t count) {
+std::vector<int8_t> random_int8(int64_t count) {
     std::vector<int8_t> numbers(count);
     for (auto& number : numbers) number = static_cast<int8_t>(bits());
     return numbers;
 }
 
-// What a kernel may be off by: in float32 by a share of the magnitudes that it adds up, and in bfloat16 also by what each
-// rounding takes, up to 2^-8 of the number.
+// The tolerance of a kernel: relative to the sum of magnitudes in float32, and in bfloat16 also 2^-8 of the result per
+// rounding.
 class Check {
 public:
     Check(std::string name, int type, int roundings = 1, double add_lanes = 1e-6)
@@ -129,11 +128,11 @@ public:
         worst_ = std::isnan(error) ? INFINITY : std::max(worst_, error);
     }
 
-    bool kept() const {
-        const bool kept = worst_ <= 1;
+    bool passed() const {
+        const bool passed = worst_ <= 1;
         std::printf("%-17s %-8s %.3f%s\n", name_.c_str(), type_ == BFLOAT16 ? "bfloat16" : "float32", worst_,
-                    kept ? "" : "  TOO FAR");
-        return kept;
+                    passed ? "" : "  TOO FAR");
+        return passed;
     }
 
 private:
@@ -142,12 +141,12 @@ private:
     double rounded_, added_, worst_ = 0;
 };
 
-constexpr auto nothing = [](int64_t, int64_t) { return 0.0; };
+constexpr auto no_doubt = [](int64_t, int64_t) { return 0.0; };
 
-// Every found(row, output) against the sum of x(row, i) * weight(output, i), where x may be off by doubt(row, i).
-template <class X, class W, class Doubt = decltype(nothing)>
+// Compares each found(row, output) with the sum of x(row, i) * weight(output, i), where x may be off by doubt(row, i).
+template <class X, class W, class Doubt = decltype(no_doubt)>
 void compare_products(Check& check, const Matrix& found, int64_t rows, int64_t outputs, int64_t inputs, const X& x,
-                      const W& weight, const Matrix* bias = nullptr, const Doubt& doubt = nothing) {
+                      const W& weight, const Matrix* bias = nullptr, const Doubt& doubt = no_doubt) {
     for (int64_t r = 0; r < rows; ++r) {
         for (int64_t o = 0; o < outputs; ++o) {
             double sum = bias == nullptr ? 0 : bias->at(0, o), magnitude = std::fabs(sum), doubted = 0;
@@ -177,7 +176,7 @@ bool linear(int type) {
             }
         }
     }
-    return check.kept();
+    return check.passed();
 }
 
 bool int8_weight_linear(int type) {
@@ -186,7 +185,7 @@ bool int8_weight_linear(int type) {
         for (int64_t outputs : {33, 64}) {
             for (int64_t inputs : {8, 67}) {
                 Matrix x(type, rows, inputs), out(type, rows, outputs);
-                const auto weight = whole_numbers(outputs * inputs);
+                const auto weight = random_int8(outputs * inputs);
                 std::vector<int8_t> packed(srv_packed_elements(outputs, inputs));
                 std::vector<float> scales(outputs);
                 for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
@@ -199,7 +198,7 @@ bool int8_weight_linear(int type) {
             }
         }
     }
-    return check.kept();
+    return check.passed();
 }
 
 bool w8a8_linear(int type) {
@@ -207,7 +206,7 @@ bool w8a8_linear(int type) {
     for (int64_t rows : {1, 3, 6}) {
         constexpr int64_t outputs = 40, inputs = 70;
         Matrix x(type, rows, inputs), out(type, rows, outputs);
-        const auto weight = whole_numbers(outputs * inputs);
+        const auto weight = random_int8(outputs * inputs);
         std::vector<int8_t> packed(srv_packed_w8a8_bytes(outputs, inputs));
         std::vector<float> scales(outputs, 0.01f);
         std::vector<int32_t> compensation(outputs);
@@ -227,10 +226,10 @@ bool w8a8_linear(int type) {
             [&](auto r, auto i) { return std::nearbyint(float(x.at(r, i)) / step[r]) * double(step[r]); },
             [&](auto o, auto i) { return double(scales[o]) * weight[o * inputs + i]; });
     }
-    return check.kept();
+    return check.passed();
 }
 
-// A type in GGUF files: the bytes of its block, and where scales in half precision lie in it.
+// A GGUF quantization type: the bytes of its block, and the offsets of its half-precision scales.
 struct BlockType {
     int32_t type;
     int64_t block;
@@ -238,7 +237,8 @@ struct BlockType {
 };
 
 const BlockType GGML_TYPES[] = {{2, 18, {0}},     {3, 20, {0, 2}},   {6, 22, {0}},    {7, 24, {0, 2}},   {8, 34, {0}},
-                             {10, 84, {80, 82}}, {11, 110, {108}}, {12, 144, {0, 2}}, {13, 176, {0, 2}}, {14, 210, {208}}};
+                             {10, 84, {80, 82}}, {11, 110, {108}}, {12, 144, {0, 2}}, {13, 176, {0, 2}}, {14, 210,
+                             {208}}};
 
 bool gguf_linear(int type, const BlockType& block_type) {
     Check check("blocks of type " + std::to_string(block_type.type), type);
@@ -255,9 +255,9 @@ bool gguf_linear(int type, const BlockType& block_type) {
         }
         srv_pack_gguf(block_type.type, packed.data(), file.data(), outputs, inputs, row_bytes);
         std::vector<float> weight(outputs * inputs);
-        std::vector<int64_t> every(outputs);
-        for (int64_t i = 0; i < outputs; ++i) every[i] = i;
-        const srv::GgufRowsArgs unpack{packed.data(), every.data(), weight.data(), outputs, inputs,
+        std::vector<int64_t> all_rows(outputs);
+        for (int64_t i = 0; i < outputs; ++i) all_rows[i] = i;
+        const srv::GgufRowsArgs unpack{packed.data(), all_rows.data(), weight.data(), outputs, inputs,
                                         srv::GgmlType{block_type.type}};
         srv_gguf_rows(FLOAT32, &unpack);
         Matrix x(type, rows, inputs), out(type, rows, outputs);
@@ -266,18 +266,19 @@ bool gguf_linear(int type, const BlockType& block_type) {
         args.rows = rows, args.inputs = args.x_stride = inputs, args.outputs = args.out_stride = outputs;
         args.ggml_type = srv::GgmlType{block_type.type};
         srv_gguf_linear(type, &args);
-        // x as the kernel rounds it: 16 numbers have one scale, a whole multiple of the row's unit, which it has 32,767 of
-        // (in the plain way, aarch64's). What lies between two steps may become either.
+        // x as the kernel quantizes it: 16 inputs have one scale, an integer multiple of the row's scale, which is its
+        // largest magnitude / (127 * 32,767) on the int32 path, aarch64's. Values halfway between may be rounded either
+        // way.
         std::vector<double> rounded(rows * inputs), doubts(rows * inputs);
-        const auto most_of = [&](int64_t first, int64_t count) {
-            double most = 0;
-            for (int64_t i = first; i < first + count; ++i) most = std::max(most, std::fabs(x.at(i / inputs, i % inputs)));
-            return static_cast<float>(most);
+        const auto largest_of = [&](int64_t first, int64_t count) {
+            double largest = 0;
+            for (int64_t i = first; i < first + count; ++i) largest = std::max(largest, std::fabs(x.at(i / inputs, i % inputs)));
+            return static_cast<float>(largest);
         };
         for (int64_t first = 0; first < rows * inputs; first += 16) {
-            const float unit = most_of(first / inputs * inputs, inputs) * (1.0f / (127.0f * 32767.0f));
-            const float units = most_of(first, 16) * (1.0f / unit * (1.0f / 127.0f));
-            const double scale = (std::floor(std::min(units, 32766.0f)) + 1) * unit;
+            const float row_scale = largest_of(first / inputs * inputs, inputs) * (1.0f / (127.0f * 32767.0f));
+            const float needed = largest_of(first, 16) * (1.0f / row_scale * (1.0f / 127.0f));
+            const double scale = (std::floor(std::min(needed, 32766.0f)) + 1) * row_scale;
             for (int64_t i = first; i < first + 16; ++i) {
                 const double steps = x.at(i / inputs, i % inputs) / scale, whole = std::nearbyint(steps);
                 rounded[i] = whole * scale;
@@ -289,7 +290,7 @@ bool gguf_linear(int type, const BlockType& block_type) {
             [&](auto o, auto i) { return double(weight[o * inputs + i]); }, nullptr,
             [&](auto r, auto i) { return doubts[r * inputs + i]; });
     }
-    return check.kept();
+    return check.passed();
 }
 
 void compare_norm(Check& check, const Matrix& out, const Matrix& x, const Matrix& weight, int64_t rows, int64_t dim) {
@@ -316,7 +317,7 @@ bool rms_norm(int type) {
         check.compare(total.at(0, i), sum, std::fabs(x.at(0, i)) + std::fabs(residual.at(0, i)));
     }
     compare_norm(check, out, total, weight, rows, dim);
-    return check.kept();
+    return check.passed();
 }
 
 bool silu_and_mul(int type) {
@@ -330,7 +331,7 @@ bool silu_and_mul(int type) {
             check.compare(out.at(r, i), wanted, std::fabs(wanted));
         }
     }
-    return check.kept();
+    return check.passed();
 }
 
 bool rotary(int type) {
@@ -359,7 +360,7 @@ bool rotary(int type) {
         for (int64_t head = 0; head < heads; ++head) compare(q, q_out, token, head * dim);
         for (int64_t head = 0; head < kv_heads; ++head) compare(k, k_out, token, head * dim);
     }
-    return check.kept();
+    return check.passed();
 }
 
 bool most_likely(int type) {
@@ -375,10 +376,10 @@ bool most_likely(int type) {
         check.compare(double(tokens[r]), double(best), 1);
         check.compare(finite[r], 1, 1);
     }
-    return check.kept();
+    return check.passed();
 }
 
-// Without a filter, and with each: the noise points into the share of what is kept that is the token's.
+// Without a filter, and with each: the random number must fall into the sampled token's share of the kept weight.
 bool draw(int type) {
     Check check("draw", type, 0, 1.0);
     constexpr int64_t rows = 5, vocab = 1003;
@@ -418,13 +419,14 @@ bool draw(int type) {
             check.compare(noise, end - share / 2, share / 2 + 1e-5);
         }
     }
-    return check.kept();
+    return check.passed();
 }
 
-// Two requests whose first pages are the same.
+// Two requests that share their first pages.
 class Requests {
 public:
-    static constexpr int64_t HEADS = 8, KV_HEADS = 2, DIM = 16, PAGE = 16, PAGES = 160, COLUMNS = 72, SHARED = 66 * PAGE;
+    static constexpr int64_t HEADS = 8, KV_HEADS = 2, DIM = 16, PAGE = 16, PAGES = 160, COLUMNS = 72, SHARED = 66 *
+    PAGE;
 
     Requests(int type, int pool)
         : type_(type),
@@ -437,7 +439,7 @@ public:
             std::vector<double> kept;
             for (int64_t token = 0; token < COLUMNS * PAGE; ++token) {
                 for (int64_t head = 0; head < 2 * KV_HEADS; ++head) {
-                    const std::vector<double> one = seen.kept(pool, token, (HEADS + head) * DIM, DIM);
+                    const std::vector<double> one = seen.rounded(pool, token, (HEADS + head) * DIM, DIM);
                     kept.insert(kept.end(), one.begin(), one.end());
                 }
             }
@@ -449,9 +451,10 @@ public:
         }
     }
 
-    // A step of the requests from `first` on, which have `before` tokens and get `queries` more. Of each, the last queries
-    // are compared.
-    void step(Check& check, int64_t first, std::vector<int32_t> before, std::vector<int32_t> queries, int64_t window = 0,
+    // A step of the requests from `first` on, with `before` cached tokens and `queries` new ones each. Only the last
+    // queries are compared.
+    void step(Check& check, int64_t first, std::vector<int32_t> before, std::vector<int32_t> queries, int64_t window =
+    0,
               float soft_cap = 0) {
         const auto count = static_cast<int64_t>(before.size());
         std::vector<int32_t> lens(count), starts(count);
@@ -490,12 +493,13 @@ private:
     static constexpr int64_t WIDTH = (HEADS + 2 * KV_HEADS) * DIM, GROUP = HEADS / KV_HEADS;
     static constexpr int32_t COMPARED = 24;
 
-    // Of the keys and values of a request's token at a position; shared ones are the first request's.
+    // A column of a request's keys and values at a position; shared ones are the first request's.
     double kept(int64_t request, int64_t token, int64_t column) const {
         return kept_[token < SHARED ? 0 : request][token * 2 * KV_HEADS * DIM + column];
     }
 
-    void compare(Check& check, const Matrix& out, int64_t row, int64_t request, int64_t token, int64_t head, int64_t window,
+    void compare(Check& check, const Matrix& out, int64_t row, int64_t request, int64_t token, int64_t head, int64_t
+    window,
                  double soft_cap) const {
         const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, token + 1 - window);
         const int64_t key_column = head / GROUP * DIM, value_column = key_column + KV_HEADS * DIM;
@@ -527,10 +531,10 @@ private:
     std::vector<int32_t> table_;
 };
 
-// Prompts, their second parts, steps of one token each, which go through the shared keys together, and both at once.
+// Prompts, chunked prompts, decode steps that share a prefix, and mixed batches.
 bool attention_over(int type, int pool, const char* name) {
-    // Weights are rounded to bfloat16 where it is multiplied, and their exponentials are as near as that needs; beside
-    // keys and values of bytes, queries and weights are rounded to 1/32,767 of their largest.
+    // bfloat16 softmax weights are rounded where the processor multiplies bfloat16, and their exponentials are as exact
+    // as that requires; over an int8 pool, queries and weights are rounded to 1/32,767 of their largest magnitude.
     Check check(name, type, 1, type == BFLOAT16 ? 1.0 / 256 : pool == INT8 ? 2e-4 : 1e-5);
     constexpr int32_t SHARED = Requests::SHARED;
     Requests requests(type, pool);
@@ -539,18 +543,18 @@ bool attention_over(int type, int pool, const char* name) {
     requests.step(check, 0, {SHARED + 20, SHARED + 7}, {1, 1});
     requests.step(check, 0, {SHARED + 21, SHARED + 8}, {37, 1}, 0, 5.0f);
     requests.step(check, 0, {SHARED + 58, SHARED + 9}, {1, 1}, 24);
-    return check.kept();
+    return check.passed();
 }
 
 bool attention(int type) { return attention_over(type, type, "attention"); }
-bool attention_halves(int type) { return attention_over(type, FLOAT16, "attention float16"); }
-bool attention_bytes(int type) { return attention_over(type, INT8, "attention int8"); }
+bool attention_float16(int type) { return attention_over(type, FLOAT16, "attention float16"); }
+bool attention_int8(int type) { return attention_over(type, INT8, "attention int8"); }
 
 }  // namespace
 
 int main(int count, char** words) {
     if (count > 1 && srv_choose_isa(words[1]) == 0) {
-        std::printf("%s is not there\n", words[1]);
+        std::printf("%s is not available\n", words[1]);
         return 1;
     }
     srv_set_threads(2);
@@ -558,7 +562,7 @@ int main(int count, char** words) {
     bool kept = true;
     for (int type : {FLOAT32, BFLOAT16}) {
         for (const auto& kernel : {linear, int8_weight_linear, w8a8_linear, rms_norm, silu_and_mul, rotary, most_likely, draw,
-                                   attention, attention_halves, attention_bytes}) {
+                                   attention, attention_float16, attention_int8}) {
             kept = kernel(type) && kept;
         }
         for (const BlockType& block_type : GGML_TYPES) kept = gguf_linear(type, block_type) && kept;

@@ -12,7 +12,7 @@ from srv_kernels.cpu.huge_page_arena import HugePageArena
 @pytest.mark.parametrize("sizes", [(1, 63, 64, 65, 4096), (5 * 2**20,) * 8, (40 * 2**20, 10, 40 * 2**20, 10)])
 def test_parts_are_one_s_own(sizes: tuple[int, ...]) -> None:
     arena = HugePageArena()
-    parts = [arena.take(size) for size in sizes]
+    parts = [arena.allocate(size) for size in sizes]
     del arena
     for number, part in enumerate(parts):
         part.fill_(number + 1)
@@ -23,13 +23,13 @@ def test_parts_are_one_s_own(sizes: tuple[int, ...]) -> None:
 
 def test_small_parts_lie_in_one_chunk() -> None:
     arena = HugePageArena()
-    first, second = arena.take(100), arena.take(100)
+    first, second = arena.allocate(100), arena.allocate(100)
     assert second.data_ptr() - first.data_ptr() == 128
 
 
 def test_parts_are_private_memory() -> None:
     """Shared memory has large pages on no system that was not set up for them."""
-    part = HugePageArena().take(2**20)
+    part = HugePageArena().allocate(2**20)
     maps = psutil.Process().memory_maps(grouped=False)
     spans = [(*(int(bound, 16) for bound in one.addr.split("-")), one.perms) for one in maps]
     (kind,) = [kind for begin, end, kind in spans if begin <= part.data_ptr() < end]

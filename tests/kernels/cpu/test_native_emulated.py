@@ -68,4 +68,4 @@ def test_kernels_of_aarch64_keep_their_bounds(driver: Path, processor: str, argu
 def test_an_instruction_set_that_the_processor_lacks_is_refused(driver: Path) -> None:
     done = run(driver, "cortex-a72", "neon_bf16")
     assert done.returncode == 1
-    assert done.stdout == "neon_bf16 is not there\n"
+    assert done.stdout == "neon_bf16 is not available\n"

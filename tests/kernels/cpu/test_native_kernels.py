@@ -339,7 +339,7 @@ def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: f
 
 @native
 def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="96 weights of type Q8_0 do not lie in 100 bytes"):
+    with pytest.raises(ValueError, match="96 weights of type Q8_0 do not take 100 bytes"):
         native_products.GGUFWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
 
 
@@ -423,7 +423,7 @@ class TestWhatProductsRefuse:
     """Kernels get addresses alone: what they would misread must not come to them."""
 
     def test_rows_that_cut_a_block(self) -> None:
-        with pytest.raises(ValueError, match="288 weights of type Q4_K do not lie in 144 bytes"):
+        with pytest.raises(ValueError, match="288 weights of type Q4_K do not take 144 bytes"):
             native_products.GGUFWeight(torch.zeros(40, 144, dtype=torch.uint8), "Q4_K", 288)
 
     def test_a_place_for_results_that_they_do_not_fit(self) -> None:
@@ -431,40 +431,40 @@ class TestWhatProductsRefuse:
         wide, x = torch.zeros(3, 80), torch.zeros(3, 64)
         assert weight.linear(x, out=wide[:, 40:]).data_ptr() == wide[:, 40:].data_ptr()
         for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
-            with pytest.raises(ValueError, match=r"\[3, 40\] of torch.float32 do not fit"):
+            with pytest.raises(ValueError, match=r"it must be \[3, 40\], torch.float32"):
                 weight.linear(x, out=out)
 
     def test_a_bias_of_blocks_of_another_length(self) -> None:
         weight = native_products.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
-        with pytest.raises(ValueError, match=r"bias of shape \(39,\) for a weight of 40 outputs"):
+        with pytest.raises(ValueError, match=r"bias has shape \(39,\), but the weight has 40 outputs"):
             weight.linear(torch.zeros(3, 64), torch.zeros(39))
 
     @pytest.mark.parametrize("columns", [63, 65])
     def test_rows_of_another_width(self, columns: int) -> None:
         for product in _products(40, 64):
-            with pytest.raises(ValueError, match=f"{columns} inputs for a weight of 64"):
+            with pytest.raises(ValueError, match=f"x has {columns} columns, but the weight has 64"):
                 product(torch.zeros(2, columns, dtype=torch.bfloat16))
 
     def test_numbers_that_no_kernel_multiplies(self) -> None:
         for product in _products(40, 64):
-            with pytest.raises(ValueError, match=r"inputs of torch.float16: native products take torch.float32"):
+            with pytest.raises(ValueError, match=r"x is torch.float16; native products take torch.float32"):
                 product(torch.zeros(2, 64, dtype=torch.float16))
 
     def test_inputs_of_another_dtype_than_a_plain_weight(self) -> None:
-        with pytest.raises(ValueError, match=r"inputs of torch.float32 for a weight of torch.bfloat16"):
+        with pytest.raises(ValueError, match=r"x is torch.float32, but the weight is torch.bfloat16"):
             _products(40, 64)[0](torch.zeros(2, 64))
 
     def test_a_bias_of_another_dtype_than_the_inputs(self) -> None:
         for product in _products(40, 64, torch.zeros(40)):
-            with pytest.raises(ValueError, match=r"inputs of torch.bfloat16 and a bias of torch.float32"):
+            with pytest.raises(ValueError, match=r"x is torch.bfloat16 with a bias of torch.float32"):
                 product(torch.zeros(2, 64, dtype=torch.bfloat16))
 
     def test_a_bias_or_scales_of_another_length(self) -> None:
         weight = torch.ones(40, 64, dtype=torch.int8)
-        with pytest.raises(ValueError, match=r"bias of shape \(39,\) for a weight of 40 outputs"):
+        with pytest.raises(ValueError, match=r"bias has shape \(39,\), but the weight has 40 outputs"):
             native_products.linear(weight.float(), torch.zeros(39))
         for kind in (native_products.Int8WeightLinear, native_products.W8A8Linear):
-            with pytest.raises(ValueError, match=r"scales of shape \(41,\) for a weight of 40 outputs"):
+            with pytest.raises(ValueError, match=r"scales has shape \(41,\), but the weight has 40 outputs"):
                 kind(weight, torch.ones(41))
 
 

@@ -1,6 +1,6 @@
-// A step's kernel calls, recorded to be run without their callers.
+// The kernel calls of a step, captured to be replayed without Python.
 //
-// A call is kept with its arguments as they were: pointers must stay good, and what they point to may change.
+// A call is stored with its arguments. Its pointers must stay valid; the memory that they point to may change.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
-// The product that all matrices of plain numbers go through: sums, each plus two weights times two inputs.
+// Multiply-accumulate for float32, bfloat16 and int8 weights: adds the products of two inputs to float32 accumulators.
 //
-// Two inputs lie together because the processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT). 8-bit
-// integers, which become bfloat16, keep that order, so that one loop serves both; float32 needs no shuffles in its own.
+// Pairs of inputs are interleaved because the processor's bfloat16 dot product takes pairs (VDPBF16PS, BFDOT). int8
+// weights, which are converted to bfloat16, use the same layout, so that one loop serves both. float32 is not
+// interleaved.
 #pragma once
 
 #include "kernels.h"
@@ -10,10 +11,10 @@
 namespace srv::SRV_ISA {
 
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define SRV_BFLOAT16_PAIRS  // one instruction multiplies and adds pairs of bfloat16
+#define SRV_BFLOAT16_PAIRS  // the processor has a bfloat16 dot product
 #endif
 
-// What weights are multiplied by: where there is no product of bfloat16, inputs are widened once.
+// The type of inputs as they are multiplied. Without a bfloat16 dot product they are converted to float32 beforehand.
 #if defined(SRV_BFLOAT16_PAIRS)
 constexpr bool WIDENS_BFLOAT16 = false;
 #else
@@ -22,11 +23,11 @@ constexpr bool WIDENS_BFLOAT16 = true;
 template <class T>
 using Operand = std::conditional_t<WIDENS_BFLOAT16, float, T>;
 
-// Of two inputs' weights, how many lie beside one another for an output; float32's lie a block's outputs apart.
+// How many of a pair's two weights are contiguous for an output: both, or one for float32.
 template <class W>
 constexpr int64_t INTERLEAVE_OF = std::is_same_v<W, float> ? 1 : INTERLEAVE;
 
-// Of sixteen outputs' weights of two inputs, those of the first input (PLACE 0) or of the second.
+// The weights of sixteen outputs for the first (PLACE 0) or the second input of a pair.
 template <int PLACE>
 inline Float32x16 load_weights(const BFloat16* from) {
     const Int32x16 both = load_dwords(from);
@@ -47,9 +48,11 @@ inline Float32x16 load_weights(const float* from) {
 #if defined(__AVX512BF16__)
 using BFloat16Pairs = __m512bh;
 
-inline BFloat16Pairs load_pairs(const BFloat16* from) { return reinterpret_cast<BFloat16Pairs>(_mm512_loadu_si512(from)); }
+inline BFloat16Pairs load_pairs(const BFloat16* from) {
+    return reinterpret_cast<BFloat16Pairs>(_mm512_loadu_si512(from));
+}
 
-// 8-bit integers as bfloat16, which holds them exactly.
+// int8 weights as bfloat16, which represents them exactly.
 inline BFloat16Pairs load_pairs(const int8_t* from) {
     const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + LANES)));
@@ -65,7 +68,7 @@ using BFloat16Pairs = Int32x16;
 
 inline BFloat16Pairs load_pairs(const BFloat16* from) { return load_dwords(from); }
 
-// 8-bit integers as bfloat16, which holds them exactly.
+// int8 weights as bfloat16, which represents them exactly.
 inline BFloat16Pairs load_pairs(const int8_t* from) {
     const Int32x16 first = bits_as<int32_t>(load_weights<0>(from)), second = bits_as<int32_t>(load_weights<1>(from));
     return bits_as<int32_t>(bits_as<uint32_t>(first) >> 16) | (second & static_cast<int32_t>(0xffff0000));
@@ -92,8 +95,9 @@ inline void add_products_at(Float32x16 (&sums)[COUNT][VECTORS], const W* weights
     }
 }
 
-// To the sums of COUNT rows: the weights of two inputs, of VECTORS * LANES outputs, times the rows' two inputs, which lie
-// `stride` apart. Without a product of pairs the two inputs follow one another: registers hold one's weights at a time.
+// sums[r] += weights of two inputs * the two inputs of row r, for COUNT rows that are `stride` apart and VECTORS *
+// LANES outputs. Without a pairwise dot product the inputs are processed one by one, so that only one's weights occupy
+// registers.
 template <int COUNT, int VECTORS, class W>
 inline void add_products(Float32x16 (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
     add_products_at<0>(sums, weights, x, stride);

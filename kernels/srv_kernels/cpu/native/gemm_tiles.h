@@ -1,4 +1,4 @@
-// How a product with a packed weight is cut: into tiles of a block of outputs and a few rows, a share for each thread.
+// Tiling of a matrix product with a packed weight: one block of outputs by a few rows, distributed over the threads.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace srv::SRV_ISA {
 
-constexpr int64_t SERIAL_BELOW = 64 * 1024;  // products under which waking other threads costs more than it saves
+constexpr int64_t SERIAL_BELOW = 64 * 1024;  // multiplications below which waking other threads does not pay
 
-// tile.operator()<COUNT>(weight, block, row) for the COUNT = `count` rows from `row` on; 1 to COUNT of them.
+// Calls tile.operator()<COUNT>(weight, block, row) with COUNT = `count`, the number of rows from `row` on.
 template <int COUNT, class Weight, class Tile>
 inline void tile_of(int64_t count, const Tile& tile, const Weight* weight, int64_t block, int64_t row) {
     if (count == COUNT) {
@@ -20,8 +20,9 @@ inline void tile_of(int64_t count, const Tile& tile, const Weight* weight, int64
     }
 }
 
-// Every tile of [rows, outputs], at most ROWS rows high. Those of one block follow one another, so that its weight is
-// read from memory once; where(block) says before the first of them, on their thread, where it lies.
+// Runs all tiles of [rows, outputs], each at most ROWS rows high. The tiles of a block run one after the other, so that
+// its weight is read from memory once. where(block) returns its address; it runs on the same thread before the first
+// tile.
 template <int ROWS, class Where, class Tile>
 void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Where& where, const Tile& tile) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;

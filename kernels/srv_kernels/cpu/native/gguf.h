@@ -1,9 +1,7 @@
-// Weights as GGUF files store them: small whole numbers, in groups that share a scale and perhaps a least value.
+// Quantized weights of GGUF files, and the one format that all types are repacked to: unsigned integers of 4 or 8 bits,
+// a scale per group of 16 or 32 inputs, and either a zero point of the type or a minimum per group:
 //
-// All types are kept in one form: whole numbers from 0 on of 4 or 8 bits, a scale for each group of 16 or 32 inputs, and
-// either a constant that is taken off the numbers or a least value of each group that is added:
-//
-//     weight = scale * (number - constant)        or        weight = scale * number + least
+//     weight = scale * (quant - zero_point)        or        weight = scale * quant + min
 #pragma once
 
 #include <cstdint>
@@ -11,17 +9,17 @@
 
 namespace srv {
 
-constexpr int64_t K_BLOCK = 32;    // inputs that lie together for 32 outputs
-constexpr int64_t MAX_QUANT_BYTES = 2;  // of an input that is rounded, at most
+constexpr int64_t K_BLOCK = 32;    // inputs per K block: the unit of the packed layout, together with 32 outputs
+constexpr int64_t MAX_QUANT_BYTES = 2;  // bytes of a quantized input, at most
 
-// How a type's numbers lie once they are packed.
+// How a type is repacked.
 struct PackedFormat {
     int bits, group;
     bool has_min;
     int zero_point;
 };
 
-// Numbers of the types in GGUF files.
+// The values of ggml_type.
 enum class GgmlType : int32_t {
     q4_0 = 2,
     q4_1 = 3,
@@ -51,22 +49,23 @@ constexpr PackedFormat packed_format_of(GgmlType type) {
     return {};
 }
 
-// Bytes that 32 outputs take for one stretch of inputs: scales, least values (both half precision), numbers.
+// Bytes of a K block of 32 outputs: scales and minimums, both in half precision, and the quantized weights.
 constexpr int64_t scale_bytes(PackedFormat format) { return K_BLOCK / format.group * 32 * 2; }
 constexpr int64_t k_block_bytes(PackedFormat format) {
     return scale_bytes(format) * (format.has_min ? 2 : 1) + K_BLOCK * 32 * format.bits / 8;
 }
 
 inline float from_half(uint16_t half) {
-    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, rest = static_cast<uint32_t>(half & 0x7fffu) << 13;
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+    const uint32_t rest = static_cast<uint32_t>(half & 0x7fffu) << 13;
     const bool finite = (half & 0x7c00u) != 0x7c00u;
     const uint32_t bits = sign | rest | (finite ? 0u : 0x7f800000u);
     float value;
     std::memcpy(&value, &bits, sizeof(value));
-    return finite ? value * 0x1p112f : value;  // the difference of the exponents' zeros; right for subnormals as well
+    return finite ? value * 0x1p112f : value;  // corrects the exponent bias, for subnormals as well
 }
 
-// To nearest, ties to even; what is too large becomes infinity.
+// Rounds to nearest, ties to even; overflow becomes infinity.
 inline uint16_t to_half(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -74,7 +73,7 @@ inline uint16_t to_half(float value) {
     if (value != value) return 0x7e00u;
     float magnitude = value < 0 ? -value : value;
     if (magnitude >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00u);
-    if (magnitude < 0x1p-14f) {  // subnormal: whole numbers of 2^-24
+    if (magnitude < 0x1p-14f) {  // subnormal: multiples of 2^-24
         const float quants = magnitude * 0x1p24f;
         return static_cast<uint16_t>(sign | static_cast<uint16_t>((quants + 8388608.0f) - 8388608.0f));
     }
@@ -83,16 +82,16 @@ inline uint16_t to_half(float value) {
     return static_cast<uint16_t>(sign | ((bits - (112u << 23)) >> 13));
 }
 
-// One output's numbers of one stretch, with what belongs to them; of groups of 32 there is one.
+// 32 quantized weights of one output, with the scale and minimum of each group: two groups of 16, or one of 32.
 struct KBlock {
     uint8_t quants[K_BLOCK];
     float scale[2], min[2];
 };
 
-// Reads stretch `index` of a row as the file has it.
+// Unpacks K block `index` of a row in the file's format.
 void read_k_block(GgmlType type, const uint8_t* row, int64_t index, KBlock& to);
 
-// Bytes of a row of `inputs` weights in the file; -1 where a block would be cut.
+// Bytes of a row of `inputs` weights in the file; -1 if that is no whole number of blocks.
 int64_t gguf_row_bytes(GgmlType type, int64_t inputs);
 
 }  // namespace srv

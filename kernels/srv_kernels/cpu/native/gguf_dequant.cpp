@@ -1,8 +1,8 @@
-// The block formats of GGUF files, read a stretch of 32 weights at a time.
+// Unpacks the block formats of GGUF files, 32 weights (a K block) at a time.
 //
-// (Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml's own reference quantisation.) Simple
-// types have blocks of 32 weights. K types have superblocks of 256 with scales of scales: of stretch s the numbers lie in
-// half s / 4, and beside each other in one byte lie those of several stretches.
+// Sources: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and ggml's reference implementation,
+// ggml-quants.c. Q4_0 to Q8_0 have blocks of 32 weights. K-quants have super-blocks of 256 weights with quantized
+// scales; a byte holds bits of weights from several K blocks, and K block i is in half i / 4.
 #include "gguf.h"
 
 namespace srv {
@@ -14,7 +14,7 @@ float half_at(const uint8_t* at) {
     return from_half(half);
 }
 
-// Two numbers a byte: the low halves first, then the high ones.
+// Two weights per byte: the low nibbles hold the first 16, the high nibbles the others.
 void nibbles(const uint8_t* from, KBlock& to) {
     for (int i = 0; i < 16; ++i) {
         to.quants[i] = from[i] & 15;
@@ -22,7 +22,7 @@ void nibbles(const uint8_t* from, KBlock& to) {
     }
 }
 
-// A fifth bit for each of 32 numbers.
+// The fifth bit of each of 32 weights.
 void add_fifth_bits(const uint8_t* from, KBlock& to) {
     uint32_t bits;
     std::memcpy(&bits, from, sizeof(bits));
@@ -55,10 +55,10 @@ void read_q5_1(const uint8_t* block, KBlock& to) {
 
 void read_q8_0(const uint8_t* block, KBlock& to) {
     to.scale[0] = half_at(block);
-    for (int i = 0; i < 32; ++i) to.quants[i] = block[2 + i] ^ 128;  // two's complement, counted from -128
+    for (int i = 0; i < 32; ++i) to.quants[i] = block[2 + i] ^ 128;  // two's complement, offset by 128
 }
 
-// Six bits of scale and six of least value for each of the 8 stretches, in 12 bytes.
+// A 6-bit scale and a 6-bit minimum for each of 8 K blocks, in 12 bytes.
 void read_k_scale(const uint8_t* scales, int k_block, float scale, float min, KBlock& to) {
     int scale_quant, min_quant;
     if (k_block < 4) {
@@ -110,7 +110,7 @@ void read_q2_k(const uint8_t* block, int k_block, KBlock& to) {
     }
 }
 
-// The 16 scales of six bits: 8 bytes of two low halves each, then 4 bytes of four pairs of high bits.
+// 16 scales of 6 bits: 8 bytes with the low nibbles of two, then 4 bytes with the high bits of four.
 int q3_k_scale(const uint8_t* scales, int index) {
     const int low = index < 8 ? scales[index] & 15 : scales[index - 8] >> 4;
     const int high = scales[8 + index % 4] >> (2 * (index / 4)) & 3;

@@ -1,23 +1,22 @@
-// y = x W^T + b with a weight in a GGUF file's blocks, and x rounded: to 8 bits, half a stretch of 16 inputs at a time,
-// or by words (see `Way`) to 16 bits, a row at a time.
+// y = x W^T + b with GGUF-quantized weights. x is quantized at run time: to 8 bits with a scale per 16 inputs, or, on
+// the int16 path (see `DotPath`), to 16 bits with a scale per row.
 //
-// A packed weight is [outputs / 32][inputs / 32] stretches, read from its first byte to its last. A stretch holds the
-// scales of 32 outputs, their least values if the type has them, and [8 fours][32 outputs][4 inputs] numbers; of 4 bits
-// each, two fours lie in one, the second in the high halves. Four inputs lie together because the processor's byte
-// product multiplies and adds fours (VPDPBUSD, USDOT): numbers, which are not negative, times the signed steps of x.
+// A packed weight is [outputs / 32][inputs / 32] K blocks, read sequentially. A K block holds the scales of 32 outputs,
+// their minimums if the type has them, and the quantized weights as [8 quads][32 outputs][4 inputs]. With 4 bits, a
+// byte holds weights of two consecutive quads, the second in the high nibble. Four inputs are interleaved for the
+// processor's 4-byte dot product (VPDPBUSD, USDOT) of unsigned weights with signed inputs.
 //
-//     steps of 16 inputs        x / (multiple * unit), where multiples are whole numbers and a row has one unit;
-//                               by words x / unit: all multiples are 1
-//     half a stretch            the sum of (number - constant) * step, exactly, times the multiple
-//     a group                   these, times its scale, plus its least value * sum of step * multiple
-//     a row                     these, times its unit
+//     16 inputs       x_quant = x / (sub_scale * row_scale); sub_scale is an integer, always 1 on the int16 path
+//     half K block    sum of (quant - zero_point) * x_quant, exact, times sub_scale
+//     group           the above times its scale, plus its min * sum of (x_quant * sub_scale)
+//     row             the above times row_scale
 //
-// (Of 32 inputs with one scale, the demo model's perplexity rises by 0.5 %, of 16 by half as much.) The constant is taken off
-// with the sum of the steps. How numbers are multiplied and summed depends on what the processor has: see `Way`. For many rows
-// a block of 4-bit numbers is first opened, in memory of the thread's: taking its bytes apart and widening its scales for
-// every tile took a sixth of what there is to compute.
+// One scale per 32 inputs raises the perplexity of the demo model by 0.5 %, one per 16 by half as much. The zero point
+// is applied by means of the sum of x_quant. For many rows, a block of 4-bit weights is first unpacked to bytes in
+// memory of the thread: unpacking it and widening its scales for every tile took a sixth of the computation.
 //
-// Groups are added in the order of the inputs, whatever the rows and threads: a row's result does not depend on the batch.
+// Groups are added in the order of the inputs for any number of rows and threads, so that a row's result does not
+// depend on its batch.
 #include "gguf.h"
 
 #include <vector>
@@ -30,8 +29,8 @@
 namespace srv::SRV_ISA {
 namespace {
 
-// Rows of a tile, and vectors of its outputs: what grows from four to four fills the registers, with numbers and steps; unless
-// there are 32 of 64 bytes, what grows from group to group waits in memory. One row takes a whole block.
+// Rows and output vectors of a tile: the accumulators of a half, weights and inputs fill the registers; without AVX-512
+// the accumulators of the row are kept in memory. A single row takes a whole block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 4, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__)
@@ -41,14 +40,14 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int64_t UNPACK_FROM_ROWS = 32;  // rows from which opening a block of 4 bits costs less than it saves
-constexpr int64_t PREFETCH_AHEAD = 4096;  // bytes from what is multiplied to what is read from memory meanwhile
+constexpr int64_t UNPACK_FROM_ROWS = 32;  // rows from which unpacking a block of 4-bit weights once pays off
+constexpr int64_t PREFETCH_AHEAD = 4096;  // distance in bytes
 
-// How a form's products are summed.
-//     plain       four by four in 32 bits, for half a stretch; then as floats
-//     by_shorts   of numbers up to 31, which those of 8 bits with least values are too (Q5_1, Q5_K): in 16 bits for half a
-//                 stretch; as these are widened they are multiplied by the multiple, and a group is summed in 32 bits
-//     by_words    of other numbers: they and the steps are multiplied as 16 bits, and a group is summed in 32
+// How products are accumulated.
+//     int32        4-byte dot products into int32 for half a K block, then float32
+//     int16_sums   for weights up to 31 (4 bits, Q5_1, Q5_K): into int16 for half a K block; widened and multiplied by
+//                  sub_scale, and summed in int32 over a group
+//     int16        for larger weights: weights and inputs are int16, products are summed in int32 over a group
 enum class DotPath { int32, int16_sums, int16 };
 
 constexpr DotPath dot_path_of([[maybe_unused]] int bits, [[maybe_unused]] bool has_min) {
@@ -61,24 +60,24 @@ constexpr DotPath dot_path_of([[maybe_unused]] int bits, [[maybe_unused]] bool h
     return DotPath::int32;
 }
 
-// Rows of a way's tile. By words 16 of them take 5 % less time four by four than as 5, 5 and 6.
+// Rows of a tile. On the int16 path, 16 rows take 5 % less time as four tiles of 4 than as 5, 5 and 6.
 constexpr int tile_rows(DotPath path) { return path == DotPath::int16 ? 5 : ROWS; }
 
-// The largest step.
+// The largest magnitude of a quantized input.
 constexpr int64_t max_input_quant(DotPath path) { return path == DotPath::int16 ? INT16_MAX : 127; }
 
-// The largest multiple of a row's unit: it fits 16 bits and, where a group is summed in 32 bits, so do its products.
-// (What is added for the constant is no more than these, since no constant is more than the largest number.)
+// The largest sub_scale. It fits 16 bits and, where a group is summed in int32, the sum cannot overflow (nor can the
+// term of the zero point, since no zero point exceeds the largest weight).
 constexpr int64_t max_sub_scale(int bits, int group, bool has_min) {
     const DotPath path = dot_path_of(bits, has_min);
     if (path == DotPath::int32) return INT16_MAX;
     if (path == DotPath::int16) return 1;
-    const int64_t number = bits == 4 ? 15 : 31, fits = INT32_MAX / (group * number * max_input_quant(path));
+    const int64_t quant = bits == 4 ? 15 : 31, fits = INT32_MAX / (group * quant * max_input_quant(path));
     return fits < INT16_MAX ? fits : INT16_MAX;
 }
 static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
 
-// What products take of an output's four numbers: all at once, or those of even places and then those of odd ones.
+// How many steps the four weights of an output take: all at once, or the even ones and then the odd ones.
 template <DotPath PATH>
 constexpr int PARTS = PATH == DotPath::int16 ? 2 : 1;
 
@@ -87,14 +86,17 @@ inline void split(const Int32x16& quants, Int32x16 (&parts)[PARTS<PATH>]) {
     parts[0] = quants;
 #if defined(SRV_INT16_ACTIVATIONS)
     if constexpr (PATH == DotPath::int16) {
-        const Int32x16 once = map_registers([](const auto& n) { return opaque(n); }, quants);  // not loaded for each part
-        for (int p = 0; p < 2; ++p) parts[p] = map_registers([p](const auto& n) { return unsigned_bytes_at(n, p); }, once);
+        // Keeps the compiler from loading the weights again for each part.
+        const Int32x16 loaded = map_registers([](const auto& q) { return opaque(q); }, quants);
+        for (int p = 0; p < 2; ++p) {
+            parts[p] = map_registers([p](const auto& q) { return unsigned_bytes_at(q, p); }, loaded);
+        }
     }
 #endif
 }
 
-// A group's products for one output each, as they grow, in units of the row. `offset` is what the constant takes off: plainly
-// from each half of a stretch, otherwise from the group.
+// The accumulators of a group for sixteen outputs, in units of the row's scale. `offset` compensates the zero point:
+// per half K block on the int32 path, otherwise per group.
 template <DotPath PATH>
 class GroupSum;
 
@@ -102,7 +104,7 @@ template <>
 class GroupSum<DotPath::int32> {
 public:
     void begin_half(int32_t offset) { half_ = Int32x16{} + offset; }
-    void add(const Int32x16& quants, const Int32x16& quantized, const SubScale&) { half_ = dot(half_, quants, quantized); }
+    void add(const Int32x16& quants, const Int32x16& x, const SubScale&) { half_ = dot(half_, quants, x); }
     void end_half(const SubScale& sub_scale) { group_ += convert<float>(half_) * sub_scale.value; }
     Float32x16 end(int32_t) const { return group_; }
 
@@ -116,7 +118,7 @@ template <>
 class GroupSum<DotPath::int16_sums> {
 public:
     void begin_half(int32_t) { half_ = Int32x16{}; }
-    void add(const Int32x16& quants, const Int32x16& quantized, const SubScale&) { half_ = dot_short(half_, quants, quantized); }
+    void add(const Int32x16& quants, const Int32x16& x, const SubScale&) { half_ = dot_int16_sums(half_, quants, x); }
     void end_half(const SubScale& sub_scale) { group_ = dot_pairs(group_, half_, Int32x16{} + sub_scale.int16_pair); }
     Float32x16 end(int32_t offset) const { return convert<float>(group_ + offset); }
 
@@ -130,7 +132,7 @@ template <>
 class GroupSum<DotPath::int16> {
 public:
     void begin_half(int32_t) {}
-    void add(const Int32x16& quants, const Int32x16& quantized, const SubScale&) { group_ = dot_pairs(group_, quants, quantized); }
+    void add(const Int32x16& quants, const Int32x16& x, const SubScale&) { group_ = dot_pairs(group_, quants, x); }
     void end_half(const SubScale&) {}
     Float32x16 end(int32_t offset) const { return convert<float>(group_ + offset); }
 
@@ -139,19 +141,19 @@ private:
 };
 #endif
 
-// A product's way, and which sums of steps it needs: with least values what they are worth, of groups; otherwise offsets, of
-// what they are taken from. A half that is a group counts as one.
+// How x is quantized for a format, and which sums of x it needs: values for the minimums, per group, or compensations
+// of the zero point, per half K block or group. Halves of groups of 16 count as groups.
 template <int BITS, int GROUP, bool WITH_MIN>
 struct QuantScheme {
     static constexpr bool HAS_MIN = WITH_MIN;
     static constexpr DotPath PATH = dot_path_of(BITS, HAS_MIN);
     static constexpr bool PER_HALF = GROUP == LANES || (PATH == DotPath::int32 && !HAS_MIN);
     static constexpr float MAX_SUB_SCALE = max_sub_scale(BITS, GROUP, HAS_MIN);
-    static constexpr float ROW_LEVELS = MAX_SUB_SCALE * max_input_quant(PATH);  // of a row, in its largest magnitude
+    static constexpr float ROW_LEVELS = MAX_SUB_SCALE * max_input_quant(PATH);  // row_scale: largest / ROW_LEVELS
     static constexpr int64_t sums(int64_t inputs) { return inputs / (PER_HALF ? LANES : K_BLOCK); }
 };
 
-// The bits of the largest magnitude of each half stretch, and of them all. What is not finite is not below INFINITE.
+// The bits of the largest magnitude of each half K block; returns that of the row. Non-finite ones are >= INFINITE.
 template <class T>
 inline int32_t largest_magnitudes(const T* x, int64_t inputs, int32_t* to) {
     Int32x4 largest = {};
@@ -174,15 +176,15 @@ inline void store_sub_scales(SubScale* to, const Int32x4& sub_scales) {
     }
 }
 
-// What the sums of two halves' steps are worth, or take off. Returns where the next go.
+// Stores the sums of two halves, as values or compensations. Returns the address of the next ones.
 template <class Scheme>
 inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int32x4& sub_scales, int32_t zero_point) {
     const Float32x4 values = sums * __builtin_convertvector(sub_scales, Float32x4);
     Int32x4 offsets = __builtin_convertvector(sums, Int32x4) * -zero_point;
     if constexpr (Scheme::PATH != DotPath::int32) offsets *= sub_scales;
-    const auto store_sum = [to](int place, float worth, int32_t offset) {
+    const auto store_sum = [to](int place, float value, int32_t offset) {
         if constexpr (Scheme::HAS_MIN) {
-            to[place].value = worth;
+            to[place].value = value;
         } else {
             to[place].offset = offset;
         }
@@ -196,7 +198,7 @@ inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int
 }
 
 #if defined(SRV_INT16_ACTIVATIONS)
-// A row of x as steps of 16 bits, and their sums.
+// Quantizes a row of x to 16 bits and sums it.
 template <class T, class Scheme>
     requires(Scheme::PATH == DotPath::int16)
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
@@ -217,22 +219,22 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 }
 #endif
 
-// A row of x as steps, of which at most 127 are a magnitude; their multiples; and the sums of the steps. A multiple is
-// the least that is enough for the largest of 16 inputs.
+// Quantizes a row of x to 8 bits; stores its sub-scales and sums. A sub-scale is the smallest integer that keeps 16
+// inputs within 127.
 template <class T, class Scheme>
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
     SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
-    const int32_t largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // where the multiples will be
+    const int32_t largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // overwritten below
     const QuantScale scale(largest, Scheme::ROW_LEVELS);
     a.row_scales[row] = scale.value;
     for (int64_t i = 0; i < a.inputs; i += K_BLOCK, sub_scales_out += 2) {
         const Int32x4 largest = {sub_scales_out[0].int16_pair, sub_scales_out[1].int16_pair};
-        Float32x4 sub_scale_values = bits_as<float>(largest) * (scale.inverse * (1.0f / 127.0f));
-        sub_scale_values = sub_scale_values < Scheme::MAX_SUB_SCALE - 1.0f ? sub_scale_values : Float32x4{} + (Scheme::MAX_SUB_SCALE - 1.0f);
-        const Int32x4 sub_scales = __builtin_convertvector(sub_scale_values, Int32x4) + 1;
+        Float32x4 needed = bits_as<float>(largest) * (scale.inverse * (1.0f / 127.0f));
+        needed = needed < Scheme::MAX_SUB_SCALE - 1.0f ? needed : Float32x4{} + (Scheme::MAX_SUB_SCALE - 1.0f);
+        const Int32x4 sub_scales = __builtin_convertvector(needed, Int32x4) + 1;
         const Float32x4 divisors = __builtin_convertvector(sub_scales, Float32x4), inverses = scale.inverse / divisors;
         Float32x16 quantized[2];
         for (int h = 0; h < 2; ++h) {
@@ -240,19 +242,20 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
             store_bytes(quantized_out + i + h * LANES, convert<int32_t>(quantized[h]));
         }
         store_sub_scales<Scheme::PATH>(sub_scales_out, sub_scales);
-        sums_out = store_input_sums<Scheme>(sums_out, reduce(quantized[0], quantized[1], add_lanes), sub_scales, a.zero_point);
+        sums_out = store_input_sums<Scheme>(sums_out, reduce(quantized[0], quantized[1], add_lanes), sub_scales,
+                                            a.zero_point);
     }
 }
 
-// How a block of outputs lies as tiles read it: as it is packed, or opened for many rows, which is to say that its numbers
-// have a byte each, and its scales and least values are float32.
+// The layout of a block of outputs as tiles read it: packed, or unpacked for many rows, with a byte per weight, and
+// scales and minimums in float32.
 template <int BITS, int GROUP, bool HAS_MIN, bool UNPACKED>
 struct Layout {
     using Scale = std::conditional_t<UNPACKED, float, Half>;
     static constexpr int QUANT_BITS = UNPACKED ? 8 : BITS;
     static constexpr int64_t SCALES = K_BLOCK / GROUP * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
     static constexpr int64_t QUANTS_AT = SCALES * (HAS_MIN ? 2 : 1);
-    static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a stretch
+    static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a K block
 
     static_assert(UNPACKED || SIZE == k_block_bytes({BITS, GROUP, HAS_MIN, 0}));
 
@@ -263,14 +266,15 @@ struct alignas(64) CacheLine {
     uint8_t bytes[64];
 };
 
-// A packed block of numbers of 4 bits, opened, in memory of this thread that is good until it opens another.
+// Unpacks a block of 4-bit weights to memory of this thread, valid until the thread unpacks another block.
 template <int GROUP, bool HAS_MIN>
 const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs) {
     using From = Layout<4, GROUP, HAS_MIN, false>;
     using To = Layout<4, GROUP, HAS_MIN, true>;
     static_assert(To::SIZE % sizeof(CacheLine) == 0);
     thread_local std::vector<CacheLine> memory;
-    const int64_t k_blocks = inputs / K_BLOCK, cache_lines = k_blocks * To::SIZE / static_cast<int64_t>(sizeof(CacheLine));
+    const int64_t k_blocks = inputs / K_BLOCK;
+    const int64_t cache_lines = k_blocks * To::SIZE / static_cast<int64_t>(sizeof(CacheLine));
     if (static_cast<int64_t>(memory.size()) < cache_lines) memory.resize(cache_lines);
     auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
     uint8_t* to = begin;
@@ -290,10 +294,10 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs) {
     return begin;
 }
 
-// The four numbers of each output of COUNT vectors that lie at place `four` of a group.
+// Loads the weights of quad `quad` of a group for COUNT vectors of outputs.
 template <int BITS, int COUNT>
 inline void load_quants(const uint8_t* group, int quad, Int32x16 (&quants)[COUNT]) {
-    constexpr int QUAD_STRIDE = BLOCK_OUTPUTS * 4;  // bytes of one place
+    constexpr int QUAD_STRIDE = BLOCK_OUTPUTS * 4;  // in bytes
     for (int v = 0; v < COUNT; ++v) {
         if constexpr (BITS == 8) {
             quants[v] = load_dwords(group + quad * QUAD_STRIDE + v * 64);
@@ -304,8 +308,8 @@ inline void load_quants(const uint8_t* group, int quad, Int32x16 (&quants)[COUNT
     }
 }
 
-// Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, which lies at `weight`. All rows' sums go on
-// side by side, four after four: each waits for its own last addition, but not for the others'.
+// Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block at `weight`. The rows are
+// interleaved quad by quad, so that their dependency chains overlap.
 template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, int COUNT, int VECTORS>
 inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row) {
     using Weight = Layout<BITS, GROUP, HAS_MIN, UNPACKED>;
@@ -315,7 +319,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
     using Scheme = QuantScheme<BITS, GROUP, HAS_MIN>;
     constexpr DotPath PATH = Scheme::PATH;
     constexpr bool INT32_PATH = PATH == DotPath::int32;
-    constexpr int QUANT_BYTES = PARTS<PATH>;  // bytes: a product takes four, all steps of four inputs or half of them
+    constexpr int QUANT_BYTES = PARTS<PATH>;  // bytes per quantized input
     const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
     const int8_t* quantized = static_cast<const int8_t*>(a.quantized) + row * a.inputs * QUANT_BYTES;
     const SubScale* sub_scales = a.sub_scales + row * halves;
@@ -327,7 +331,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
         const uint8_t* k_block = weight + group / GROUPS * Weight::SIZE;
         const uint8_t* scales_at = k_block + (g * BLOCK_OUTPUTS + first) * SCALE;
         const uint8_t* quants_at = k_block + Weight::QUANTS_AT + g * GROUP * 4 * QUANT_BITS + first * 4;
-        if (!UNPACKED && row == 0 && first == 0) {  // where a block is read from memory, unless a share began within it
+        if (!UNPACKED && row == 0 && first == 0) {  // the first tile reads the block from memory
             constexpr int64_t BYTES = Weight::SIZE / GROUPS;
             prefetch(k_block + g * BYTES, BYTES, PREFETCH_AHEAD);
         }
@@ -377,7 +381,8 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
         const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
-        const Float32x16 bias = a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
+        const Float32x16 bias =
+            a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
             const Float32x16 value = totals[r][v] * a.row_scales[row + r] + bias;
@@ -389,7 +394,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
 template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, class Where>
 void multiply_tiles(const GgufLinearArgs& a, const Where& where) {
     constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN));
-    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const uint8_t* weight, int64_t block, int64_t row) {
+    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
             tile<T, BITS, GROUP, HAS_MIN, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row);
@@ -414,13 +419,17 @@ void multiply(const GgufLinearArgs& a) {
 template <class T>
 void multiply_of(const GgufLinearArgs& a) {
     const PackedFormat format = packed_format_of(a.ggml_type);
-    if (format.bits == 4 && format.group == 32) return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
-    if (format.bits == 8 && format.group == 32) return format.has_min ? multiply<T, 8, 32, true>(a) : multiply<T, 8, 32, false>(a);
+    if (format.bits == 4 && format.group == 32) {
+        return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
+    }
+    if (format.bits == 8 && format.group == 32) {
+        return format.has_min ? multiply<T, 8, 32, true>(a) : multiply<T, 8, 32, false>(a);
+    }
     if (format.bits == 4) return format.has_min ? multiply<T, 4, 16, true>(a) : multiply<T, 4, 16, false>(a);
     return multiply<T, 8, 16, false>(a);
 }
 
-// One row of a packed weight as numbers of type T.
+// Dequantizes a row of a packed weight to type T.
 template <class T>
 void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
     const PackedFormat format = packed_format_of(a.ggml_type);
@@ -444,7 +453,9 @@ void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
 
 template <class T>
 void rows_of(const GgufRowsArgs& a) {
-    for_rows(a.rows, a.inputs, [&](int64_t i) { dequantize_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs); });
+    for_rows(a.rows, a.inputs, [&](int64_t i) {
+        dequantize_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
+    });
 }
 
 }  // namespace
@@ -474,10 +485,10 @@ void pack_gguf(const PackGgufArgs& a) {
                     read_k_block(a.ggml_type, row, s, k_block);
                     uint8_t* at = to + s * size;
                     for (int64_t g = 0; g < groups; ++g) {
-                        const uint16_t scale = to_half(k_block.scale[g]), has_min = to_half(k_block.min[g]);
+                        const uint16_t scale = to_half(k_block.scale[g]), min = to_half(k_block.min[g]);
                         std::memcpy(at + (g * BLOCK_OUTPUTS + output) * 2, &scale, 2);
                         if (format.has_min) {
-                            std::memcpy(at + scale_bytes(format) + (g * BLOCK_OUTPUTS + output) * 2, &has_min, 2);
+                            std::memcpy(at + scale_bytes(format) + (g * BLOCK_OUTPUTS + output) * 2, &min, 2);
                         }
                     }
                     at += scale_bytes(format) * (format.has_min ? 2 : 1);

@@ -1,12 +1,12 @@
-// y = x W^T + b with W of 8-bit integers and x rounded to 8 bits on the way in.
+// y = x W^T + b with int8 weights and activations that are quantized to int8 at run time (W8A8).
 //
-// A packed weight is [outputs / 32][inputs / 4][32 outputs][4 inputs], read from its first byte to its last, zero where
-// the matrix has ended: four inputs lie together because the processor's byte product multiplies and adds fours
-// (VPDPBUSD, USDOT). That product takes unsigned bytes on one side, so the steps of x are kept with 128 added, and what this
-// adds to a sum (128 times the sum of the weights) is taken off with `correction`. Where there is no such product, AVX2
-// multiplies pairs of 16 bits: steps are kept so, and of four weights those of even places and those of odd ones widened.
+// A packed weight is [outputs / 32][inputs / 4][32 outputs][4 inputs], zero-padded and read sequentially. Four inputs
+// are interleaved for the processor's 4-byte dot product (VPDPBUSD, USDOT). One of its operands is unsigned, so 128 is
+// added to the quantized x; `compensation` includes -128 * (sum of an output's weights), which corrects the result.
+// Without such an instruction AVX2 multiplies int16 pairs: x is stored as int16, and the even and odd weights of four
+// are widened in turn.
 //
-// Sums of integers are exact, so that a row's result depends neither on the batch nor on the threads.
+// Integer sums are exact, so that a row's result depends neither on its batch nor on the threads.
 #include <algorithm>
 #include <bit>
 
@@ -18,7 +18,8 @@
 namespace srv::SRV_ISA {
 namespace {
 
-// Rows of a tile, and vectors of its outputs: sums, weights and inputs fill the registers. One row takes a whole block.
+// Rows and output vectors of a tile: accumulators, weights and inputs fill the registers. A single row takes a whole
+// block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 12, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__)
@@ -28,9 +29,9 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int ZERO_POINT = 128;  // what stands for a step of 0
+constexpr int ZERO_POINT = 128;  // of the quantized x
 
-// Four steps are multiplied at once, or the two of even places and then those of odd ones.
+// Either four inputs are multiplied at once, or the two even ones and then the two odd ones.
 #if defined(SRV_INT16_ACTIVATIONS)
 using QuantizedInput = int16_t;
 constexpr int PARTS = 2;
@@ -50,7 +51,9 @@ constexpr int PARTS = 1;
 
 inline void store_quantized(QuantizedInput* to, const Int32x16& quantized) { store_bytes(to, quantized); }
 inline Int32x16 part_of(const Int32x16& weights, int) { return weights; }
-inline Int32x16 add_products(const Int32x16& sum, const Int32x16& quantized, const Int32x16& weights) { return dot(sum, quantized, weights); }
+inline Int32x16 add_products(const Int32x16& sum, const Int32x16& x, const Int32x16& weights) {
+    return dot(sum, x, weights);
+}
 #endif
 static_assert(sizeof(QuantizedInput) <= MAX_QUANT_BYTES);
 
@@ -64,12 +67,12 @@ inline float largest_magnitude(const T* x, int64_t count) {
     return std::bit_cast<float>(std::min(reduce(largest, max_lanes), INFINITE));
 }
 
-// One row of x as bytes, and its scale. Static: steps of a given size about a given zero. The scale of a row that is
-// not finite is infinity, so that none of its products is finite either.
+// Quantizes a row of x: statically, with the given scale and offset, or dynamically, by the row's largest magnitude.
+// The scale of a row that is not finite is infinity, so that none of its results is finite.
 template <class T>
 void quantize_row(const W8a8LinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    const int64_t padded = padded_quads(a.inputs);  // what is past the inputs is multiplied by zeros
+    const int64_t padded = padded_quads(a.inputs);  // the padding is multiplied by zeros
     QuantizedInput* quantized = static_cast<QuantizedInput*>(a.quantized) + row * padded;
     const float largest = largest_magnitude(x, a.inputs);
     const float scale = a.input_scale_inverse == 0 || largest == __builtin_inff() ? largest / 127.0f : 1.0f;
@@ -78,16 +81,17 @@ void quantize_row(const W8a8LinearArgs& a, int64_t row) {
     for (int64_t i = 0; i < a.inputs; i += LANES) {
         const int64_t count = a.inputs - i < LANES ? a.inputs - i : LANES;
         const Float32x16 value = count == LANES ? load(x + i) : load_partial(x + i, count);
-        Float32x16 value_quantized = round_to_int(a.input_scale_inverse == 0 ? value / divisor : value * a.input_scale_inverse + a.input_offset);
-        value_quantized = select(value_quantized > 127.0f, broadcast(127.0f), value_quantized);
-        value_quantized = select(value_quantized < -128.0f, broadcast(-128.0f), value_quantized);
+        Float32x16 rounded = round_to_int(a.input_scale_inverse == 0 ? value / divisor
+                                                                     : value * a.input_scale_inverse + a.input_offset);
+        rounded = select(rounded > 127.0f, broadcast(127.0f), rounded);
+        rounded = select(rounded < -128.0f, broadcast(-128.0f), rounded);
         QuantizedInput kept[LANES];
-        store_quantized(kept, convert<int32_t>(value_quantized) + ZERO_POINT);
+        store_quantized(kept, convert<int32_t>(rounded) + ZERO_POINT);
         std::memcpy(quantized + i, kept, std::min<int64_t>(padded - i, LANES) * sizeof(QuantizedInput));
     }
 }
 
-// Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
+// Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block, whose weights start at `weight`.
 template <class T, int COUNT, int VECTORS>
 inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, int64_t first, int64_t row) {
     const int64_t stride = padded_quads(a.inputs);
@@ -114,7 +118,8 @@ inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, i
         if (lanes <= 0) break;
         const Int32x16 compensation = load_partial(a.compensation + column, lanes);
         const Float32x16 scale = load_partial(a.scales + column, lanes);
-        const Float32x16 bias = a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
+        const Float32x16 bias =
+            a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.outputs + column;
             const Float32x16 sum = convert<float>(sums[r][v] + compensation);

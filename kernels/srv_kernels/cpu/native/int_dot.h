@@ -1,9 +1,9 @@
-// The products of bytes that all whole numbers go through: sixteen sums, each plus four bytes times four others, or times
-// four numbers of 16 bits. All of it is exact.
+// Symmetric quantization to integers, and integer dot products: sixteen int32 accumulators, each plus the products of
+// four bytes with four bytes or int16s. All of it is exact.
 //
-// Where a processor has no such product (VPDPBUSD, USDOT), that of pairs of 16 bits (PMADDWD) takes the bytes of even
-// places and then those of odd ones. Where numbers are small, products of bytes (PMADDUBSW) can be summed in 16 bits
-// first; where they are not, steps may as well have 16 bits.
+// Without a 4-byte dot product (VPDPBUSD, USDOT), the even bytes and then the odd ones go through the one of int16
+// pairs (PMADDWD). Products of small values (PMADDUBSW) can be summed in 16 bits first; for larger weights, activations
+// are quantized to 16 bits, which costs nothing more there.
 #pragma once
 
 #include <bit>
@@ -13,16 +13,16 @@
 
 namespace srv::SRV_ISA {
 
-constexpr float MIN_SCALE = 0x1p-120f;  // so that no unit's inverse is infinite
+constexpr float MIN_SCALE = 0x1p-120f;  // so that no scale's inverse is infinite
 
-// The nearest whole numbers of units, of which each is 1 / inverse; of what is not a number, zero.
+// The nearest integer to x * inverse; 0 for NaN.
 inline Float32x16 quantize(const Float32x16& x, const float inverse) {
     const Float32x16 count = round_to_int(x * inverse);
     return select(count == count, count, Float32x16{});
 }
 
-// What whole numbers of up to `most` are worth that stand for numbers of up to `largest` (its bits), and the inverse of
-// that; NaN and zero where the largest is not finite, so that no product of these is finite.
+// The scale that maps magnitudes up to `largest` (given by its bits) to integers up to `most`, and its inverse. If the
+// largest is not finite, they are NaN and 0, so that no product with the scale is finite.
 struct QuantScale {
     float value, inverse;
 
@@ -36,7 +36,7 @@ struct QuantScale {
     Int32x16 quantize(const Float32x16& x) const { return convert<int32_t>(SRV_ISA::quantize(x, inverse)); }
 };
 
-// The unit of x [count].
+// The scale of x [count].
 template <class T>
 inline QuantScale quant_scale_of(const T* x, int64_t count, float most) {
     Int32x16 largest_so_far{};
@@ -44,7 +44,7 @@ inline QuantScale quant_scale_of(const T* x, int64_t count, float most) {
     return QuantScale(reduce(largest_so_far, max_lanes), most);
 }
 
-// Every lane: these four bytes.
+// The same four bytes in every lane.
 inline Int32x16 broadcast_dword(const void* from) {
     int32_t four;
     std::memcpy(&four, from, sizeof(four));
@@ -52,15 +52,14 @@ inline Int32x16 broadcast_dword(const void* from) {
 }
 
 #if defined(__x86_64__)
-// The same vector, as a compiler must leave it: it would take sums apart to add in pairs, with more registers than there
-// are.
+// Hides a value from the optimizer, which would reassociate sums and need more registers than there are.
 template <class V>
 inline V opaque(V value) {
     asm("" : "+v"(value));
     return value;
 }
 
-// Pairs of 16 bits, multiplied and added.
+// PMADDWD: multiplies int16 pairs and adds the two products.
 template <class V>
 inline V pair_products(V a, V b) {
     if constexpr (sizeof(V) == 64) {
@@ -73,21 +72,21 @@ inline V pair_products(V a, V b) {
 }
 #endif
 
-// The unsigned bytes of even places (0) or of odd ones (1), as 16 bits each.
+// The even (0) or odd (1) bytes, zero-extended to 16 bits.
 template <class V>
 inline V unsigned_bytes_at(V weights, int places) {
     using Shorts = Vector<uint16_t, LANES_OF<V> * 2>;
     return places == 0 ? weights & 0x00ff00ff : reinterpret_cast<V>(reinterpret_cast<Shorts>(weights) >> 8);
 }
 
-// The signed ones.
+// Likewise, sign-extended.
 template <class V>
 inline V signed_bytes_at(V weights, int places) {
     const auto pairs = reinterpret_cast<Vector<int16_t, LANES_OF<V> * 2>>(weights);
     return reinterpret_cast<V>(places == 0 ? (pairs << 8) >> 8 : pairs >> 8);
 }
 
-// Sums of 32 bits plus the products of four bytes each: numbers from 0 to 255, steps from -128 to 127.
+// int32 sums plus the products of four bytes each; unsigned weights, signed x.
 inline Int32x16 dot(const Int32x16& sum, const Int32x16& weights, const Int32x16& x) {
     return map_registers(
         []<class V>(const V& to, const V& n, const V& s) {
@@ -109,7 +108,7 @@ inline Int32x16 dot(const Int32x16& sum, const Int32x16& weights, const Int32x16
         sum, weights, x);
 }
 
-// Sums of 32 bits plus the products of two numbers of 16 bits each.
+// int32 sums plus the products of two int16 each.
 inline Int32x16 dot_pairs(const Int32x16& sum, const Int32x16& pairs, const Int32x16& others) {
     return map_registers(
         []<class V>(const V& to, const V& a, const V& b) {
@@ -129,13 +128,13 @@ inline Int32x16 dot_pairs(const Int32x16& sum, const Int32x16& pairs, const Int3
         sum, pairs, others);
 }
 
-// The lanes as 16 bits each. Of every four those of even places lie before those of odd ones, as `bytes_at` gives what
-// they are multiplied by.
+// Stores the lanes as int16. In every group of four the even ones precede the odd ones, the order in which
+// `unsigned_bytes_at` and `signed_bytes_at` split the other operand.
 inline void store_int16(int16_t* to, const Int32x16& value) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    constexpr int EVEN_FIRST = 0b11'01'10'00;  // of four the first, third, second, fourth
+    constexpr int EVEN_FIRST = 0b11'01'10'00;  // first, third, second, fourth of four
     const __m256i low = reinterpret_cast<__m256i>(value.low), high = reinterpret_cast<__m256i>(value.high);
-    // Packing takes four from the one and four from the other in turn.
+    // The pack instruction interleaves the two sources by groups of four.
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), EVEN_FIRST);
     const __m256i fours = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, EVEN_FIRST), EVEN_FIRST);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), fours);
@@ -152,7 +151,7 @@ inline void store_int16(int16_t* to, const Int32x16& value) {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define SRV_INT8_PAIRS
-// Unsigned bytes times signed ones, added in pairs of which the sum must fit 16 bits (PMADDUBSW).
+// PMADDUBSW: unsigned times signed bytes, added in pairs; the sums must fit 16 bits.
 template <class V>
 inline V byte_pair_products(V weights, V x) {
     if constexpr (sizeof(V) == 64) {
@@ -164,10 +163,10 @@ inline V byte_pair_products(V weights, V x) {
     }
 }
 
-// Sums of 16 bits, two a lane, plus the products of two bytes each. Of numbers up to 31 and steps from -127 to 127, four
-// such additions fit.
+// int16 sums, two per lane, plus the products of two bytes each. For weights up to 31 and x from -127 to 127, four such
+// additions fit 16 bits.
 static_assert(4 * 2 * 31 * 127 < 1 << 15);
-inline Int32x16 dot_short(const Int32x16& sum, const Int32x16& weights, const Int32x16& x) {
+inline Int32x16 dot_int16_sums(const Int32x16& sum, const Int32x16& weights, const Int32x16& x) {
     return map_registers(
         []<class V>(const V& to, const V& n, const V& s) {
             using Shorts = Vector<int16_t, LANES_OF<V> * 2>;

@@ -1,17 +1,16 @@
-// How a pool keeps the keys and the values of BLOCK_TOKENS tokens of one head, in each of its types.
+// The layout of a KV block, the keys or values of BLOCK_TOKENS tokens of one head, for each pool type.
 //
-// Of keys, TOGETHER columns of a token lie beside one another, then those of the next token; of values, TOGETHER tokens of
-// a column, then those of the next column: one product serves queries times keys and weights times values.
+// Keys: [dim / n][BLOCK_TOKENS][n columns]. Values: [BLOCK_TOKENS / n][dim][n tokens]. Interleaving n elements along
+// the reduced axis lets one dot product serve both QK^T and PV.
 //
-//     type       together  multiplied by
-//     float32    1         float32
-//     float16    1         float32, as it is widened
-//     bfloat16   2         bfloat16 where the processor has a product of pairs, else float32
-//     int8       4         whole numbers of 16 bits, in units of a query's largest magnitude / 32,767, or of that of the
-//                          weights of 64 values; sums are exact
+//     pool type   n   multiplied as
+//     float32     1   float32
+//     float16     1   float32, widened as it is loaded
+//     bfloat16    2   bfloat16 if the processor has its dot product, otherwise float32
+//     int8        4   int16; queries, and the softmax weights of 64 tokens, are quantized to +-32,767; sums are exact
 //
-// Bytes times a scale stand for a token's key, or value, of the head: 1/127 of its largest magnitude. The scales lie behind
-// the bytes of a block, as float32 [BLOCK_TOKENS]. That of a key or value that is not finite is NaN.
+// int8 has a scale per token and head, 1/127 of the largest magnitude, stored after the block's bytes as float32
+// [BLOCK_TOKENS]. The scale of a key or value that is not finite is NaN.
 #pragma once
 
 #include "int_dot.h"
@@ -26,9 +25,10 @@ constexpr bool QUANTIZED = std::is_same_v<P, int8_t>;
 template <class P>
 constexpr int64_t KV_INTERLEAVE = QUANTIZED<P> ? 4 : std::is_same_v<P, BFloat16> ? 2 : 1;
 
-// What keys and values of type P are multiplied by, and the sums of such products.
+// The type that keys and values of type P are multiplied by, and the accumulator of the products.
 template <class P>
-using KVOperand = std::conditional_t<QUANTIZED<P>, int16_t, std::conditional_t<std::is_same_v<P, BFloat16>, Operand<P>, float>>;
+using KVOperand =
+    std::conditional_t<QUANTIZED<P>, int16_t, std::conditional_t<std::is_same_v<P, BFloat16>, Operand<P>, float>>;
 template <class P>
 using KVAccumulator = std::conditional_t<QUANTIZED<P>, Int32x16, Float32x16>;
 
@@ -40,27 +40,27 @@ inline int64_t elements_of_block(int64_t dim) {
     return BLOCK_TOKENS * (dim + (QUANTIZED<P> ? static_cast<int64_t>(sizeof(float)) : 0));
 }
 
-// The tokens' scales, of a block that begins at `block`.
+// The scales of a block's tokens.
 inline float* scales_of(int8_t* block, int64_t dim) { return reinterpret_cast<float*>(block + BLOCK_TOKENS * dim); }
 inline const float* scales_of(const int8_t* block, int64_t dim) {
     return reinterpret_cast<const float*>(block + BLOCK_TOKENS * dim);
 }
 
-// A query as keys are multiplied by it; returns what one of its whole numbers is worth, 1 where there are none.
+// Converts a query to the type that keys are multiplied by; returns its scale, 1 unless it is quantized.
 template <class P, class T>
-inline float store_query(KVOperand<P>* to_query, const T* x, int64_t dim) {
+inline float store_query(KVOperand<P>* out, const T* x, int64_t dim) {
     if constexpr (QUANTIZED<P>) {
         const QuantScale scale = quant_scale_of(x, dim, MAX_INT16);
-        for (int64_t d = 0; d < dim; d += LANES) store_int16(to_query + d, scale.quantize(load(x + d)));
+        for (int64_t d = 0; d < dim; d += LANES) store_int16(out + d, scale.quantize(load(x + d)));
         return scale.value;
     } else {
-        for (int64_t d = 0; d < dim; d += LANES) store(to_query + d, load(x + d));
+        for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(x + d));
         return 1;
     }
 }
 
-// One token's key or value in a pool's type, its columns beside one another: x itself, or what is made of it in `memory`;
-// of bytes, its scale too.
+// Converts a token's key or value to the pool's type: returns x itself, or `memory` with the result. For int8, stores
+// the scale.
 template <class P, class T>
 inline const P* to_pool_type(P* memory, float* scale, const T* x, int64_t dim) {
     if constexpr (std::is_same_v<P, T>) {
@@ -75,27 +75,28 @@ inline const P* to_pool_type(P* memory, float* scale, const T* x, int64_t dim) {
     return memory;
 }
 
-// The key of the token at a place of its block.
+// Stores the key of a token, given by its index in the block.
 template <class P>
-inline void store_key(P* block, int64_t place, const P* row, int64_t dim) {
+inline void store_key(P* block, int64_t token, const P* row, int64_t dim) {
     constexpr int64_t INTERLEAVE = KV_INTERLEAVE<P>;
-    P* at = block + place * INTERLEAVE;
+    P* at = block + token * INTERLEAVE;
     for (int64_t d = 0; d < dim; d += INTERLEAVE, at += BLOCK_TOKENS * INTERLEAVE) {
         std::memcpy(at, row + d, INTERLEAVE * sizeof(P));
     }
 }
 
 template <class P>
-inline void store_value(P* block, int64_t place, const P* row, int64_t dim) {
+inline void store_value(P* block, int64_t token, const P* row, int64_t dim) {
     constexpr int64_t INTERLEAVE = KV_INTERLEAVE<P>;
-    P* at = block + place / INTERLEAVE * dim * INTERLEAVE + place % INTERLEAVE;
+    P* at = block + token / INTERLEAVE * dim * INTERLEAVE + token % INTERLEAVE;
     for (int64_t d = 0; d < dim; ++d) at[d * INTERLEAVE] = row[d];
 }
 
-// To the sums of COUNT rows: VECTORS * LANES times TOGETHER numbers of a block, times the rows' own TOGETHER, which lie
-// `stride` apart.
+// sums[r] += VECTORS * LANES interleaved groups of a block * the group of row r, for COUNT rows that are `stride`
+// apart.
 template <int COUNT, int VECTORS>
-inline void add_kv_products(Float32x16 (&sums)[COUNT][VECTORS], const BFloat16* kv, const Operand<BFloat16>* x, int64_t stride) {
+inline void add_kv_products(Float32x16 (&sums)[COUNT][VECTORS], const BFloat16* kv, const Operand<BFloat16>* x,
+                            int64_t stride) {
     add_products(sums, kv, x, stride);
 }
 
@@ -112,9 +113,12 @@ inline void add_kv_products(Float32x16 (&sums)[COUNT][VECTORS], const P* kv, con
 }
 
 template <int PLACE, int COUNT, int VECTORS>
-inline void add_pairs(Int32x16 (&sums)[COUNT][VECTORS], const Int32x16 (&bytes)[VECTORS], const int16_t* x, int64_t stride) {
+inline void add_pairs(Int32x16 (&sums)[COUNT][VECTORS], const Int32x16 (&bytes)[VECTORS], const int16_t* x,
+                      int64_t stride) {
     Int32x16 pairs[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) pairs[v] = map_registers([](const auto& b) { return signed_bytes_at(b, PLACE); }, bytes[v]);
+    for (int v = 0; v < VECTORS; ++v) {
+        pairs[v] = map_registers([](const auto& b) { return signed_bytes_at(b, PLACE); }, bytes[v]);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
         const Int32x16 input = broadcast_dword(x + r * stride + PLACE * 2);

@@ -1,6 +1,6 @@
-// The library's C interface: picks the instruction set once, and hands every call to its kernels.
+// The library's C interface: selects the instruction set and dispatches every call to its kernels.
 //
-// No torch, no Python: pointers and sizes in, nothing out. Callers check shapes and types.
+// Knows neither torch nor Python: takes pointers and sizes. Callers check shapes and types.
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -40,7 +40,7 @@ struct Choice {
 };
 
 #if defined(__x86_64__)
-// Clang's __builtin_cpu_supports does not know F16C by name.
+// Clang's __builtin_cpu_supports does not know F16C.
 bool has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -57,11 +57,12 @@ bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vn
 
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-// Intel's cores take a VDPBF16PS of 512 bits every other cycle and two products of float32 in each: what is widened is
-// multiplied twice as fast (165 and 347 Gop/s on two cores of Emerald Rapids; on two of Zen 4, 470 and 235).
+// Intel's cores start a 512-bit VDPBF16PS every other cycle and two float32 FMAs per cycle, so that converting to
+// float32 is twice as fast (bfloat16 165, float32 347 Gop/s on two cores of Emerald Rapids; 470 and 235 on two of Zen
+// 4).
 bool prefers_avx512_bf16() { return has_avx512_bf16() && !__builtin_cpu_is("intel"); }
 #elif defined(__aarch64__)
-// Products of bytes of either sign (USDOT) and of pairs of bfloat16 (BFDOT): Armv8.6.
+// Mixed-sign int8 (USDOT) and bfloat16 (BFDOT) dot products: Armv8.6.
 bool has_neon_bf16() {
 #if defined(__linux__)
     constexpr unsigned long I8MM = 1ul << 13, BF16 = 1ul << 14, NEEDED = I8MM | BF16;  // HWCAP2_...
@@ -72,7 +73,7 @@ bool has_neon_bf16() {
 }
 #endif
 
-// The first that is preferred is used; any that is usable can be asked for.
+// The first preferred one is the default; any usable one can be selected by name.
 const Choice CHOICES[] = {
 #if defined(__x86_64__)
     {&avx512_bf16::kernels, has_avx512_bf16(), prefers_avx512_bf16()},
@@ -96,12 +97,12 @@ const Kernels* chosen = best();
 
 thread_local CapturedGraph* capturing = nullptr;
 
-constexpr int64_t CACHE_LINE = 64;  // bytes of a cache's
+constexpr int64_t CACHE_LINE = 64;  // bytes of a cache line
 
 inline int64_t round_to_line(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
-// Memory for what a kernel writes for itself, good until this thread asks again. It grows and stays, so that a step takes
-// none anew; and because it grows, its address must be asked for at every call, a tape's too.
+// A kernel's temporary memory, valid until the next request of this thread. It grows and is never released, so that
+// steps do not allocate. Because it may move, each call requests its address anew, in a replayed graph too.
 class Scratch {
 public:
     ~Scratch() { std::free(memory_); }
@@ -133,8 +134,10 @@ void linear(Type type, const LinearArgs& given) {
 
 void gguf_linear(Type type, const GgufLinearArgs& given) {
     GgufLinearArgs args = given;
-    const int64_t quantized = round_to_line(args.rows * args.inputs * MAX_QUANT_BYTES), halves = args.rows * args.inputs / K_BLOCK * 2;
-    const int64_t sub_scales = round_to_line(halves * sizeof(SubScale)), sums = round_to_line(halves * sizeof(InputSum));
+    const int64_t halves = args.rows * args.inputs / K_BLOCK * 2;
+    const int64_t quantized = round_to_line(args.rows * args.inputs * MAX_QUANT_BYTES);
+    const int64_t sub_scales = round_to_line(halves * sizeof(SubScale));
+    const int64_t sums = round_to_line(halves * sizeof(InputSum));
     uint8_t* const at = scratch.get(quantized + sub_scales + sums + args.rows * sizeof(float));
     args.quantized = at;
     args.sub_scales = reinterpret_cast<SubScale*>(at + quantized);
@@ -152,7 +155,7 @@ void w8a8_linear(Type type, const W8a8LinearArgs& given) {
     chosen->w8a8_linear(type, args);
 }
 
-// Every kernel of a step goes through here: it runs, or a tape that records on this thread keeps it for later.
+// Every kernel of a step goes through here: it runs, or is added to the graph that this thread is capturing.
 template <class Args>
 void dispatch(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
     if (capturing == nullptr) return kernel(Type{type}, args);
@@ -168,11 +171,11 @@ using srv::dispatch;
 
 extern "C" {
 
-// Number of the interface: one that differs from what the caller was written for must not be used.
+// Callers must not use a library whose version differs from the one that they were written for.
 int32_t srv_abi_version() { return 11; }
 
-// Bytes of the structs that callers fill in: attention's, byte_linear's, block_linear's, block_rows', draw's; 0 for
-// no more.
+// Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs; 0
+// past the last.
 int64_t srv_sizeof_args(int32_t index) {
     constexpr int64_t SIZES[] = {sizeof(srv::AttentionArgs), sizeof(srv::W8a8LinearArgs), sizeof(srv::GgufLinearArgs),
                                  sizeof(srv::GgufRowsArgs), sizeof(srv::DrawArgs)};
@@ -181,7 +184,7 @@ int64_t srv_sizeof_args(int32_t index) {
 
 const char* srv_isa() { return srv::chosen->name; }
 
-// Use the kernels of a named instruction set; 0 if this build or this processor lacks it.
+// Selects the kernels of an instruction set by name; 0 if this build or this processor does not have it.
 int32_t srv_choose_isa(const char* name) {
     for (const srv::Choice& choice : srv::CHOICES) {
         if (choice.usable && std::strcmp(choice.kernels->name, name) == 0) {
@@ -196,9 +199,10 @@ void srv_set_threads(int32_t count) { srv::set_threads(count); }
 
 int64_t srv_packed_elements(int64_t outputs, int64_t inputs) { return srv::packed_elements(outputs, inputs); }
 
-void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
-              float eps) {
-    dispatch(srv::chosen->rms_norm, type, srv::RmsNormArgs{x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
+void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim,
+                  int64_t x_stride, float eps) {
+    dispatch(srv::chosen->rms_norm, type,
+             srv::RmsNormArgs{x, nullptr, weight, out, nullptr, rows, dim, x_stride, 0, eps});
 }
 
 void srv_add_rms_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
@@ -212,8 +216,8 @@ void srv_silu_and_mul(int32_t type, void* out, const void* x, int64_t rows, int6
 }
 
 void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
-                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary_dim,
-                int64_t q_stride, int64_t k_stride) {
+                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+                int64_t rotary_dim, int64_t q_stride, int64_t k_stride) {
     dispatch(srv::chosen->rotary, type,
          srv::RotaryArgs{q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, rotary_dim, q_stride,
                          k_stride});
@@ -225,7 +229,7 @@ void srv_linear(int32_t type, void* out, const void* x, const void* weight, cons
          srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
 }
 
-// With a weight of int8, packed as such; scales: float32 [outputs].
+// With a packed int8 weight; scales: float32 [outputs].
 void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
                        const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
     dispatch(srv::linear, type,
@@ -238,7 +242,7 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
 
 void srv_attention(int32_t type, const srv::AttentionArgs* args) { dispatch(srv::chosen->attention, type, *args); }
 
-// Blocks of keys, of one head each, that attention reads, as often as it reads them: fewer where rows share them.
+// The number of KV blocks of one head that attention reads, repeated reads included: fewer if rows share a prefix.
 int64_t srv_attention_blocks(const srv::AttentionArgs* args) { return srv::chosen->attention_blocks(*args); }
 
 void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args) { dispatch(srv::w8a8_linear, type, *args); }
@@ -263,7 +267,7 @@ void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void*
 
 void srv_draw(int32_t type, const srv::DrawArgs* args) { dispatch(srv::chosen->draw, type, *args); }
 
-// 0 for a type that is not known.
+// 0 for an unknown type.
 int64_t srv_packed_gguf_bytes(int32_t ggml_type, int64_t outputs, int64_t inputs) {
     const srv::PackedFormat format = srv::packed_format_of(srv::GgmlType{ggml_type});
     return format.bits == 0 ? 0 : srv::blocks(outputs) * (inputs / srv::K_BLOCK) * srv::k_block_bytes(format);
@@ -278,17 +282,19 @@ void srv_pack_gguf(int32_t ggml_type, void* packed, const void* rows, int64_t ou
                               srv::GgmlType{ggml_type}});
 }
 
-// Record the kernels that this thread calls from now on, to run them again; null if it does so already.
-srv::CapturedGraph* srv_graph_capture_begin() { return srv::capturing != nullptr ? nullptr : srv::capturing = new srv::CapturedGraph; }
+// Starts capturing this thread's kernel calls instead of running them; null if it is capturing already.
+srv::CapturedGraph* srv_graph_capture_begin() {
+    return srv::capturing != nullptr ? nullptr : srv::capturing = new srv::CapturedGraph;
+}
 
-// Stop recording; how many calls there are on the tape.
+// Ends the capture; returns the number of captured calls.
 int64_t srv_graph_capture_end() {
     const int64_t calls = srv::capturing == nullptr ? 0 : srv::capturing->size();
     srv::capturing = nullptr;
     return calls;
 }
 
-// The calls of a tape, one after the other, with the pointers and sizes that they were recorded with.
+// Runs the captured calls in order, with the pointers and sizes that they were captured with.
 void srv_graph_replay(const srv::CapturedGraph* graph) { graph->replay(); }
 
 void srv_graph_free(srv::CapturedGraph* graph) { delete graph; }

@@ -1,20 +1,18 @@
 // y = x W^T + b over packed weights.
 //
-// A packed weight is a row of blocks. Each holds 32 outputs for all inputs, and is read from its first byte to its
-// last: [inputs / 2][32 outputs][2 inputs], zero where the matrix has ended. Two inputs lie together because the
-// processor's bfloat16 product multiplies and adds pairs (VDPBF16PS, BFDOT); float32, which is multiplied one by one, lies
-// as [inputs / 2][2 inputs][32 outputs].
+// A packed weight consists of blocks of 32 outputs and all inputs. A block is read sequentially; its layout is [inputs
+// / 2][32 outputs][2 inputs], zero-padded. Pairs of inputs are interleaved for the processor's bfloat16 dot product
+// (VDPBF16PS, BFDOT). float32 has no such instruction; its layout is [inputs / 2][2 inputs][32 outputs].
 //
-//     for each block                       its own thread's, one after the other
+//     for each block                       blocks are distributed over the threads
 //         for each tile of ROWS rows       accumulators [ROWS][vectors] stay in registers
-//             for each pair of inputs      vectors of weights, one broadcast a row
+//             for each pair of inputs      load vectors of weights, broadcast one input pair per row
 //
-// A weight of 8-bit integers lies in the same order. Its numbers become those of the inputs' type in registers, exactly, and
-// a sum is multiplied by its output's scale at the end. Inputs are widened to float32 first where no instruction multiplies
-// pairs of bfloat16.
+// int8 weights have the same layout. They are converted, exactly, to the inputs' type in registers; the scale of an
+// output is applied to its sum at the end. Without a bfloat16 dot product, inputs are first converted to float32.
 //
-// An output's sum is taken in the order of its inputs, whatever the number of rows and threads: a row's result does
-// not depend on the batch it is in.
+// Sums are accumulated in the order of the inputs for any number of rows and threads, so that a row's result does not
+// depend on its batch.
 #include "kernels.h"
 #include "thread_pool.h"
 #include "float_dot.h"
@@ -23,7 +21,8 @@
 namespace srv::SRV_ISA {
 namespace {
 
-// Rows of a tile, and vectors of its outputs: sums, weights and inputs fill the registers. One row takes a whole block.
+// Rows and output vectors of a tile: accumulators, weights and inputs fill the registers. A single row takes a whole
+// block.
 #if defined(__AVX512F__)
 constexpr int ROWS = 12, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__) || defined(__aarch64__)
@@ -38,7 +37,7 @@ constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
     for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
-// Of COUNT rows, the outputs of VECTORS vectors from `first` of a block on, whose weights begin at `weight`.
+// Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block, whose weights start at `weight`.
 template <class T, class W, int COUNT, int VECTORS>
 inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
     const auto* x = static_cast<const Operand<T>*>(a.x) + row * a.x_stride;
@@ -59,7 +58,8 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
         const Float32x16 scale = a.scales == nullptr ? broadcast(1.0f) : load_partial(a.scales + column, lanes);
-        const Float32x16 bias = a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
+        const Float32x16 bias =
+            a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
             T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
             const Float32x16 value = sums[r][v] * scale + bias;
@@ -124,7 +124,7 @@ void pack(Type type, const PackArgs& args) {
         case Type::float32: return pack_of<float>(args);
         case Type::bfloat16: return pack_of<BFloat16>(args);
         case Type::int8: return pack_of<int8_t>(args);
-        case Type::float16: return;  // no weight is
+        case Type::float16: return;  // weights are never float16
     }
 }
 

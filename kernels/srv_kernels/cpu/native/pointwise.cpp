@@ -1,5 +1,5 @@
-// Norms, gates and rotary positions. They round where the published models round: a norm is rounded before it
-// is multiplied by its weight, a gate before it opens.
+// RMS norm, SiLU-and-mul and rotary embedding. They round to the dtype where the published models do: the normalized
+// value before it is multiplied by the weight, and silu(gate) before it is multiplied by up.
 #include "kernels.h"
 #include "thread_pool.h"
 #include "vector.h"
@@ -7,9 +7,9 @@
 namespace srv::SRV_ISA {
 namespace {
 
-constexpr int64_t SERIAL_BELOW = 16 * 1024;  // elements under which waking other threads costs more than it saves
+constexpr int64_t SERIAL_BELOW = 16 * 1024;  // elements below which waking other threads does not pay
 
-// f(offset, load, store) over a row of `dim` elements, sixteen at a time; the last part may be shorter.
+// Calls body(offset, count) for a row of `dim` elements, sixteen at a time; the last count may be smaller.
 template <class Body>
 inline void over_row(int64_t dim, Body&& body) {
     int64_t i = 0;
@@ -73,7 +73,7 @@ void silu_and_mul_of(const SiluAndMulArgs& a) {
             T* out = static_cast<T*>(a.out) + row * a.dim;
             over_row(a.dim, [&](int64_t i, int64_t count) {
                 const Float32x16 gate = load_lanes(gates + i, count);
-                // Of a magnitude, so that e^x is at most 1: gate / (1 + e^-gate), or gate e^gate / (e^gate + 1).
+                // e^-|gate| cannot overflow: gate / (1 + e^-gate), or gate e^gate / (e^gate + 1) if gate is negative.
                 const Float32x16 e = exponential_for(select(gate < 0.0f, gate, -gate), out);
                 const Float32x16 open = rounded(gate * select(gate < 0.0f, e, broadcast(1.0f)) / (e + 1.0f), out);
                 store_lanes(out + i, open * load_lanes(values + i, count), count);
@@ -83,7 +83,8 @@ void silu_and_mul_of(const SiluAndMulArgs& a) {
 }
 
 template <class T>
-void rotate_heads(const T* from, T* to, int64_t heads, int64_t dim, int64_t rotary_dim, const float* cos, const float* sin) {
+void rotate_heads(const T* from, T* to, int64_t heads, int64_t dim, int64_t rotary_dim, const float* cos,
+                  const float* sin) {
     const int64_t half = rotary_dim / 2;
     for (int64_t head = 0; head < heads; ++head, from += dim, to += dim) {
         over_row(half, [&](int64_t i, int64_t count) {
@@ -104,9 +105,10 @@ void rotary_of(const RotaryArgs& a) {
             const float* cos = a.cos_sin + a.positions[token] * a.rotary_dim;
             const float* sin = cos + a.rotary_dim / 2;
             rotate_heads(static_cast<const T*>(a.q) + token * a.q_stride,
-                       static_cast<T*>(a.q_out) + token * a.heads * a.dim, a.heads, a.dim, a.rotary_dim, cos, sin);
+                         static_cast<T*>(a.q_out) + token * a.heads * a.dim, a.heads, a.dim, a.rotary_dim, cos, sin);
             rotate_heads(static_cast<const T*>(a.k) + token * a.k_stride,
-                       static_cast<T*>(a.k_out) + token * a.kv_heads * a.dim, a.kv_heads, a.dim, a.rotary_dim, cos, sin);
+                         static_cast<T*>(a.k_out) + token * a.kv_heads * a.dim, a.kv_heads, a.dim, a.rotary_dim, cos,
+                         sin);
         }
     });
 }

@@ -1,13 +1,13 @@
-// A token of each row: the most likely one, or one that is drawn. Rows are drawn one by one, each alone, so that its
-// neighbours cannot change its token.
+// Sampling: argmax, or inverse-CDF sampling after top-k, top-p and min-p. Each row is sampled by itself, so that other
+// rows cannot change its token.
 //
-//     temperature 0    the most likely token, the lowest id among equals
+//     temperature 0    the largest logit, the lowest id among equals
 //     no filter        the first token in vocabulary order whose cumulative weight exceeds uniform * total
-//     any filter       likewise among the kept tokens, in order of falling logit, equals by token id
+//     any filter       likewise among the kept tokens, by descending logit, then token id
 //
-// A token's weight is e^((logit - largest) / temperature). For filters, tokens are counted and weighed in buckets by the
-// distance from the largest logit. Only those buckets are sorted in which a filter's bound lies, or the token: few tokens of
-// many, but at temperatures so high that the whole row lies in few buckets.
+// A token's weight is e^((logit - largest) / temperature). With filters, a histogram over the distance from the largest
+// logit counts tokens and sums their weights. Only the buckets that contain a filter's bound or the sampled token are
+// sorted: few tokens, except at temperatures so high that the whole row falls into few buckets.
 #include <algorithm>
 #include <memory>
 
@@ -18,49 +18,48 @@
 namespace srv::SRV_ISA {
 namespace {
 
-constexpr float UNBOUNDED = __builtin_inff();
-constexpr int64_t BLOCK = 256;  // tokens whose weights are added in lanes; blocks are added in double precision
+constexpr float INFINITY_F = __builtin_inff();
+constexpr int64_t BLOCK = 256;  // tokens summed in float32; the blocks' sums are added in double precision
 constexpr int BUCKETS = 1024;   // of the histogram
-// How far from the largest logit the histogram reaches, in temperatures: as far as most filters keep tokens, or else until
-// weights are 0.
-constexpr float NEAR = 16.0f, FAR = 88.0f;
+// Range of the histogram in temperatures: enough for most filters, or the whole range of nonzero weights.
+constexpr float NEAR_REACH = 16.0f, FULL_REACH = 88.0f;
 
-struct Largest {
-    float value = -UNBOUNDED;
+struct Argmax {
+    float value = -INFINITY_F;
     int64_t at = 0;
     bool nan = false;
 
-    // Later than all that were seen before, unless it says where.
-    void see(float other, int64_t where) {
+    // Among equals the lowest position wins.
+    void update(float other, int64_t where) {
         if (other > value || (other == value && where < at)) value = other, at = where;
         nan |= other != other;
     }
 
-    bool finite() const { return !nan && value > -UNBOUNDED && value < UNBOUNDED; }
+    bool finite() const { return !nan && value > -INFINITY_F && value < INFINITY_F; }
 };
 
-// Each lane keeps the largest value that it has seen and where that was first; the lanes are compared at the end.
+// Each lane tracks its largest value and the first position of it; the lanes are compared at the end.
 template <class T>
-Largest largest_of(const T* row, int64_t count) {
-    Float32x16 values = broadcast(-UNBOUNDED);
-    Int32x16 places{}, nan{};
+Argmax argmax_of(const T* row, int64_t count) {
+    Float32x16 values = broadcast(-INFINITY_F);
+    Int32x16 positions{}, nan{};
     const int64_t whole = count / LANES;
     for (int64_t block = 0; block < whole; ++block) {
         const Float32x16 now = load(row + block * LANES);
         const Int32x16 later = now > values;
         values = select(later, now, values);
-        places = select(later, Int32x16{} + static_cast<int32_t>(block), places);
+        positions = select(later, Int32x16{} + static_cast<int32_t>(block), positions);
         nan |= now != now;
     }
-    Largest found;
+    Argmax found;
     float most[LANES];
     int32_t blocks[LANES], nans[LANES];
-    store(most, values), store(blocks, places), store(nans, nan);
+    store(most, values), store(blocks, positions), store(nans, nan);
     for (int lane = 0; lane < LANES; ++lane) {
-        if (whole > 0) found.see(most[lane], blocks[lane] * LANES + lane);
+        if (whole > 0) found.update(most[lane], blocks[lane] * LANES + lane);
         found.nan |= nans[lane] != 0;
     }
-    for (int64_t i = whole * LANES; i < count; ++i) found.see(to_float(row[i]), i);
+    for (int64_t i = whole * LANES; i < count; ++i) found.update(to_float(row[i]), i);
     return found;
 }
 
@@ -69,26 +68,26 @@ void most_likely_of(const MostLikelyArgs& a) {
     parallel(a.rows == 1, [&](int share, int shares) {
         const Range mine = part(a.rows, share, shares);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
-            const Largest found = largest_of(static_cast<const T*>(a.logits) + row * a.stride, a.vocab);
+            const Argmax found = argmax_of(static_cast<const T*>(a.logits) + row * a.stride, a.vocab);
             a.tokens[row] = found.finite() ? found.at : 0;
             a.finite[row] = found.finite();
         }
     });
 }
 
-// A row to draw from: finite, of a temperature above 0.
+// A row to sample from: finite logits, temperature above 0.
 template <class T>
 struct Row {
     const T* logits;
     int64_t vocab;
     float largest, temperature;
 
-    // Of sixteen tokens from `from` on; past the vocabulary there is nothing to draw.
+    // Sixteen logits from `from` on; -inf past the vocabulary.
     Float32x16 at(int64_t from) const {
         if (from + LANES <= vocab) return load(logits + from);
         float values[LANES];
         for (int lane = 0; lane < LANES; ++lane) {
-            values[lane] = from + lane < vocab ? to_float(logits[from + lane]) : -UNBOUNDED;
+            values[lane] = from + lane < vocab ? to_float(logits[from + lane]) : -INFINITY_F;
         }
         return load(values);
     }
@@ -104,16 +103,16 @@ struct Row {
     }
 };
 
-// What the kept tokens' cumulative weight is to exceed: below their total, so that rounding cannot lead past the last.
-inline double point_of(double uniform, double total) {
-    const double point = uniform * total, most = __builtin_nextafter(total, 0.0);
-    return point < most ? point : most;
+// The threshold for the cumulative weight: below the total, so that rounding cannot lead past the last token.
+inline double threshold_of(double uniform, double total) {
+    const double threshold = uniform * total, most = __builtin_nextafter(total, 0.0);
+    return threshold < most ? threshold : most;
 }
 
-// The first token from `from` on, within its block, whose cumulative weight exceeds the point; the last of any weight, where
-// a sum in another order came out higher.
+// The first token of the block at `from` whose cumulative weight exceeds the threshold; the last token of nonzero
+// weight, if rounding left the sum below it.
 template <class T>
-int64_t first_above(const Row<T>& row, int64_t from, double point) {
+int64_t first_above(const Row<T>& row, int64_t from, double threshold) {
     double total = 0;
     int64_t last = from;
     for (const int64_t end = row.end_of_block(from); from < end; from += LANES) {
@@ -122,31 +121,31 @@ int64_t first_above(const Row<T>& row, int64_t from, double point) {
         for (int lane = 0; lane < LANES; ++lane) {
             if (weights[lane] <= 0) continue;
             last = from + lane;
-            if ((total += weights[lane]) > point) return last;
+            if ((total += weights[lane]) > threshold) return last;
         }
     }
     return last;
 }
 
 template <class T>
-int64_t draw_of_all(const Row<T>& row, double uniform) {
+int64_t draw_unfiltered(const Row<T>& row, double uniform) {
     double total = 0, before = 0;
     for (int64_t from = 0; from < row.vocab; from += BLOCK) total += row.weight_of_block(from);
-    const double point = point_of(uniform, total);
-    for (int64_t from = 0;; from += BLOCK) {  // the last block's end is the total, which is above the point
+    const double threshold = threshold_of(uniform, total);
+    for (int64_t from = 0;; from += BLOCK) {  // ends: the total is above the threshold
         const double weight = row.weight_of_block(from);
-        if (before + weight > point) return first_above(row, from, point - before);
+        if (before + weight > threshold) return first_above(row, from, threshold - before);
         before += weight;
     }
 }
 
 struct Filter {
-    int64_t top_k;  // from 1 on
-    bool limited;   // whether top_k leaves any out
+    int64_t top_k;  // at least 1
+    bool has_top_k;   // whether top_k excludes any token
     float top_p, min_p;
 };
 
-// How many tokens lie how far from the largest logit, and what they weigh.
+// Counts and weights of the tokens by distance from the largest logit.
 class Histogram {
 public:
     template <class T>
@@ -156,16 +155,17 @@ public:
         double total = 0, weight_of[BUCKETS] = {};
         int64_t quantize[BUCKETS] = {};
         for (int64_t from = 0; from < row.vocab; from += LANES) {
-            const Float32x16 logits = row.at(from), places = places_of(row, logits), weights = row.weights(logits);
-            if (!any_greater(-places, -static_cast<float>(BUCKETS))) {
+            const Float32x16 logits = row.at(from), positions = positions_of(row, logits);
+            const Float32x16 weights = row.weights(logits);
+            if (!any_greater(-positions, -static_cast<float>(BUCKETS))) {
                 outside += weights;
                 continue;
             }
-            float place[LANES], weight[LANES];
-            store(place, places), store(weight, weights);
+            float position[LANES], weight[LANES];
+            store(position, positions), store(weight, weights);
             for (int lane = 0; lane < LANES; ++lane) {
-                if (place[lane] < BUCKETS) {
-                    const int bucket = static_cast<int>(place[lane]);
+                if (position[lane] < BUCKETS) {
+                    const int bucket = static_cast<int>(position[lane]);
                     ++quantize[bucket], weight_of[bucket] += weight[lane];
                 } else {
                     total += weight[lane];
@@ -179,33 +179,33 @@ public:
         total_ = total + reduce_add(outside) + weight_[BUCKETS];
     }
 
-    // Which bucket each of sixteen logits lies in, once it is cut to a whole number; from BUCKETS on, in none.
+    // The bucket of each of sixteen logits, after truncation; BUCKETS or above: none.
     template <class T>
-    Float32x16 places_of(const Row<T>& row, const Float32x16& logits) const {
+    Float32x16 positions_of(const Row<T>& row, const Float32x16& logits) const {
         return (row.largest - logits) * scale_;
     }
 
-    // Tokens and weight of the buckets before one; of all that has a bucket, and of the whole row.
+    // Tokens and weight of all buckets before one; total() is the weight of the whole row.
     int64_t count_before(int bucket) const { return count_[bucket]; }
     double weight_before(int bucket) const { return weight_[bucket]; }
     double total() const { return total_; }
 
-    // The bucket of a weight, give or take one.
-    float place_of(float weight) const { return -__builtin_logf(weight) * buckets_; }
+    // The bucket of a weight, off by one at most.
+    float position_of(float weight) const { return -__builtin_logf(weight) * buckets_; }
 
-    // The first bucket with whose end so much, or so many, are reached; BUCKETS if there is none.
-    int reaching(int64_t count) const { return reached(count_, count); }
-    int reaching(double weight) const { return reached(weight_, weight); }
+    // The first bucket up to whose end the count, or the weight, is reached; BUCKETS if there is none.
+    int bucket_reaching(int64_t count) const { return first_reaching(count_, count); }
+    int bucket_reaching(double weight) const { return first_reaching(weight_, weight); }
 
 private:
     template <class Number>
-    static int reached(const Number (&before)[BUCKETS + 1], Number wanted) {
+    static int first_reaching(const Number (&before)[BUCKETS + 1], Number wanted) {
         int bucket = 0;
         while (bucket < BUCKETS && before[bucket + 1] < wanted) ++bucket;
         return bucket;
     }
 
-    float buckets_, scale_;  // buckets of one temperature, and of one logit
+    float buckets_, scale_;  // buckets per temperature, and per unit of the logits
     int64_t count_[BUCKETS + 1] = {};
     double weight_[BUCKETS + 1] = {}, total_;
 };
@@ -219,7 +219,7 @@ struct Candidate {
     }
 };
 
-// A bucket's tokens, in order.
+// The sorted tokens of a bucket.
 class Sorted {
 public:
     template <class T>
@@ -228,13 +228,14 @@ public:
         const float begin = static_cast<float>(bucket), end = begin + 1;
         int64_t found = 0;
         for (int64_t from = 0; from < row.vocab && found < count_; from += LANES) {
-            const Float32x16 logits = row.at(from), places = histogram.places_of(row, logits);
-            const Float32x16 inside = select(places < begin, broadcast(UNBOUNDED), places);
+            const Float32x16 logits = row.at(from), positions = histogram.positions_of(row, logits);
+            const Float32x16 inside = select(positions < begin, broadcast(INFINITY_F), positions);
             if (!any_greater(-inside, -end)) continue;
-            float place[LANES], logit[LANES], weight[LANES];
-            store(place, inside), store(logit, logits), store(weight, row.weights(logits));
+            float position[LANES], logit[LANES], weight[LANES];
+            store(position, inside), store(logit, logits), store(weight, row.weights(logits));
             for (int lane = 0; lane < LANES; ++lane) {
-                if (place[lane] < end) found_[found++] = {logit[lane], weight[lane], static_cast<int32_t>(from + lane)};
+                const auto token = static_cast<int32_t>(from + lane);
+                if (position[lane] < end) found_[found++] = {logit[lane], weight[lane], token};
             }
         }
         std::sort(begin_of(), end_of());
@@ -251,73 +252,73 @@ private:
     std::unique_ptr<Candidate[]> found_;
 };
 
-// What a filter keeps: all buckets before one, and so many tokens of that; and what these weigh together.
-struct Kept {
+// The tokens that filters keep: all buckets before `bucket`, and `count` tokens of it; and their total weight.
+struct KeptSet {
     int bucket;
     int64_t count;
     double weight;
 
-    // No more than another.
-    void limit(const Kept& other) {
+    // Intersects with another set.
+    void limit(const KeptSet& other) {
         if (other.bucket != bucket ? other.bucket < bucket : other.count < count) *this = other;
     }
 };
 
-// A row whose tokens lie in buckets, near enough to the largest logit for what a filter keeps.
+// A row and its histogram.
 template <class T>
-class Bucketed {
+class BucketedRow {
 public:
-    Bucketed(const Row<T>& row, float reach) : row_(row), histogram_(row, reach), all_(reach == FAR) {}
+    BucketedRow(const Row<T>& row, float reach) : row_(row), histogram_(row, reach), covers_all_(reach == FULL_REACH) {}
 
-    // Whether `kept` is what a filter keeps; else some of that may lie further than the buckets reach.
-    bool find(const Filter& filter, Kept& kept) const {
+    // Computes what a filter keeps; false if tokens beyond the histogram's range may belong to it.
+    bool find(const Filter& filter, KeptSet& kept) const {
         kept = {BUCKETS - 1, quantize(BUCKETS - 1), histogram_.weight_before(BUCKETS)};
-        bool found = all_;
+        bool found = covers_all_;
         double total = histogram_.total();
-        if (filter.limited) {
-            const int bucket = histogram_.reaching(filter.top_k);
+        if (filter.has_top_k) {
+            const int bucket = histogram_.bucket_reaching(filter.top_k);
             if (bucket < BUCKETS) {
                 const int64_t wanted = filter.top_k - histogram_.count_before(bucket);
-                kept = until(bucket, [=](int64_t count, double, float) { return count == wanted; });
+                kept = take_until(bucket, [=](int64_t count, double, float) { return count == wanted; });
                 found = true;
             } else if (!found && filter.top_p < 1) {
-                return false;  // top_p is of what all that top_k keeps weighs
+                return false;  // top_p refers to the total weight after top_k
             }
             total = kept.weight;
         }
         if (filter.top_p < 1) {
             const double bound = filter.top_p * total;
-            const int bucket = histogram_.reaching(bound);
+            const int bucket = histogram_.bucket_reaching(bound);
             if (bucket < BUCKETS) {
-                kept.limit(until(bucket, [=](int64_t, double upto, float) { return upto >= bound; }));
+                kept.limit(take_until(bucket, [=](int64_t, double upto, float) { return upto >= bound; }));
                 found = true;
             }
         }
         if (filter.min_p > 0) {
-            const float place = histogram_.place_of(filter.min_p);
+            const float position = histogram_.position_of(filter.min_p);
             const auto lighter = [=](int64_t, double, float weight) { return weight < filter.min_p; };
-            int bucket = place > 1 ? static_cast<int>(place < BUCKETS ? place : BUCKETS) - 1 : 0;
-            Kept heavier = until(bucket, lighter);
-            while (heavier.count == quantize(bucket) && bucket < BUCKETS - 1 && bucket <= place) {
-                heavier = until(++bucket, lighter);
+            int bucket = position > 1 ? static_cast<int>(position < BUCKETS ? position : BUCKETS) - 1 : 0;
+            KeptSet heavier = take_until(bucket, lighter);
+            while (heavier.count == quantize(bucket) && bucket < BUCKETS - 1 && bucket <= position) {
+                heavier = take_until(++bucket, lighter);
             }
             kept.limit(heavier);
-            found |= place + 1 < BUCKETS;
+            found |= position + 1 < BUCKETS;
         }
         return found;
     }
 
-    // The first token whose cumulative weight exceeds a part of what is kept.
-    int64_t draw(const Kept& kept, double uniform) const {
-        const double point = point_of(uniform, kept.weight);
+    // Samples from the kept tokens.
+    int64_t draw(const KeptSet& kept, double uniform) const {
+        const double threshold = threshold_of(uniform, kept.weight);
         int bucket = 0;
-        while (bucket < kept.bucket && histogram_.weight_before(bucket + 1) <= point) ++bucket;
+        while (bucket < kept.bucket && histogram_.weight_before(bucket + 1) <= threshold) ++bucket;
         double upto = histogram_.weight_before(bucket);
         int64_t last = 0, left = bucket == kept.bucket ? kept.count : quantize(bucket);
-        for (const Candidate& one : Sorted(row_, histogram_, bucket)) {
-            if (left-- == 0 || one.weight <= 0) break;
-            last = one.token;
-            if ((upto += one.weight) > point) break;
+        for (const Candidate& candidate : Sorted(row_, histogram_, bucket)) {
+            if (left-- == 0 || candidate.weight <= 0) break;
+            last = candidate.token;
+            if ((upto += candidate.weight) > threshold) break;
         }
         return last;
     }
@@ -325,43 +326,43 @@ public:
 private:
     int64_t quantize(int bucket) const { return histogram_.count_before(bucket + 1) - histogram_.count_before(bucket); }
 
-    // All tokens before that one of a bucket for which stop(tokens of the bucket before it, all weight before it, its own
-    // weight) is true first; up to the bucket's end, where it is for none. One at least.
+    // All tokens before the first one of a bucket with stop(tokens before it in the bucket, total weight before it, its
+    // weight); the whole bucket if there is none. At least one token.
     template <class Stop>
-    Kept until(int bucket, const Stop& stop) const {
-        Kept found = {bucket, 0, histogram_.weight_before(bucket)};
-        for (const Candidate& one : Sorted(row_, histogram_, bucket)) {
-            if (bucket + found.count > 0 && stop(found.count, found.weight, one.weight)) break;
-            ++found.count, found.weight += one.weight;
+    KeptSet take_until(int bucket, const Stop& stop) const {
+        KeptSet found = {bucket, 0, histogram_.weight_before(bucket)};
+        for (const Candidate& candidate : Sorted(row_, histogram_, bucket)) {
+            if (bucket + found.count > 0 && stop(found.count, found.weight, candidate.weight)) break;
+            ++found.count, found.weight += candidate.weight;
         }
         return found;
     }
 
     const Row<T>& row_;
     Histogram histogram_;
-    bool all_;
+    bool covers_all_;
 };
 
 template <class T>
-int64_t draw_of_kept(const Row<T>& row, const Filter& filter, double uniform) {
-    Kept kept;
-    if (const Bucketed near(row, NEAR); near.find(filter, kept)) return near.draw(kept, uniform);
-    const Bucketed far(row, FAR);
-    far.find(filter, kept);
-    return far.draw(kept, uniform);
+int64_t draw_filtered(const Row<T>& row, const Filter& filter, double uniform) {
+    KeptSet kept;
+    if (const BucketedRow near(row, NEAR_REACH); near.find(filter, kept)) return near.draw(kept, uniform);
+    const BucketedRow full(row, FULL_REACH);
+    full.find(filter, kept);
+    return full.draw(kept, uniform);
 }
 
 template <class T>
 int64_t draw_row(const DrawArgs& a, int64_t row) {
     const T* logits = static_cast<const T*>(a.logits) + row * a.stride;
-    const Largest largest = largest_of(logits, a.vocab);
+    const Argmax largest = argmax_of(logits, a.vocab);
     if (!largest.finite()) return 0;
     const float temperature = a.temperature[row];
     if (temperature <= 0) return largest.at;
     const Filter filter = {a.top_k[row] > 1 ? a.top_k[row] : 1, a.top_k[row] < a.vocab, a.top_p[row], a.min_p[row]};
     const Row<T> drawn = {logits, a.vocab, largest.value, temperature};
-    if (filter.limited || filter.top_p < 1 || filter.min_p > 0) return draw_of_kept(drawn, filter, a.uniform[row]);
-    return draw_of_all(drawn, a.uniform[row]);
+    if (filter.has_top_k || filter.top_p < 1 || filter.min_p > 0) return draw_filtered(drawn, filter, a.uniform[row]);
+    return draw_unfiltered(drawn, a.uniform[row]);
 }
 
 template <class T>

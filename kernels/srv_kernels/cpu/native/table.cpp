@@ -1,4 +1,4 @@
-// The table of this instruction set.
+// The kernel table of one instruction set.
 #include "kernels.h"
 #include "float_dot.h"
 

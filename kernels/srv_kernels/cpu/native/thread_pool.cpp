@@ -12,9 +12,9 @@
 namespace srv {
 namespace {
 
-constexpr std::chrono::microseconds SPIN{100};  // longer than the interpreter takes between two kernels
-constexpr int PAUSES = 64;                      // looks at the flag between two looks at the clock
-constexpr int SHARES = 4;                       // of a piece of work for each thread
+constexpr std::chrono::microseconds SPIN{100};  // longer than Python takes between two kernels
+constexpr int PAUSES = 64;                      // polls between two reads of the clock
+constexpr int SHARES = 4;                       // per thread
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -24,7 +24,7 @@ inline void pause() {
 #endif
 }
 
-// Spin until `ready()`; false when it has taken longer than SPIN.
+// Spins until `ready()`; false after SPIN.
 template <class Ready>
 bool spin_until(Ready&& ready) {
     const auto begin = std::chrono::steady_clock::now();
@@ -37,8 +37,8 @@ bool spin_until(Ready&& ready) {
     return ready();
 }
 
-// Which share is the next to be claimed, of how many, in which run: one number, so that a claim is one exchange; aligned as
-// one, or Clang calls a library of atomics.
+// The next share to claim, the number of shares, and the run that they belong to. One 64-bit value, so that a claim is
+// a single compare-and-swap; aligned to its size, or Clang calls libatomic.
 struct alignas(uint64_t) Claims {
     uint32_t run;
     uint16_t shares, next;
@@ -74,7 +74,7 @@ public:
         work();
         while (!spin_until([this] { return left_.load(std::memory_order_acquire) == 0; })) {
             const int left = left_.load(std::memory_order_acquire);
-            if (left != 0) left_.wait(left);  // a core is busy with something else: leave it this one's share
+            if (left != 0) left_.wait(left);  // another process occupies a core: give up this one
         }
     }
 
@@ -91,7 +91,8 @@ private:
         }
     }
 
-    // Shares until none is unclaimed. A run is not over before what was claimed of it is done, so `body_` is its own.
+    // Claims and runs shares until none is left. A run ends only when all claimed shares are done, so `body_` is still
+    // its own.
     void work() {
         int done = 0;
         for (Claims found = claims_.load(std::memory_order_acquire); found.next < found.shares;) {
@@ -118,7 +119,7 @@ private:
 
 std::mutex changing;
 std::atomic<int> thread_count{1};
-// Never destroyed: kernels may run on other threads until the process ends.
+// Never destroyed: other threads may run kernels until the process exits.
 std::atomic<ThreadPool*> pool{nullptr};
 
 ThreadPool* current() {
@@ -127,7 +128,7 @@ ThreadPool* current() {
     std::lock_guard<std::mutex> guard(changing);
     found = pool.load(std::memory_order_acquire);
     if (found != nullptr && found->usable() && found->count() == thread_count.load()) return found;
-    if (found != nullptr && found->usable()) delete found;  // a forked child has no such threads to join
+    if (found != nullptr && found->usable()) delete found;  // a forked child has no threads to join
     found = new ThreadPool(thread_count.load());
     pool.store(found, std::memory_order_release);
     return found;

@@ -1,21 +1,20 @@
-// The threads that kernels run on: one pool a process, the caller is one of them.
+// The threads that kernels run on: one pool per process. The calling thread is one of them.
 //
-// Work is cut into more shares than there are threads, and each thread takes the next one when it is done: where another
-// process has a core for a while, the other threads do what its thread would have done. What a kernel computes must
-// not depend on how it was cut.
+// Work is split into more shares than there are threads, and each thread claims the next share when it is done. If
+// another process occupies a core for a while, the other threads take over. Results must not depend on the split.
 //
-// A worker that has nothing to do spins for a moment, since the next kernel of a step is a few microseconds
-// away, and then sleeps, so that an idle server costs nothing.
+// An idle worker spins for a moment, because the next kernel of a step is a few microseconds away, and then sleeps, so
+// that an idle server uses no CPU time.
 #pragma once
 
 #include <cstdint>
 
 namespace srv {
 
-// One share of a piece of work: `share` counts from 0 to `shares` - 1.
+// Computes one share of the work, 0 <= share < shares.
 using Body = void (*)(void* context, int share, int shares);
 
-// Run `body` for every share and return when all are done. Calls from several threads take turns.
+// Runs `body` for every share and returns when all are done. Calls from several threads are serialized.
 void run_shared(Body body, void* context);
 
 int threads();
@@ -23,7 +22,7 @@ int threads();
 // At least 1. Must not be called while a kernel runs.
 void set_threads(int count);
 
-// As run_shared, for a lambda (int share, int shares). With `alone`, in one share by the caller.
+// Like run_shared, for a lambda (int share, int shares). With `serial`, the caller does all the work.
 template <class Work>
 inline void parallel(bool serial, Work&& work) {
     if (serial || threads() == 1) {
@@ -33,7 +32,7 @@ inline void parallel(bool serial, Work&& work) {
     run_shared([](void* context, int share, int shares) { (*static_cast<Work*>(context))(share, shares); }, &work);
 }
 
-// The part [begin, end) of `total` items that falls to one share; parts differ by at most one item.
+// The items [begin, end) of `total` that belong to one share; sizes differ by at most one.
 struct Range {
     int64_t begin, end;
 };

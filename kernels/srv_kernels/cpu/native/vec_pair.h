@@ -1,10 +1,11 @@
-// Vectors wider than a register: two halves (`Two`), each a register or two halves again.
+// Vectors wider than a register: a `VecPair` of two halves, each a register or a pair again.
 //
-// A compiler keeps its own vector types in memory where no register holds them, and takes some operations on them lane by
-// lane. Operators work on registers and halves alike; `each`, `fill` and `over` come down to the registers.
+// Compilers keep their own vector types in memory if these are wider than a register, and scalarize some operations on
+// them. Operators work on registers and pairs alike; `map_registers`, `build` and `for_each_register` visit the
+// registers.
 //
-// Every file that includes this is compiled once for each instruction set, into a namespace of that name
-// (SRV_ISA): no function here may be shared between them.
+// Every file that includes this is compiled once per instruction set, into a namespace of that name (SRV_ISA), so that
+// the linker never shares a function between instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -52,11 +53,11 @@ using UInt32x16 = Vector<uint32_t>;
 using Float32x4 = Vector<float, 4>;
 using Int32x4 = Vector<int32_t, 4>;
 
-// Lanes of 32 bits.
+// 32-bit lanes of a vector.
 template <class V>
 constexpr int LANES_OF = static_cast<int>(sizeof(V) / 4);
 
-// f of the registers of some vectors, one of each at a time, as a vector.
+// Applies f to the corresponding registers of one or more vectors; returns the vector of the results.
 template <class F, class V, class... Others>
 inline auto map_registers(const F& f, const V& value, const Others&... others) {
     if constexpr (IS_PAIR<V>) {
@@ -67,7 +68,7 @@ inline auto map_registers(const F& f, const V& value, const Others&... others) {
     }
 }
 
-// A vector whose registers f(register, lane of its first) has written.
+// A vector whose registers are written by f(register, index of its first lane).
 template <class V, class F>
 inline V build(const F& f, int lane = 0) {
     if constexpr (IS_PAIR<V>) {
@@ -80,7 +81,7 @@ inline V build(const F& f, int lane = 0) {
     }
 }
 
-// f(register, lane of its first) for the registers of a vector.
+// Calls f(register, index of its first lane) for each register of a vector.
 template <class V, class F>
 inline void for_each_register(const V& value, const F& f, int lane = 0) {
     if constexpr (IS_PAIR<V>) {
@@ -91,7 +92,7 @@ inline void for_each_register(const V& value, const F& f, int lane = 0) {
     }
 }
 
-// A number's type in a vector, and the number as one.
+// The element type of a vector.
 template <class V>
 struct LaneTypeOf {
     using Type = std::remove_reference_t<decltype(std::declval<V&>()[0])>;
@@ -149,13 +150,13 @@ inline VecPair<H>& operator|=(VecPair<H>& a, const Other& b) {
     return a = a | b;
 }
 
-// In each lane the one or the other, as a comparison came out.
+// Lane by lane: mask ? yes : no.
 template <class Mask, class V>
 inline V select(const Mask& mask, const V& yes, const V& no) {
     return map_registers([](const auto& m, const auto& y, const auto& n) { return m ? y : n; }, mask, yes, no);
 }
 
-// The lanes of two registers, the second's numbered on, at these places.
+// A shuffle of two registers; the lanes of the second are numbered after those of the first.
 template <int... PLACES, class V>
 inline V shuffle(const V& first, const V& second) {
     static_assert(sizeof...(PLACES) == LANES_OF<V>);
@@ -171,16 +172,18 @@ inline V shuffle(const V& value) {
     return shuffle<PLACES...>(value, value);
 }
 
-// The lanes' numbers as another type's.
+// Converts each lane to another type.
 template <class Number, class V>
 inline auto convert(const V& value) {
-    return map_registers([](const auto& x) { return __builtin_convertvector(x, Vector<Number, LANES_OF<decltype(x)>>); }, value);
+    return map_registers(
+        [](const auto& x) { return __builtin_convertvector(x, Vector<Number, LANES_OF<decltype(x)>>); }, value);
 }
 
-// The lanes' bits as another type's.
+// Reinterprets the bits of each lane as another type.
 template <class Number, class V>
 inline auto bits_as(const V& value) {
-    return map_registers([](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
+    return map_registers(
+        [](const auto& x) { return reinterpret_cast<Vector<Number, LANES_OF<decltype(x)>>>(x); }, value);
 }
 
 }  // namespace srv::SRV_ISA

@@ -1,4 +1,4 @@
-// Sixteen lanes, written with the compiler's vector types: one source for every instruction set (see vec_pair.h).
+// Vectors of sixteen 32-bit lanes on the compiler's vector types: one source for all instruction sets (see vec_pair.h).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace srv::SRV_ISA {
 
-// Starts to read from memory what is needed soon: `bytes`, from `ahead` bytes past `from` on, there or not.
+// Prefetches `bytes` from `ahead` bytes past `from` on. The addresses need not be mapped.
 inline void prefetch(const void* from, int64_t bytes, int64_t ahead = 0) {
     const uintptr_t first = reinterpret_cast<uintptr_t>(from) + ahead;
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(first + line));
@@ -46,7 +46,7 @@ inline float to_float(BFloat16 value) {
     return result;
 }
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 inline BFloat16 to_bfloat16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -61,7 +61,7 @@ inline Float32x16 load(const float* from) {
     return build<Float32x16>([=](auto& lanes, int lane) { std::memcpy(&lanes, from + lane, sizeof(lanes)); });
 }
 
-// Sixteen times four bytes.
+// Sixteen times four bytes, unaligned.
 inline Int32x16 load_dwords(const void* from) {
     const auto* bytes = static_cast<const uint8_t*>(from);
     return build<Int32x16>([=](auto& lanes, int lane) { std::memcpy(&lanes, bytes + lane * 4, sizeof(lanes)); });
@@ -69,7 +69,7 @@ inline Int32x16 load_dwords(const void* from) {
 
 inline Int32x16 load(const int32_t* from) { return load_dwords(from); }
 
-// Sixteen numbers of 16 bits, widened to 32 as their sign says.
+// Sixteen 16-bit integers, sign- or zero-extended to 32 bits.
 template <class Number>
 inline auto load_widened(const void* from) {
     using Wide = std::conditional_t<std::is_signed_v<Number>, int32_t, uint32_t>;
@@ -79,7 +79,7 @@ inline auto load_widened(const void* from) {
         Vector<Number, LANES_OF<Lanes>> halves;
         std::memcpy(&halves, bytes + lane * sizeof(Number), sizeof(halves));
 #if defined(__AVX2__) && !defined(__AVX512F__)
-        // One instruction; GCC 12 makes it five.
+        // One instruction, for which GCC 12 emits five.
         const auto from_halves = reinterpret_cast<__m128i>(halves);
         if constexpr (std::is_signed_v<Number>) {
             lanes = reinterpret_cast<Lanes>(_mm256_cvtepi16_epi32(from_halves));
@@ -94,7 +94,7 @@ inline auto load_widened(const void* from) {
 
 inline Float32x16 load(const BFloat16* from) { return bits_as<float>(load_widened<uint16_t>(from) << 16); }
 
-// Of numbers in half precision.
+// Sixteen values in half precision.
 inline Float32x16 load_halves(const uint8_t* from) {
     return build<Float32x16>([=](auto& lanes, int lane) {
         using Lanes = std::remove_reference_t<decltype(lanes)>;
@@ -124,7 +124,7 @@ inline void store(int32_t* to, const Int32x16& value) {
 }
 
 #if defined(__AVX512BF16__)
-// The processor's own conversion makes zeros of what is below 2^-126 in magnitude.
+// The processor's conversion flushes subnormals to zero.
 inline void store(BFloat16* to, const Float32x16& value) {
     for_each_register(value, [=](const auto& lanes, int lane) {
         const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(lanes));
@@ -132,7 +132,7 @@ inline void store(BFloat16* to, const Float32x16& value) {
     });
 }
 #else
-// Those of the nearest numbers of bfloat16, ties to even, in the upper halves; NaN stays NaN.
+// Rounded to bfloat16 in the upper half of each lane: to nearest, ties to even; NaN stays NaN.
 inline UInt32x16 bfloat16_bits(const Float32x16& value) {
     const UInt32x16 bits = bits_as<uint32_t>(value);
     const UInt32x16 nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
@@ -154,7 +154,7 @@ inline void store(BFloat16* to, const Float32x16& value) {
 }
 #endif
 
-// Round to nearest, ties to even; from 65,520 on infinity, NaN stays NaN.
+// Rounds to nearest, ties to even; 65,520 and above become infinity, NaN stays NaN.
 inline void store(Half* to, const Float32x16& value) {
     for_each_register(value, [=](const auto& lanes, int lane) {
 #if defined(__AVX512F__)
@@ -163,8 +163,8 @@ inline void store(Half* to, const Float32x16& value) {
         const auto halves = _mm256_cvtps_ph(reinterpret_cast<__m256>(lanes), _MM_FROUND_TO_NEAREST_INT);
 #else
         using Lanes = std::remove_cvref_t<decltype(lanes)>;
-        // Of what half precision holds in full, bits are shifted; to the others 0.5 is added, whose last bit is worth
-        // what theirs is.
+        // Normal numbers are rounded and shifted. For subnormals, adding 0.5 aligns the mantissa, since the last bit of
+        // 0.5 has the weight of a subnormal's.
         const auto bits = bits_as<uint32_t>(lanes), magnitude = bits & 0x7fffffffu;
         const auto full = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
         const auto small = bits_as<uint32_t>(reinterpret_cast<Lanes>(magnitude) + 0.5f) - 0x3f000000u;
@@ -177,10 +177,10 @@ inline void store(Half* to, const Float32x16& value) {
     });
 }
 
-// The low bytes of the lanes.
+// Stores the low byte of each lane.
 inline void store_bytes(void* to, const Int32x16& value) {
 #if defined(__x86_64__) && !defined(__AVX512F__)
-    const Int32x16 low = value & 255;  // a compiler takes the bytes of shorter vectors one by one
+    const Int32x16 low = value & 255;  // compilers narrow shorter vectors byte by byte
 #if defined(__AVX2__)
     const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(low.low), reinterpret_cast<__m256i>(low.high));
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
@@ -199,7 +199,7 @@ inline void store_bytes(void* to, const Int32x16& value) {
 #endif
 }
 
-// The first `count` lanes; the others are zero, and nothing past them is read.
+// Loads the first `count` lanes; the others are zero, and no memory past `count` is read.
 template <class T>
 inline auto load_partial(const T* from, int64_t count) {
     T padded[LANES] = {};
@@ -214,7 +214,7 @@ inline void store_partial(T* to, const Float32x16& value, int64_t count) {
     std::memcpy(to, padded, count * sizeof(T));
 }
 
-// The value as it is after a store and a load: what the models published in T compute with.
+// The value after rounding to T: published models round intermediate results to their dtype.
 inline Float32x16 rounded(const Float32x16& value, const float*) { return value; }
 
 inline Float32x16 rounded(const Float32x16& value, const BFloat16*) {
@@ -227,7 +227,7 @@ inline Float32x16 rounded(const Float32x16& value, const BFloat16*) {
 #endif
 }
 
-// The lanes made four by `both`, a half with the other half, and again.
+// Reduces to four lanes: combines the halves with `both`, repeatedly.
 template <class V, class Both>
 inline auto reduce_to_four(const V& value, const Both& both) {
     if constexpr (IS_PAIR<V>) {
@@ -241,7 +241,7 @@ inline auto reduce_to_four(const V& value, const Both& both) {
     }
 }
 
-// The lanes made one.
+// Reduces to one value.
 template <class V, class Both>
 inline auto reduce(const V& value, const Both& both) {
     const auto four = reduce_to_four(value, both);
@@ -249,7 +249,7 @@ inline auto reduce(const V& value, const Both& both) {
     return both(two, shuffle<1, 0, 3, 2>(two))[0];
 }
 
-// The lanes of two vectors made one each: the first two of four.
+// Reduces two vectors at once; the results are the first two of four lanes.
 template <class V, class Both>
 inline auto reduce(const V& first, const V& second, const Both& both) {
     const auto a = reduce_to_four(first, both), b = reduce_to_four(second, both);
@@ -265,17 +265,17 @@ constexpr auto max_lanes = [](const auto& a, const auto& b) {
 inline float reduce_add(const Float32x16& value) { return reduce(value, add_lanes); }
 inline float reduce_max(const Float32x16& value) { return reduce(value, max_lanes); }
 
-// The magnitudes' bits, which are ordered as magnitudes are; NaN is above infinity.
+// The bits of |value|, which as integers are ordered like the magnitudes; NaN is above infinity.
 inline Int32x16 magnitude_bits(const Float32x16& value) { return bits_as<int32_t>(value) & 0x7fffffff; }
-constexpr int32_t INFINITE = 0x7f800000;  // infinity's bits
+constexpr int32_t INFINITE = 0x7f800000;  // the bits of infinity
 
-constexpr float ROUNDING = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, ties to even
+constexpr float ROUNDING = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
 
-// The nearest whole number, of less than 2^22.
+// The nearest integer, for magnitudes below 2^22.
 inline Float32x16 round_to_int(const Float32x16& value) { return (value + ROUNDING) - ROUNDING; }
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite 1980), then the Taylor series of
-// e^r to r^7, whose error is below float32's own. Under -87 the result is 0, over 88 infinity; NaN stays NaN.
+// e^r to r^7, whose error is below float32's rounding. The result is 0 below -87 and infinity above 88; NaN stays NaN.
 inline Float32x16 exponential(const Float32x16& x) {
     const Float32x16 clamped = select(x < -87.33f, broadcast(-87.33f), select(x > 88.72f, broadcast(88.72f), x));
     const Float32x16 n = round_to_int(clamped * 1.44269504088896341f);
@@ -288,7 +288,7 @@ inline Float32x16 exponential(const Float32x16& x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // n = 128 has no float32 of its own: 2^n is made in two factors.
+    // 2^128 is no float32, so 2^n is applied as two factors.
     const Int32x16 power = convert<int32_t>(n);
     const Int32x16 half = power >> 1;
     const Float32x16 first = bits_as<float>((half + 127) << 23);
@@ -305,12 +305,11 @@ inline float exponential(float x) {
     return lanes[0];
 }
 
-// e^x for x up to 0, as near as what is rounded to type T needs it: 0 under -87, NaN stays NaN.
+// e^x for x <= 0, as exact as needed for results that are rounded to T. 0 below -87; NaN stays NaN.
 inline Float32x16 exponential_for(const Float32x16& x, const float*) { return exponential(x); }
 
-// In base 2, n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: off by 2.4e-6 of itself, a thousandth of what
-// rounding to bfloat16, of weights or of what they make, takes. n is added to the exponent, from the low bits of the sum
-// that rounds it.
+// x log2(e) = n + r with |r| <= 1/2, and 2^r by its Taylor series to r^5: the relative error is 2.4e-6, a thousandth of
+// the rounding to bfloat16. n is added to the exponent bits; it is read from the low bits of the sum that rounds it.
 inline Float32x16 exponential_for(const Float32x16& x, const BFloat16*) {
     constexpr float LOG2_E = 1.44269504088896341f;
     const Float32x16 clamped = select(x < -87.0f, broadcast(-87.0f), x);
@@ -326,7 +325,7 @@ inline Float32x16 exponential_for(const Float32x16& x, const BFloat16*) {
     return select(x < -87.0f, Float32x16{}, select(x != x, x, result));
 }
 
-// Whether any lane is larger than the other value; NaN is not.
+// Whether any lane is greater than `than`; NaN is not.
 inline bool any_greater(const Float32x16& values, float than) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(values), _mm512_set1_ps(than), _CMP_GT_OQ) != 0;
