@@ -21,7 +21,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.5}], ids=["forward", "start"])
-def test_others_are_unharmed(small: Small, overlap: bool, params: dict[str, float]) -> None:
+def test_a_failed_step_does_not_affect_other_requests(small: Small, overlap: bool, params: dict[str, float]) -> None:
     """A token id out of range makes the model raise; with a penalty, the start of the request's slot raises.
 
     The first step has only the bad request and its neighbour, which fails too. The next request starts one step later;
@@ -50,7 +50,7 @@ def test_others_are_unharmed(small: Small, overlap: bool, params: dict[str, floa
     assert (again.tokens, again.cached_tokens) == (small.tokens[3], 0)
 
 
-def test_a_token_outside_the_vocabulary_never_gets_into_a_step(small: Small) -> None:
+def test_a_token_outside_the_vocabulary_is_refused_before_any_step(small: Small) -> None:
     neighbour = small.prompts[3]
     with engine(small, 4, 5 + len(neighbour)) as served:
         bad, biased, neighbouring = served.generate(

@@ -169,7 +169,7 @@ def test_requests_are_served_and_each_ends_once(depth: int) -> None:
     assert sorted(ends) == ["a", "b", "c"]
 
 
-def test_one_message_a_step(depth: int) -> None:
+def test_one_message_per_step(depth: int) -> None:
     engine = Harness(depth)
     engine.send(message("a", A), message("b", B))
     engine.until_idle()
@@ -178,7 +178,7 @@ def test_one_message_a_step(depth: int) -> None:
 
 @pytest.mark.parametrize("while_launching", [True, False], ids=["launch", "collect"])
 @pytest.mark.parametrize("broken", [0, 1, 3])
-def test_a_step_that_raises_ends_its_requests_and_nobody_elses(depth: int, broken: int, while_launching: bool) -> None:
+def test_a_step_that_raises_ends_only_its_own_requests(depth: int, broken: int, while_launching: bool) -> None:
     engine = Harness(depth, frozenset({broken}), while_launching, max_running_requests=2)
     engine.send(message("a", A), message("b", B), message("c", C))
     engine.until_idle()
@@ -191,7 +191,7 @@ def test_a_step_that_raises_ends_its_requests_and_nobody_elses(depth: int, broke
     assert engine.last("c").finish is FinishReason.LENGTH
 
 
-def test_the_loop_lives_on_after_failing_again_and_again(depth: int) -> None:
+def test_the_loop_continues_after_repeated_failures(depth: int) -> None:
     engine = Harness(depth, frozenset(range(4)))
     requests = [f"attempt {number}" for number in range(5)]
     for request in requests:
@@ -203,7 +203,7 @@ def test_the_loop_lives_on_after_failing_again_and_again(depth: int) -> None:
     assert engine.tokens(requests[-1]) == expected_tokens(A, 8)
 
 
-def test_nothing_a_failed_step_wrote_is_ever_hit(depth: int) -> None:
+def test_kv_of_a_failed_step_is_never_hit(depth: int) -> None:
     """The failed step would have computed the prompt of "a"; a later request has the same prompt."""
     engine = Harness(depth, frozenset({0}))
     engine.send(message("a", A))
@@ -214,7 +214,7 @@ def test_nothing_a_failed_step_wrote_is_ever_hit(depth: int) -> None:
     assert engine.tokens("again") == expected_tokens(A, 8)
 
 
-def test_requests_of_which_none_can_be_planned_are_aborted_not_left_hanging(depth: int) -> None:
+def test_requests_that_can_never_be_scheduled_are_aborted(depth: int) -> None:
     engine = Harness(depth, scheduler=NeverPlans)
     engine.send(message("a", A))
     engine.step()
@@ -237,7 +237,7 @@ def test_a_refused_request_gets_one_output_with_the_reason(depth: int) -> None:
     assert engine.tokens("a") == expected_tokens(A, 8)
 
 
-def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(depth: int) -> None:
+def test_a_duplicate_request_id_is_refused_and_the_first_request_continues(depth: int) -> None:
     engine = Harness(depth)
     engine.send(message("a", A), message("a", B))
     engine.until_idle()
@@ -246,7 +246,7 @@ def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(depth:
     assert engine.tokens("a") == expected_tokens(A, 8)
 
 
-def test_abort_is_answered_while_others_go_on(depth: int) -> None:
+def test_abort_is_answered_while_other_requests_continue(depth: int) -> None:
     engine = Harness(depth)
     engine.send(message("a", A), message("b", B))
     engine.step(2)
@@ -274,7 +274,7 @@ def test_the_cache_is_not_flushed_while_requests_run(depth: int) -> None:
     assert (engine.last("hit").cached_tokens, engine.last("miss").cached_tokens) == (4, 0)
 
 
-def test_statistics_come_when_asked_for_and_once_in_a_while(depth: int) -> None:
+def test_statistics_are_sent_on_request_and_periodically(depth: int) -> None:
     engine = Harness(depth)
     engine.send(message("a", A), message("b", B))
     engine.step()
@@ -293,7 +293,7 @@ def test_statistics_come_when_asked_for_and_once_in_a_while(depth: int) -> None:
 # ---- the end
 
 
-def test_drain_finishes_what_runs_and_what_waits(depth: int) -> None:
+def test_drain_finishes_running_and_waiting_requests(depth: int) -> None:
     engine = Harness(depth, max_running_requests=1)
     engine.send(message("a", A), message("b", B))
     engine.step(2)
@@ -308,7 +308,7 @@ def test_drain_finishes_what_runs_and_what_waits(depth: int) -> None:
     assert engine.of_kind(Drained) == [Drained()]
 
 
-def test_drain_without_time_aborts_and_tells(depth: int) -> None:
+def test_drain_without_time_aborts_all_requests(depth: int) -> None:
     engine = Harness(depth, max_running_requests=1)
     engine.send(message("a", A, max_tokens=200), message("b", B))
     engine.step(2)
@@ -339,7 +339,7 @@ def test_the_loop_stops_when_its_parent_is_gone(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_at_rest_every_page_is_accounted_for_once(depth: int) -> None:
+def test_integrity_is_checked_when_the_engine_is_idle(depth: int) -> None:
     """A leaked page is found when the engine is idle, not when the pool is exhausted."""
     harness = Harness(depth, scheduler=LosesCount)
     harness.send(message("a", A, 4))

@@ -42,7 +42,7 @@ def served(shared: CheckedEngine) -> Iterator[CheckedEngine]:
 # ---- sampling
 
 
-def test_a_seeded_request_draws_the_same_tokens_in_any_company(small: Small, served: CheckedEngine) -> None:
+def test_a_seeded_request_samples_the_same_tokens_in_any_batch(small: Small, served: CheckedEngine) -> None:
     drawn = message("drawn", small.prompts[5], temperature=1.0, seed=42)
     (alone,) = served.generate([drawn])
     others = messages(small.prompts, temperature=1.2, seed=7)
@@ -53,13 +53,13 @@ def test_a_seeded_request_draws_the_same_tokens_in_any_company(small: Small, ser
     assert alone.tokens != small.tokens[5]
 
 
-def test_seeds_draw_different_tokens(small: Small, served: CheckedEngine) -> None:
+def test_seeds_sample_different_tokens(small: Small, served: CheckedEngine) -> None:
     prompt = small.prompts[5]
     drawn = served.generate(message(f"seed {seed}", prompt, temperature=1.5, seed=seed) for seed in range(6))
     assert len({tuple(result.tokens) for result in drawn}) == 6
 
 
-def test_drawn_tokens_follow_the_models_distribution(small: Small, served: CheckedEngine) -> None:
+def test_sampled_tokens_follow_the_models_distribution(small: Small, served: CheckedEngine) -> None:
     """First tokens of many seeds at temperature 2 and top-k 3, against transformers' probabilities."""
     logits = small.logprobs(small.prompts[4])[-1] / 2
     likely = logits.topk(3)
@@ -117,7 +117,7 @@ def test_the_models_end_token_ends_a_request_unless_it_is_ignored(small: Small, 
     assert (ignored.tokens, ignored.finish, ignored.stop_token) == ([END] * OUTPUT, FinishReason.LENGTH, None)
 
 
-def test_a_stop_token_id_ends_a_request_where_it_first_comes(small: Small, served: CheckedEngine) -> None:
+def test_a_stop_token_id_ends_a_request_at_its_first_occurrence(small: Small, served: CheckedEngine) -> None:
     sent, expected = [], []
     for number, (prompt, tokens) in enumerate(zip(small.prompts, small.tokens, strict=True)):
         stop = tokens[number]
@@ -127,7 +127,7 @@ def test_a_stop_token_id_ends_a_request_where_it_first_comes(small: Small, serve
     assert [(result.tokens, result.finish, result.stop_token) for result in results] == expected
 
 
-def test_stop_tokens_are_masked_until_min_tokens_are_out(small: Small, served: CheckedEngine) -> None:
+def test_stop_tokens_are_masked_until_min_tokens(small: Small, served: CheckedEngine) -> None:
     def masked(logits: Tensor, output: list[int]) -> Tensor:
         if len(output) >= 5:
             return logits
@@ -145,7 +145,7 @@ def test_stop_tokens_are_masked_until_min_tokens_are_out(small: Small, served: C
     assert len(result.tokens) >= 5
 
 
-def test_min_tokens_hold_back_a_forced_end(small: Small, served: CheckedEngine) -> None:
+def test_min_tokens_delay_a_forced_end(small: Small, served: CheckedEngine) -> None:
     (result,) = served.generate(
         [message("held", small.prompts[2], min_tokens=6, logit_bias=((END, 100.0),), ignore_eos=False)]
     )
@@ -168,7 +168,7 @@ def check_entries(entries: list[TokenLogprob], expected: Tensor, top: int) -> No
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 9, "repetition_penalty": 1.5}])
-def test_logprobs_are_of_the_models_own_distribution(
+def test_logprobs_are_those_of_the_unmodified_distribution(
     small: Small, served: CheckedEngine, params: dict[str, float | int]
 ) -> None:
     prompt = small.prompts[6]
@@ -245,7 +245,7 @@ def test_namespaces_share_nothing(small: Small, served: CheckedEngine) -> None:
 # ---- abort and finish
 
 
-def test_an_aborted_request_says_so_and_leaves_nothing_behind(small: Small, served: CheckedEngine) -> None:
+def test_an_aborted_request_is_reported_and_frees_its_pages(small: Small, served: CheckedEngine) -> None:
     sent = messages(small.prompts)
     for one in sent:
         served.send(one)
@@ -275,7 +275,7 @@ def test_a_request_is_aborted_at_any_step_of_its_life(small: Small, served: Chec
         assert served.results["companion"].tokens == small.tokens[4]
 
 
-def test_a_finished_request_is_silent_and_its_prefix_stays(small: Small, served: CheckedEngine) -> None:
+def test_a_finished_request_sends_nothing_and_its_prefix_stays_cached(small: Small, served: CheckedEngine) -> None:
     """The API process found a stop string: the engine sends no further Output, and the prefix can be hit."""
     served.send(message("finished", small.prompts[7]))
     served.send(message("companion", small.prompts[4]))
@@ -302,7 +302,7 @@ def test_abort_all_empties_the_engine(small: Small, served: CheckedEngine) -> No
     assert {served.results[one.request].finish for one in sent} == {FinishReason.ABORT}
 
 
-def test_what_cannot_run_is_refused_with_its_reason(small: Small, served: CheckedEngine) -> None:
+def test_a_request_that_can_never_run_is_refused_with_the_reason(small: Small, served: CheckedEngine) -> None:
     sent = [
         message("empty", []),
         message("too long", [5] * 256),

@@ -113,7 +113,7 @@ def test_prefixes_of_one_another_share_pages_under_every_policy(small: MakeSmall
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"disable_radix_cache": True}], ids=["cached", "uncached"])
-def test_retracted_requests_go_on_where_they_were(small: MakeSmall, overlap: bool, flags: dict[str, object]) -> None:
+def test_retracted_requests_resume_where_they_were(small: MakeSmall, overlap: bool, flags: dict[str, object]) -> None:
     """The pool is large enough for each single request, but not for all of them together."""
     one = small("qwen3")
     with engine(one, 4, 32, overlap, pool=112, schedule_conservativeness=0.01, **flags) as served:
@@ -150,7 +150,7 @@ def test_retraction_changes_no_sampled_token_and_no_logprob(small: MakeSmall, ov
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_requests_of_every_kind_in_one_batch_do_not_touch_one_another(small: MakeSmall, overlap: bool) -> None:
+def test_requests_of_every_kind_do_not_affect_each_other_in_a_batch(small: MakeSmall, overlap: bool) -> None:
     one = small("llama")
     kinds: list[dict[str, object]] = [
         {},

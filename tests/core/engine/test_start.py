@@ -20,13 +20,13 @@ print(process.main())
 """
 
 
-def test_modules_are_imported_before_the_specification_is_there() -> None:
+def test_modules_are_imported_before_the_specification_arrives() -> None:
     command = [sys.executable, "-c", WITHOUT_SPECIFICATION]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["True", "True", "1"]
 
 
-def test_a_process_that_was_never_told_is_ended() -> None:
+def test_a_process_without_a_specification_can_be_ended() -> None:
     engine = EngineProcess()
     engine.start({})
     process = engine._process

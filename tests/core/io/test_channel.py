@@ -39,7 +39,7 @@ async def exchange(directory: SocketDirectory) -> tuple[list[ToEngine], FromEngi
         api.close()
 
 
-def test_messages_arrive_whole_and_in_order() -> None:
+def test_messages_arrive_complete_and_in_order() -> None:
     directory = SocketDirectory()
     received, answer = asyncio.run(exchange(directory))
     assert received == TO_ENGINE
@@ -68,7 +68,7 @@ def test_directories_of_dead_servers_are_removed_and_those_of_living_ones_stay(
     second.close()
 
 
-def test_a_temporary_directory_with_a_long_name_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_directory_with_a_long_name_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (deep := tmp_path / ("d" * 60) / ("e" * 60)).mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     directory = SocketDirectory()

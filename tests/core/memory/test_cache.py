@@ -27,13 +27,13 @@ def test_a_closed_lease_leaves_its_full_pages_in_the_tree_and_frees_the_rest() -
     assert cache.match("", TEXT, 20).pages == 2
 
 
-def test_what_was_not_computed_is_not_kept() -> None:
+def test_tokens_that_were_not_computed_are_not_cached() -> None:
     cache = Cache([10], 4)
     cache.close(filled(cache, TEXT[:16]), TEXT[:7])
     assert cache.counts()[0].cached == 1
 
 
-def test_a_hit_is_held_once_however_many_share_it() -> None:
+def test_shared_pages_are_counted_as_held_once() -> None:
     cache = Cache([10], 4)
     cache.close(filled(cache, TEXT[:8]), TEXT[:8])
     leases = [cache.open("", TEXT, 20) for _ in range(3)]
@@ -69,7 +69,7 @@ def test_equal_pages_stay_private_until_closed_and_are_then_freed() -> None:
     assert cache.counts() == (PageCounts(total=10, free=8, cached=2, held=0),)
 
 
-def test_what_comes_behind_equal_pages_is_shared_and_the_equal_ones_are_duplicates() -> None:
+def test_pages_after_duplicate_pages_are_shared() -> None:
     cache = Cache([10], 4)
     first, second = filled(cache, TEXT[:8]), filled(cache, TEXT[:16])
     own = list(second.tables[0])
@@ -87,7 +87,7 @@ def test_what_comes_behind_equal_pages_is_shared_and_the_equal_ones_are_duplicat
     assert cache.counts() == (PageCounts(total=10, free=6, cached=4, held=0),)
 
 
-def test_few_new_pages_are_not_worth_holding_many_twice() -> None:
+def test_few_new_pages_are_not_published_after_many_duplicates() -> None:
     cache = Cache([20], 4)
     first, second = filled(cache, TEXT[:12]), filled(cache, TEXT[:16])
     cache.publish(first, TEXT[:12])
@@ -95,7 +95,7 @@ def test_few_new_pages_are_not_worth_holding_many_twice() -> None:
     assert (second.shared, second.duplicates) == (0, ([],))
 
 
-def test_a_longer_twin_adds_only_what_is_new() -> None:
+def test_a_longer_equal_prompt_adds_only_new_pages() -> None:
     cache = Cache([10], 4)
     first, second = filled(cache, TEXT[:8]), filled(cache, TEXT[:16])
     cache.close(first, TEXT[:8])
@@ -105,7 +105,7 @@ def test_a_longer_twin_adds_only_what_is_new() -> None:
     cache.check_integrity(deep=True)
 
 
-def test_extending_evicts_what_nobody_holds() -> None:
+def test_extending_evicts_unheld_pages() -> None:
     cache = Cache([4], 4)
     cache.close(filled(cache, TEXT[:16]), TEXT[:16])
     other = cache.open("", (1, 2, 3, 4, 5), 4)
@@ -168,7 +168,7 @@ def test_flush_frees_all_but_not_while_a_lease_is_open() -> None:
     assert cache.counts() == (PageCounts(total=10, free=10, cached=0, held=0),)
 
 
-def test_without_prefix_cache_nothing_is_kept_or_found() -> None:
+def test_without_prefix_cache_nothing_is_cached_or_hit() -> None:
     cache = Cache([10], 4, prefix_cache=False)
     lease = filled(cache, TEXT[:8])
     cache.publish(lease, TEXT[:8])
@@ -177,7 +177,7 @@ def test_without_prefix_cache_nothing_is_kept_or_found() -> None:
     assert cache.match("", TEXT, 20).pages == 0
 
 
-def test_a_lost_page_is_named() -> None:
+def test_a_leaked_page_is_reported() -> None:
     cache = Cache([4], 4)
     lease = filled(cache, TEXT[:8])
     lost = lease.tables[0].pop()

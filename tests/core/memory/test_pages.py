@@ -9,7 +9,7 @@ from srv.errors import IntegrityError
 from srv.memory.pages import PageAllocator
 
 
-def test_hands_out_every_page_but_page_zero_once() -> None:
+def test_allocates_every_page_except_page_zero_once() -> None:
     pages = PageAllocator(0, 5)
     assert sorted(pages.allocate(2) + pages.allocate(3)) == [1, 2, 3, 4, 5]
     assert pages.free_count == 0
@@ -22,7 +22,7 @@ def test_allocating_nothing_takes_nothing() -> None:
     assert pages.free_count == 3
 
 
-def test_freed_pages_are_handed_out_again() -> None:
+def test_freed_pages_are_allocated_again() -> None:
     pages = PageAllocator(0, 2)
     taken = pages.allocate(2)
     pages.free([taken[0]])
@@ -43,7 +43,7 @@ def test_foreign_pages_are_refused(page: int) -> None:
         PageAllocator(0, 4).free([page])
 
 
-def test_asking_for_too_many_raises_and_takes_none() -> None:
+def test_allocating_too_many_pages_raises_and_allocates_none() -> None:
     pages = PageAllocator(0, 4)
     with pytest.raises(IntegrityError, match="5 pages were requested, 4 of 4 are free"):
         pages.allocate(5)

@@ -55,7 +55,7 @@ def test_namespaces_share_nothing() -> None:
     assert tree.unlocked_pages == 2
 
 
-def test_insert_reports_what_was_there_and_takes_only_the_rest() -> None:
+def test_insert_reports_pages_that_exist_and_adds_only_the_others() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
     _, present = tree.insert("", (1, 2, 3, 4, 5, 6), [(11, 12, 13)], 3)
     assert present == 2
@@ -83,7 +83,7 @@ def test_a_lock_survives_a_split() -> None:
     assert sorted(tree.evict(9)[0]) == [1, 2]
 
 
-def test_match_tells_what_holding_it_would_take_from_the_evictable() -> None:
+def test_match_has_the_number_of_evictable_pages_it_would_lock() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
     node, _ = tree.acquire("", (1, 2), 9)
     assert tree.match("", (1, 2, 3, 4), 9) == Match(pages=2, unlocked=1)
@@ -100,7 +100,7 @@ def test_evicts_the_least_recently_used_leaf_first() -> None:
     assert tree.evict(1) == (pages[1, 1],)
 
 
-def test_evicts_leaves_before_what_they_hang_on() -> None:
+def test_evicts_leaves_before_their_parents() -> None:
     tree, _ = tree_of((1, 2, 3, 4), (1, 2, 7, 8))
     assert tree.evict(2)[0] == (2, 4)
     assert tree.evict(1)[0] == (1,)
@@ -133,7 +133,7 @@ def test_unlocking_too_often_raises() -> None:
         tree.unlock(node)
 
 
-def test_a_namespace_without_pages_leaves_nothing_behind() -> None:
+def test_a_namespace_without_pages_is_removed() -> None:
     tree, _ = tree_of()
     for number in range(50):
         node, pages = tree.acquire(f"tenant {number}", (1, 2), 9)
@@ -142,7 +142,7 @@ def test_a_namespace_without_pages_leaves_nothing_behind() -> None:
     assert list(tree.nodes()) == []
 
 
-def test_version_changes_whenever_a_match_may() -> None:
+def test_version_changes_whenever_a_match_could_change() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
     seen = [tree.version]
     node, _ = tree.acquire("", (1, 2), 9)
@@ -164,7 +164,7 @@ def test_the_order_of_eviction_does_not_grow_with_use() -> None:
     assert tree.evict(1) == ((2,),)
 
 
-def test_pages_of_every_cache_group_travel_together() -> None:
+def test_pages_of_all_cache_groups_are_evicted_together() -> None:
     tree = RadixTree(2, 2)
     tree.insert("", (1, 2, 3, 4), [(1, 2), (8, 9)], 2)
     node, pages = tree.acquire("", (1, 2, 3, 4), 1)

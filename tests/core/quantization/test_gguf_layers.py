@@ -58,7 +58,7 @@ def test_an_embedding_that_is_also_the_output_layer_is_held_once(tmp_path: Path)
     assert ours.lm_head.matrices == [ours.embedding.matrix]
 
 
-def test_parts_of_one_product_may_be_of_different_types(tmp_path: Path) -> None:
+def test_fused_projections_may_have_different_types(tmp_path: Path) -> None:
     """As in files that use more bits for value and down projections."""
 
     def kinds(name: str) -> Kind:
@@ -70,7 +70,7 @@ def test_parts_of_one_product_may_be_of_different_types(tmp_path: Path) -> None:
     assert (first.quant_type, second.quant_type) == ("Q4_K", "Q6_K")
 
 
-def test_what_is_stored_as_plain_numbers_stays_plain(tmp_path: Path) -> None:
+def test_unquantized_tensors_stay_unquantized(tmp_path: Path) -> None:
     def kinds(name: str) -> Kind:
         return Kind.F16 if "k_proj" in name or "embed" in name else Kind.Q8_0
 
@@ -82,7 +82,7 @@ def test_what_is_stored_as_plain_numbers_stays_plain(tmp_path: Path) -> None:
     assert isinstance(ours.embedding, Embedding)
 
 
-def test_without_being_asked_the_weights_become_plain(tmp_path: Path) -> None:
+def test_by_default_the_weights_are_dequantized(tmp_path: Path) -> None:
     model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
     write_gguf(tmp_path / "model.gguf", model, "llama", Kind.Q8_0)
     ours = built(tmp_path / "model.gguf")

@@ -119,13 +119,13 @@ def test_logits_are_those_of_the_stored_integers(arch: str, kinds: Callable[[str
     assert float(moved.abs().max()) > 0.05 * float(plain.std())  # so that the test would detect unquantized logits
 
 
-def test_the_facts_say_how_it_is_stored(tmp_path: Path) -> None:
+def test_the_facts_have_the_quantization(tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), mixed)
     facts = read_facts(tmp_path)
     assert (facts.quantization, facts.dtype) == ("modelslim", "float32")
 
 
-def test_each_layer_is_of_its_kind(tmp_path: Path) -> None:
+def test_each_layer_has_its_described_kind(tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), mixed)
     kinds = {name: type(module).__name__ for name, module in built(tmp_path).named_modules()}
     assert kinds["layers.0.attention.qkv_proj"] == kinds["lm_head"] == "DynamicInt8Linear"
@@ -142,14 +142,14 @@ def test_a_description_within_the_configuration(tmp_path: Path) -> None:
     check(tmp_path, model)
 
 
-def test_a_description_of_floats_alone_is_a_plain_checkpoint(tmp_path: Path) -> None:
+def test_a_description_without_quantized_layers_is_an_unquantized_checkpoint(tmp_path: Path) -> None:
     model = small_model("llama")
     quantize(tmp_path, model, everything("FLOAT"))
     assert read_facts(tmp_path).quantization is None
     check(tmp_path, model)
 
 
-def test_tied_embeddings_stay_plain_and_layers_do_not(tmp_path: Path) -> None:
+def test_tied_embeddings_stay_unquantized_and_layers_do_not(tmp_path: Path) -> None:
     model = small_model("llama", tie_word_embeddings=True)
     quantize(tmp_path, model, everything("W8A8_DYNAMIC"))
     check(tmp_path, model)
@@ -164,7 +164,7 @@ def test_offsets_stored_as_whole_numbers(tmp_path: Path) -> None:
     check(tmp_path, model)
 
 
-def test_another_methods_configuration_is_not_taken_for_a_description(tmp_path: Path) -> None:
+def test_the_configuration_of_another_method_is_not_a_description(tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
     edit_config(tmp_path, quantization_config={"quant_method": "other", "model.layers.0.mlp.up_proj.weight": "W8A8"})
     assert read_facts(tmp_path).quantization == "other"
@@ -192,7 +192,7 @@ def test_scales_stored_as_the_bits_of_float32(tmp_path: Path) -> None:
     check(tmp_path, model)
 
 
-def test_what_static_layers_store_twice_is_passed_over(tmp_path: Path) -> None:
+def test_redundant_tensors_of_static_layers_are_skipped(tmp_path: Path) -> None:
     model = small_model("qwen2")
     quantize(tmp_path, model, everything("W8A8"))
     rows = model.config.hidden_size
@@ -235,7 +235,7 @@ QKV = "model__layers__0__self_attn__"
         ("W8A8", {QKV + "o_proj__scale": torch.zeros(1)}, "unexpected_tensors", "o_proj.scale"),
     ],
 )
-def test_tensors_that_cannot_be_multiplied_are_named(
+def test_invalid_tensors_are_refused_by_name(
     kind: str, changes: dict[str, Tensor | None], code: str, reason: str, tmp_path: Path
 ) -> None:
     quantize(tmp_path, small_model("llama"), everything(kind))
@@ -259,7 +259,7 @@ def test_kinds_that_differ_within_one_matrix_are_refused(tmp_path: Path) -> None
     assert "model.layers.1.self_attn.v_proj is FLOAT" in error.reason
 
 
-def test_kinds_that_are_not_known_are_refused_before_any_weight(tmp_path: Path) -> None:
+def test_unknown_kinds_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), everything("W8A8"))
     described(tmp_path, **{"model.layers.1.mlp.up_proj.weight": "W4A8_DYNAMIC"})
     with pytest.raises(ModelError, match="W4A8_DYNAMIC") as caught:
@@ -283,7 +283,7 @@ def test_two_descriptions_are_refused(tmp_path: Path) -> None:
         read_facts(tmp_path)
 
 
-def test_transformers_is_not_asked_to_multiply_them(tmp_path: Path) -> None:
+def test_the_transformers_implementation_is_refused(tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), everything("W8A8"))
     error = refused(tmp_path, impl="transformers")
     assert error.code == "unsupported_quantization"

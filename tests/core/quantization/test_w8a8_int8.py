@@ -70,7 +70,7 @@ def distance(model: Any, ours: Tensor, tokens: Tensor) -> float:
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
-def test_a_checkpoint_and_rounding_at_load_are_one_model_and_near_the_plain_one(arch: str, tmp_path: Path) -> None:
+def test_online_quantization_equals_a_checkpoint_and_is_near_the_unquantized_model(arch: str, tmp_path: Path) -> None:
     model = saved(tmp_path, arch)
     tokens = tokens_of(model, 12)
     made = logits(tmp_path, tokens, online_quantization="int8dq")
@@ -80,7 +80,7 @@ def test_a_checkpoint_and_rounding_at_load_are_one_model_and_near_the_plain_one(
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_scales_of_either_shape_and_a_configuration_that_says_nothing(flat: bool, tmp_path: Path) -> None:
+def test_scales_of_either_shape_without_a_quantization_config(flat: bool, tmp_path: Path) -> None:
     model = saved(tmp_path)
     tokens = tokens_of(model, 12)
     made = logits(tmp_path, tokens, online_quantization="int8dq")
@@ -106,7 +106,7 @@ def test_the_facts_count_integers_and_name_the_method(tmp_path: Path) -> None:
     assert (facts.quantization, facts.int8_params, facts.dtype) == ("w8a8_int8", weights, "float32")
 
 
-def test_embeddings_and_the_output_layer_stay_plain(tmp_path: Path) -> None:
+def test_embeddings_and_the_output_layer_stay_unquantized(tmp_path: Path) -> None:
     saved(tmp_path)
     for options in ({"online_quantization": "int8wo"}, {}):
         kinds = {name: type(module).__name__ for name, module in built(tmp_path, **options).named_modules()}
@@ -118,7 +118,7 @@ def test_embeddings_and_the_output_layer_stay_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
-def test_weights_alone_in_8_bits_are_nearer_to_the_plain_model(arch: str, tmp_path: Path) -> None:
+def test_weight_only_int8_is_nearer_to_the_unquantized_model(arch: str, tmp_path: Path) -> None:
     model = saved(tmp_path, arch)
     tokens = tokens_of(model, 12)
     both, weights = (
@@ -127,7 +127,7 @@ def test_weights_alone_in_8_bits_are_nearer_to_the_plain_model(arch: str, tmp_pa
     assert 0.001 < weights < both < LIMIT
 
 
-def test_weights_alone_in_8_bits_are_those_of_their_steps(tmp_path: Path) -> None:
+def test_weight_only_int8_equals_its_dequantized_weights(tmp_path: Path) -> None:
     """The result equals that of unquantized layers with the rounded weights."""
     model = saved(tmp_path, "qwen2")
     tokens = tokens_of(model, 12)
@@ -139,20 +139,20 @@ def test_weights_alone_in_8_bits_are_those_of_their_steps(tmp_path: Path) -> Non
     torch.testing.assert_close(ours, expected_logits(model, tokens), atol=5e-4, rtol=1e-4)
 
 
-def test_a_tied_head_stays_plain(tmp_path: Path) -> None:
+def test_a_tied_output_layer_stays_unquantized(tmp_path: Path) -> None:
     model = saved(tmp_path, tie_word_embeddings=True)
     tokens = tokens_of(model, 12)
     assert 0.001 < distance(model, logits(tmp_path, tokens, online_quantization="int8dq"), tokens) < LIMIT
 
 
-def test_rounding_gives_127_steps_to_the_largest_of_each_row() -> None:
+def test_quantization_maps_the_largest_of_each_row_to_127() -> None:
     weight = torch.tensor([[0.5, -127.0, 1.5], [0.0, 0.0, 0.0], [2.0, 4.0, -1.0]])
     whole, scale = quantize_int8(weight)
     assert whole.tolist() == [[0, -127, 2], [0, 0, 0], [64, 127, -32]]
     assert scale.tolist() == [[1.0], [0.0], [pytest.approx(4 / 127)]]
 
 
-def test_without_weights_the_configuration_says_which_layers(tmp_path: Path) -> None:
+def test_dummy_weights_follow_the_quantization_config(tmp_path: Path) -> None:
     saved(tmp_path)
     ignored = ["lm_head", "re:model.layers.1.mlp.*", "model.layers.2.mlp.down_proj"]
     edit_config(tmp_path, quantization_config={**DESCRIBED, "ignore": ignored})
@@ -197,7 +197,7 @@ def changed(**at: Any) -> dict[str, Any]:
         ({"config_groups": {"group_0": 1}}, "its group_0 is 1"),
     ],
 )
-def test_other_schemes_of_compressed_tensors_are_refused_in_words(at: Any, reason: str, tmp_path: Path) -> None:
+def test_other_schemes_of_compressed_tensors_are_refused_with_a_reason(at: Any, reason: str, tmp_path: Path) -> None:
     saved(tmp_path)
     quantize(tmp_path)
     edit_config(tmp_path, quantization_config=changed(**at))
@@ -208,7 +208,7 @@ def test_other_schemes_of_compressed_tensors_are_refused_in_words(at: Any, reaso
     assert "w8a8_int8" in error.remedy
 
 
-def test_what_says_nothing_else_is_the_method() -> None:
+def test_equivalent_configurations_select_the_method() -> None:
     for config in (DESCRIBED, changed(sparsity_config={"format": "dense"}, sparsity={}), {"quant_method": "w8a8_int8"}):
         assert int8.method(config) == "w8a8_int8"
     assert int8.method({"quant_method": "awq"}) == "awq"
@@ -221,7 +221,7 @@ def refused(folder: Path, **options: Any) -> ModelError:
     return caught.value
 
 
-def test_integers_are_not_rounded_again(tmp_path: Path) -> None:
+def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
     model = saved(tmp_path)
     quantize(tmp_path)
     error = refused(tmp_path, online_quantization="int8dq")
@@ -242,7 +242,7 @@ def test_a_layer_without_its_scale_is_refused_by_name(tmp_path: Path) -> None:
     assert (error.code, name in error.reason) == ("missing_tensors", True)
 
 
-def test_layers_of_transformers_take_no_integers(tmp_path: Path) -> None:
+def test_the_transformers_implementation_refuses_int8_weights(tmp_path: Path) -> None:
     saved(tmp_path)
     error = refused(tmp_path, impl="transformers", online_quantization="int8dq")
     assert (error.code, "would be quantized with int8dq at load" in error.reason) == ("unsupported_quantization", True)
@@ -250,7 +250,7 @@ def test_layers_of_transformers_take_no_integers(tmp_path: Path) -> None:
     assert refused(tmp_path, impl="transformers").code == "unsupported_quantization"
 
 
-def test_random_weights_of_rounded_layers(tmp_path: Path) -> None:
+def test_dummy_weights_of_online_quantized_layers(tmp_path: Path) -> None:
     model = saved(tmp_path)
     ours = built(tmp_path, load_format="dummy", online_quantization="int8dq")
     linear = next(module for module in ours.modules() if isinstance(module, DynamicInt8Linear))

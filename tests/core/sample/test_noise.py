@@ -31,13 +31,13 @@ def test_known_answers_hold_within_a_vector() -> None:
     assert np.array_equal(philox4x32(counters, keys), wants)
 
 
-def test_first_number_is_pinned() -> None:
+def test_the_first_number_is_fixed() -> None:
     """53 bits of the first two words, the second one as the upper half. A change here changes every seeded output."""
     want = (((0xE169C58D << 32) | 0x6627E8D5) >> 11) * 2.0**-53
     assert uniform([0], [0]).tolist() == [want]
 
 
-def test_a_number_depends_on_seed_and_position_alone() -> None:
+def test_a_number_depends_only_on_seed_and_position() -> None:
     seeds, positions = [3, 3, 9, 2**63 - 1, 0], [0, 1, 1, 2**40, 2**62]
     together = uniform(seeds, positions).tolist()
     alone = [uniform([seed], [position])[0] for seed, position in zip(seeds, positions, strict=True)]
@@ -62,11 +62,11 @@ def test_numbers_are_uniform_and_uncorrelated(along: str) -> None:
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / count**0.5
 
 
-def test_no_numbers_for_no_rows() -> None:
+def test_no_rows_have_no_numbers() -> None:
     assert uniform([], []).shape == (0,)
 
 
-def test_remembered_noise_is_the_same_noise() -> None:
+def test_cached_noise_equals_computed_noise() -> None:
     """Across block boundaries, jumps back, changed seeds, and slots that start and end."""
     noise, random = SlotNoise(8), np.random.default_rng(0)
     for _ in range(200):

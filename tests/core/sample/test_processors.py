@@ -88,7 +88,7 @@ def test_penalties_follow_their_definitions(repetition: float, frequency: float,
     assert got[1].tolist() == pytest.approx(want, abs=1e-5)
 
 
-def test_a_drawn_token_counts_in_the_next_step() -> None:
+def test_a_sampled_token_counts_in_the_next_step() -> None:
     target = state()
     start(target, 0, [1], frequency_penalty=0.5)
     start(target, 1, [1], repetition_penalty=2.0)
@@ -206,7 +206,7 @@ class Allow:
         self.observed.append((list(slots), tokens.tolist()))
 
 
-def test_a_processor_of_someone_else_joins_in() -> None:
+def test_a_custom_processor_is_applied() -> None:
     grammar = Allow()
     target = SamplerState(4, VOCAB, CPU, extra=(grammar,))
     start(target, 0, [7])
@@ -218,7 +218,7 @@ def test_a_processor_of_someone_else_joins_in() -> None:
     assert grammar.allowed == {1: 2}
 
 
-def test_a_start_replaces_what_the_slot_held_and_a_lost_start_may_be_ended() -> None:
+def test_a_start_replaces_the_state_of_its_slot_and_ending_an_unknown_slot_is_allowed() -> None:
     target = state()
     target.end(3)
     start(target, 3, [1], logit_bias=((2, 5.0),))

@@ -76,7 +76,7 @@ def test_greedy_rows_take_the_most_likely_token(dtype: torch.dtype) -> None:
     assert world.backend.batches[0].logits.dtype == torch.float32
 
 
-def test_a_backend_that_can_takes_greedy_rows_as_the_model_gave_them() -> None:
+def test_a_backend_with_most_likely_gets_unmodified_logits_of_greedy_rows() -> None:
     backend, logits = GreedyBackend(), random_logits(3, torch.bfloat16)
     world = World(GREEDY, GREEDY, {**GREEDY, "logprobs": 1}, backend=backend)
     logits[1, 7] = torch.nan
@@ -91,7 +91,7 @@ def test_a_backend_that_can_takes_greedy_rows_as_the_model_gave_them() -> None:
 @pytest.mark.parametrize(
     "other", [{"seed": 3}, {**GREEDY, "logit_bias": ((4, 50.0),)}], ids=["a row that is drawn", "a processor at work"]
 )
-def test_such_a_backend_is_asked_the_long_way_beside(other: dict[str, Any]) -> None:
+def test_most_likely_is_not_used_in_other_batches(other: dict[str, Any]) -> None:
     backend = GreedyBackend()
     world = World(GREEDY, other, backend=backend)
     world.sample(random_logits(2), [(0, 3), (1, 3)])
@@ -109,14 +109,14 @@ def test_noise_of_a_row_is_that_of_its_seed_and_position() -> None:
         assert [got[0], got[2]] == uniform([12, 11], [70 + step, 62 + step]).tolist()
 
 
-def test_equal_seed_and_position_draw_equal_tokens_in_any_company() -> None:
+def test_equal_seed_and_position_sample_equal_tokens_in_any_batch() -> None:
     world, logits = World({"seed": 5}, {"seed": 6}, {"seed": 5}), random_logits(1)
     alone = world.sample(logits, [(0, 8)])[0].token
     among = world.sample(logits.expand(3, -1), [(1, 8), (2, 8), (0, 9)])[1].token
     assert alone == among
 
 
-def test_backend_is_told_what_it_may_leave_out() -> None:
+def test_batch_says_which_filters_are_unused() -> None:
     world = World(
         {"temperature": 0.0, "top_k": 7, "top_p": 0.5, "min_p": 0.5},
         {"top_k": VOCAB + 5},
@@ -157,7 +157,7 @@ def test_device_tensors_are_kept_while_the_rows_stay() -> None:
     assert first.temperature is second.temperature
 
 
-def test_drawn_tokens_count_without_the_host() -> None:
+def test_sampled_tokens_count_before_the_host_reads_them() -> None:
     """A frequency penalty lowers the winner in every step, although no result is read by the host."""
     world = World({"temperature": 0.0, "frequency_penalty": 2.0}, GREEDY)
     logits = torch.zeros(2, VOCAB)
@@ -168,7 +168,7 @@ def test_drawn_tokens_count_without_the_host() -> None:
     assert [second for _, second in tokens] == [7, 7, 7]
 
 
-def test_logits_of_the_caller_stay_as_they_were() -> None:
+def test_logits_of_the_caller_are_not_changed() -> None:
     world, logits = World({"logit_bias": ((1, 100.0),)}), random_logits(1)
     before = logits.clone()
     world.sample(logits, [(0, 3)])
@@ -213,7 +213,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert (plain.logprob.rank, plain.logprob.top) == (1, ())
 
 
-def test_rows_that_do_not_match_the_logits_are_our_bug() -> None:
+def test_rows_that_do_not_match_the_logits_are_an_internal_error() -> None:
     with pytest.raises(InternalError, match="2 rows of logits came for 1 rows"):
         World({}).sample(random_logits(2), [(0, 3)])
     with pytest.raises(InternalError, match="slot 5, but no request holds it"):

@@ -189,7 +189,7 @@ SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_co
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
-def test_a_stream_of_better_matches_starves_nobody() -> None:
+def test_better_prefix_matches_starve_no_request() -> None:
     """Requests with a cached prompt keep arriving; a request without a cached prefix still finishes."""
     driver = Driver(limits(policy="lpm", max_running_requests=2, depth=2), [40])
     hot = list(range(12))

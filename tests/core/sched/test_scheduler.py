@@ -80,7 +80,7 @@ def test_decode_rows_come_first_and_prompts_share_the_budget() -> None:
     assert sum(row.scheduled for row in plan.rows[1:]) == 16
 
 
-def test_whole_prompts_stay_within_the_budget_but_a_longer_one_goes_alone() -> None:
+def test_unchunked_prompts_stay_within_the_budget_but_a_longer_one_runs_alone() -> None:
     driver = Driver(limits(chunked_prefill_size=-1, max_prefill_tokens=20))
     for name, length in (("a", 8), ("b", 8), ("c", 8), ("d", 50), ("e", 4)):
         driver.add(message(name, prompt_of(length, ord(name)), max_tokens=1))
@@ -104,7 +104,7 @@ def test_two_steps_in_flight_plan_the_next_row_before_the_token_is_known() -> No
     assert driver.tokens("a") == expected_tokens(prompt_of(4), 3)
 
 
-def test_pages_come_as_deltas() -> None:
+def test_plans_contain_only_new_pages() -> None:
     driver = Driver(limits(page_size=4))
     driver.add(message("a", prompt_of(6), max_tokens=5))
     driver.run()
@@ -120,7 +120,7 @@ def test_slots_are_ended_and_reused() -> None:
     assert [plan.starts[0].slot for plan in driver.plans] == [0, 0]
 
 
-def test_drafted_tokens_are_taken_in_together() -> None:
+def test_accepted_draft_tokens_are_appended_together() -> None:
     driver = Driver(limits(lookahead=3, depth=2))
     driver.add(message("a", prompt_of(9), max_tokens=20))
     driver.add(message("b", prompt_of(7, 3), max_tokens=20))
@@ -194,7 +194,7 @@ def test_the_context_length_ends_a_request() -> None:
     assert driver.last("a").finish is FinishReason.LENGTH
 
 
-def test_no_output_wanted_means_the_prompt_is_only_scored() -> None:
+def test_a_request_without_output_only_scores_its_prompt() -> None:
     driver = Driver(limits(chunked_prefill_size=4))
     driver.add(message("a", prompt_of(10), max_tokens=0, prompt_logprobs=0))
     driver.run()
@@ -219,7 +219,7 @@ def test_a_stop_string_ends_without_an_output() -> None:
     assert driver.scheduler.stats().pages_held == 0
 
 
-def test_mid_prompt_steps_send_nothing() -> None:
+def test_steps_within_a_prompt_send_nothing() -> None:
     driver = Driver(limits(chunked_prefill_size=4))
     driver.add(message("a", prompt_of(12), max_tokens=1))
     driver.run()
@@ -238,7 +238,7 @@ def test_abort_of_a_waiting_request_answers_at_once() -> None:
     assert driver.scheduler.idle
 
 
-def test_abort_in_flight_is_answered_when_the_last_row_has_landed() -> None:
+def test_abort_in_flight_is_answered_when_the_last_row_has_been_applied() -> None:
     driver = Driver(limits(depth=2))
     driver.add(message("a", prompt_of(5)))
     driver.submit()
@@ -253,7 +253,7 @@ def test_abort_in_flight_is_answered_when_the_last_row_has_landed() -> None:
     assert driver.scheduler.stats().aborted == 1
 
 
-def test_what_an_aborted_request_computed_can_still_be_hit() -> None:
+def test_kv_of_an_aborted_request_can_still_be_hit() -> None:
     driver = Driver(limits(page_size=4))
     driver.add(message("a", prompt_of(9)))
     driver.submit()
@@ -264,7 +264,7 @@ def test_what_an_aborted_request_computed_can_still_be_hit() -> None:
     assert driver.last("b").cached_tokens == 8
 
 
-def test_abort_between_steps_gives_the_pages_back_at_once() -> None:
+def test_abort_between_steps_frees_the_pages_at_once() -> None:
     driver = Driver(limits())
     driver.add(message("a", prompt_of(5)))
     driver.submit()
@@ -293,7 +293,7 @@ def refused(output: Output | None) -> str:
     return output.error[0]
 
 
-def test_what_can_never_run_is_refused_with_a_code() -> None:
+def test_requests_that_can_never_run_are_refused_with_a_code() -> None:
     driver = Driver(limits(page_size=4, context_length=100), [10])
     assert refused(driver.add(message("a", []))) == "empty_prompt"
     assert refused(driver.add(message("b", prompt_of(100)))) == "context_length_exceeded"
@@ -340,7 +340,7 @@ def test_a_full_queue_refuses_and_says_how_many_wait() -> None:
     assert output.error == ("queue_full", "1 requests are waiting, the limit is 1; try later")
 
 
-def test_a_second_live_request_of_one_name_is_refused_and_the_first_lives() -> None:
+def test_a_duplicate_request_id_is_refused_and_the_first_request_keeps_running() -> None:
     driver = Driver(limits())
     assert driver.add(message("a", prompt_of(5))) is None
     assert refused(driver.scheduler.add(message("a", prompt_of(5)))) == "duplicate_request"
@@ -458,7 +458,7 @@ def test_retracted_requests_resume_and_lose_nothing(depth: int, chunk: int, pref
 
 
 @every("depth", [1, 2])
-def test_the_latest_arrival_yields_and_the_first_never_does(depth: int) -> None:
+def test_the_latest_arrival_is_retracted_and_never_the_first(depth: int) -> None:
     driver = tight(depth=depth)
     driver.run()
     starts = [name for names in driver.admitted for name in names]
@@ -475,7 +475,7 @@ def rows_of(driver: Driver, plan: Plan) -> list[str]:
     return [slots[row.slot] for row in plan.rows]
 
 
-def test_a_victim_in_flight_gets_no_row_and_is_retracted_when_it_has_landed() -> None:
+def test_a_victim_in_flight_gets_no_row_and_is_retracted_after_its_step() -> None:
     driver = Driver(limits(page_size=4, depth=2, conservativeness=0.01), [6])
     driver.add(message("old", prompt_of(7), max_tokens=10))
     driver.add(message("young", prompt_of(6, 1), max_tokens=12))
@@ -511,7 +511,7 @@ def test_a_resumed_request_starts_with_its_output() -> None:
     assert list(again.tokens[8:]) == driver.tokens("2")[: len(again.tokens) - 8] != []
 
 
-def test_cached_tokens_do_not_count_what_a_request_finds_of_itself() -> None:
+def test_cached_tokens_do_not_count_a_resumed_requests_own_prefix() -> None:
     driver = tight()
     driver.run()
     assert driver.last("2").cached_tokens == 0
@@ -533,7 +533,7 @@ def test_a_prompt_retracted_half_way_is_scored_once() -> None:
     assert driver.tokens("1") == expected_tokens(prompt_of(24, 5), 4)
 
 
-def test_the_estimate_keeps_back_pages_for_expected_output() -> None:
+def test_the_estimate_reserves_pages_for_expected_output() -> None:
     def admitted_together(conservativeness: float) -> int:
         driver = Driver(limits(page_size=1, conservativeness=conservativeness), [100])
         for number in range(8):
@@ -555,7 +555,7 @@ def arrivals(driver: Driver, wave: str) -> int:
     return len(plan.starts)
 
 
-def test_the_estimate_falls_while_decoding_goes_well_and_is_forgotten_when_idle() -> None:
+def test_the_estimate_decays_while_decoding_succeeds_and_is_reset_when_idle() -> None:
     driver = Driver(limits(page_size=1, max_running_requests=32), [1000])
     driver.add(message("long", prompt_of(4), max_tokens=700))
     for _ in range(601):
@@ -584,7 +584,7 @@ def test_a_retraction_raises_the_estimate() -> None:
 # ---- failures
 
 
-def test_a_failed_row_fails_its_request_alone() -> None:
+def test_a_failed_row_fails_only_its_request() -> None:
     executor = FakeExecutor([64], 4, row_error=lambda step, slot: step == 3 and slot == 1)
     driver = Driver(limits(depth=2), executor=executor)
     for number in range(3):
@@ -596,7 +596,7 @@ def test_a_failed_row_fails_its_request_alone() -> None:
         assert driver.tokens(name) == expected_tokens(prompt_of(8, int(name)), 10)
 
 
-def test_what_a_failed_request_computed_is_not_shared() -> None:
+def test_kv_of_a_failed_request_is_not_shared() -> None:
     executor = FakeExecutor([64], 4, row_error=lambda step, slot: step == 1)
     driver = Driver(limits(chunked_prefill_size=8), executor=executor)
     driver.add(message("a", prompt_of(16)))
@@ -606,7 +606,7 @@ def test_what_a_failed_request_computed_is_not_shared() -> None:
 
 
 @every("depth", [1, 2])
-def test_a_failed_step_fails_its_requests_and_the_others_live_on(depth: int) -> None:
+def test_a_failed_step_fails_only_its_requests(depth: int) -> None:
     executor = FakeExecutor([64], 4, step_error=lambda step: step == 2)
     driver = Driver(limits(depth=depth, max_running_requests=2), executor=executor)
     for number in range(4):

@@ -37,7 +37,7 @@ def test_eight_equal_prompts_are_computed_once(depth: int, policy: str, chunk: i
 
 
 @every("depth", [1, 2])
-def test_a_request_that_comes_while_its_prompt_is_computed_waits_for_it(depth: int) -> None:
+def test_a_request_waits_while_its_prompt_is_computed(depth: int) -> None:
     driver = driver_of(depth=depth, chunked_prefill_size=8)
     driver.add(message("first", PROMPT))
     driver.submit()
@@ -47,7 +47,7 @@ def test_a_request_that_comes_while_its_prompt_is_computed_waits_for_it(depth: i
     assert driver.tokens("second") == driver.tokens("first") == expected_tokens(PROMPT, 8)
 
 
-def test_others_go_past_those_who_wait_for_a_prompt() -> None:
+def test_other_requests_bypass_those_that_wait_for_a_prefix() -> None:
     driver = driver_of()
     for name, prompt in (("first", PROMPT), ("second", PROMPT), ("other", OTHER)):
         driver.add(message(name, prompt))
@@ -56,7 +56,7 @@ def test_others_go_past_those_who_wait_for_a_prompt() -> None:
     assert driver.admitted[-1] == ["first", "other"]
 
 
-def test_nobody_goes_past_without_end() -> None:
+def test_a_waiting_request_is_bypassed_a_limited_number_of_times() -> None:
     """While a long prompt is computed in many steps, only a limited number of requests may bypass the waiting one."""
     prompt = [place % 48 for place in range(400)]
     driver = driver_of(pages=1000, chunked_prefill_size=4, max_running_requests=60)
@@ -80,7 +80,7 @@ def test_a_few_common_tokens_are_not_waited_for() -> None:
     assert driver.admitted[-1] == ["first", "second"]
 
 
-def test_namespaces_are_not_waited_for() -> None:
+def test_requests_do_not_wait_across_namespaces() -> None:
     driver = driver_of()
     driver.add(message("mine", PROMPT, namespace="mine"))
     driver.add(message("yours", PROMPT, namespace="yours"))
@@ -89,7 +89,7 @@ def test_namespaces_are_not_waited_for() -> None:
     assert len(plan.starts) == 2
 
 
-def test_without_prefix_cache_nobody_waits() -> None:
+def test_without_prefix_cache_requests_do_not_wait() -> None:
     driver = driver_of(prefix_cache=False)
     for name in ("first", "second"):
         driver.add(message(name, PROMPT))
@@ -98,7 +98,7 @@ def test_without_prefix_cache_nobody_waits() -> None:
     assert len(plan.starts) == 2
 
 
-def test_a_prompt_to_be_scored_is_not_waited_for() -> None:
+def test_a_prompt_with_logprobs_does_not_wait() -> None:
     """Scored positions must be computed by the request itself; those before the first score may be shared."""
     driver = driver_of()
     driver.add(message("first", PROMPT))
@@ -115,7 +115,7 @@ def test_a_prompt_to_be_scored_is_not_waited_for() -> None:
 
 
 @every("depth", [1, 2])
-def test_the_next_one_leads_when_the_leader_is_aborted(depth: int) -> None:
+def test_the_next_request_becomes_the_producer_when_the_producer_is_aborted(depth: int) -> None:
     driver = driver_of(depth=depth, chunked_prefill_size=4)
     for name in ("first", "second", "third"):
         driver.add(message(name, PROMPT))
@@ -128,7 +128,7 @@ def test_the_next_one_leads_when_the_leader_is_aborted(depth: int) -> None:
     assert driver.last("second").cached_tokens <= 4, "no more than what the first had computed"
 
 
-def test_the_next_one_leads_when_the_leader_fails() -> None:
+def test_the_next_request_becomes_the_producer_when_the_producer_fails() -> None:
     executor = FakeExecutor([400], PAGE, row_error=lambda step, slot: step == 0)
     driver = driver_of(executor=executor)
     for name in ("first", "second", "third"):
@@ -138,7 +138,7 @@ def test_the_next_one_leads_when_the_leader_fails() -> None:
     assert [driver.last(name).cached_tokens for name in ("second", "third")] == [0, 12]
 
 
-def test_a_retracted_leader_is_waited_for_again_when_it_runs() -> None:
+def test_requests_wait_again_for_a_retracted_producer_that_resumes() -> None:
     """The pool is too small for the older request and the producer's long prompt together."""
     driver = driver_of(pages=12, chunked_prefill_size=4, conservativeness=0.01, page_size=1, depth=1)
     driver.add(message("old", OTHER[:2], max_tokens=9))
@@ -149,7 +149,7 @@ def test_a_retracted_leader_is_waited_for_again_when_it_runs() -> None:
     assert driver.tokens("old") == expected_tokens(OTHER[:2], 9)
 
 
-def test_a_prompt_is_shared_although_its_beginning_was_computed_twice() -> None:
+def test_a_prompt_is_shared_although_its_prefix_was_computed_twice() -> None:
     """Two prompts with a common prefix in one step: both are cached completely, and duplicate pages are freed."""
     stem = PROMPT[:4]
     left, right = stem + OTHER[:12], stem + OTHER[4:]
@@ -166,7 +166,7 @@ def test_a_prompt_is_shared_although_its_beginning_was_computed_twice() -> None:
     assert stats.pages_cached + stats.pages_free == stats.pages_total
 
 
-def test_what_is_held_twice_never_stops_the_last_request() -> None:
+def test_duplicate_pages_never_block_the_last_request() -> None:
     """It needs every page of the pool; its duplicate pages are freed first."""
     stem = PROMPT[:4]
     driver = driver_of(pages=20, page_size=1, conservativeness=0.01, depth=1)

@@ -1,4 +1,4 @@
-"""The tests of `srv.testing.simulated_device`, in a process of their own, and what its registration refuses."""
+"""Run the tests of `srv.testing.simulated_device` in a separate process, and test what its registration refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_simulated_device_passes_its_tests() -> None:
 
 
 def python(code: str) -> str:
-    """What the code prints; the last line is an exception's text if one ended it."""
+    """The output of the code; the last line is the text of its exception, if any."""
     command = [sys.executable, "-c", MAKE + code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return (done.stdout + done.stderr).strip()

@@ -76,7 +76,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.mark.parametrize("value_dim", [DIM, DIM - 2])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("mix", MIXES)
-def test_two_backends_do_what_one_does(mix: str, window: int | None, value_dim: int) -> None:
+def test_two_backends_equal_one(mix: str, window: int | None, value_dim: int) -> None:
     batch = batch_of(*MIXES[mix])
     one = Pool(native, value_dim)
     two = Pool(lambda context: SplitAttention(extend=native(context), decode=native(context)), value_dim)
@@ -116,7 +116,7 @@ def test_each_row_goes_to_its_backend() -> None:
     ],
     ids=lambda flags: next(iter(flags)),
 )
-def test_an_engine_on_two_backends_gives_the_tokens_of_transformers(
+def test_an_engine_with_two_backends_has_the_tokens_of_transformers(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], overlap: bool
 ) -> None:
     """The second backend is in a separate distribution."""

@@ -1,4 +1,4 @@
-"""Which steps replay a captured graph, and the contents of the static buffers. There is no device; replays call `run`."""
+"""Which steps replay a captured graph, and the contents of the static buffers. Without a device, replays call `run`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_largest_is_captured_first() -> None:
     ],
     ids=["1", "2", "3", "4", "more than captured", "a prompt among them", "scored"],
 )
-def test_the_graph_that_serves_a_step(given: Inputs, padded: int | None, exact: int | None) -> None:
+def test_which_graph_replays_a_step(given: Inputs, padded: int | None, exact: int | None) -> None:
     assert steps()[0].count_for(given) == padded
     assert steps(padding=False)[0].count_for(given) == exact
 
@@ -122,7 +122,7 @@ def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> Non
     assert graphs.replayed[-1] == (4, batch)
 
 
-def test_every_plan_of_a_row_count_sees_the_same_addresses() -> None:
+def test_plans_of_equal_row_counts_use_the_same_addresses() -> None:
     made, attention, _, buffers = steps()
     for rows in (1, 2, 3, 1):
         given = inputs(rows)
@@ -133,7 +133,7 @@ def test_every_plan_of_a_row_count_sees_the_same_addresses() -> None:
     assert [batch.page_table.shape for batch in attention.planned] == [(2, 5), (2, 5), (4, 5), (2, 5)]
 
 
-def test_a_table_that_was_given_last_is_not_copied_again_and_another_one_is() -> None:
+def test_an_unchanged_page_table_is_not_copied_again() -> None:
     made, _, _, buffers = steps()
     pages = table([1, 2], [3, 4])
     made.replay(2, inputs(2), pages)

@@ -42,7 +42,7 @@ class TestPageTable:
         assert slots.page_table(0, (0, 2)) is table
         assert slots.page_table(0, (2, 0)) is not table
 
-    def test_one_that_was_given_is_left_alone_by_what_comes_after(self) -> None:
+    def test_a_returned_table_is_never_changed(self) -> None:
         """A device may still be copying it."""
         slots = started(0, pages=(1,))
         before = slots.page_table(0, (0,))
@@ -54,7 +54,7 @@ class TestPageTable:
 
 
 @pytest.mark.parametrize("names", [(0,), (2, 3, 4), (3, 2), (1, 5, 6), (7, 0)], ids=str)
-def test_what_slots_sampled_last_is_theirs_wherever_they_lie(names: tuple[int, ...]) -> None:
+def test_last_tokens_follow_their_slots(names: tuple[int, ...]) -> None:
     slots = Slots(8, [6], DEVICE)
     everything = tuple(range(8))
     slots.store_last_tokens(everything, torch.arange(100, 108))
@@ -65,7 +65,7 @@ def test_what_slots_sampled_last_is_theirs_wherever_they_lie(names: tuple[int, .
 
 
 class TestPositions:
-    def test_they_go_on_where_they_are(self) -> None:
+    def test_they_advance_in_place(self) -> None:
         slots = Slots(8, [6], DEVICE)
         first, sources = slots.positions([4, 9])
         assert (first.tolist(), len(sources)) == ([4, 9], 1)
@@ -74,7 +74,7 @@ class TestPositions:
         assert again.data_ptr() == first.data_ptr()
 
     @pytest.mark.parametrize("then", [[5, 9], [4, 9], [5], [5, 10, 3], [10, 5]], ids=str)
-    def test_others_are_made_anew(self, then: list[int]) -> None:
+    def test_other_rows_are_rebuilt(self, then: list[int]) -> None:
         slots = Slots(8, [6], DEVICE)
         slots.positions([4, 9])
         found, sources = slots.positions(then)
@@ -83,7 +83,7 @@ class TestPositions:
 
 
 class TestBuild:
-    def test_a_step_that_decodes_feeds_what_was_sampled(self) -> None:
+    def test_a_decode_step_feeds_the_sampled_tokens(self) -> None:
         slots = started(1, 3)
         slots.store_last_tokens((1, 3), torch.tensor([41, 43]))
         inputs = batch.build([decoding(1, 3), decoding(3, 6)], slots, DEVICE)
@@ -100,7 +100,7 @@ class TestBuild:
         ],
         ids=["its last token is known", "a prompt", "the middle of a prompt"],
     )
-    def test_rows_whose_tokens_are_known_are_fed_those(self, row: Row, tokens: list[int]) -> None:
+    def test_rows_with_known_tokens_are_fed_those(self, row: Row, tokens: list[int]) -> None:
         slots = started(1, 3)
         slots.store_last_tokens((1, 3), torch.tensor([41, 43]))
         inputs = batch.build([decoding(1, 3), row], slots, DEVICE)

@@ -161,7 +161,7 @@ def test_a_linear_layer_uses_the_kernel_it_is_given(tmp_path: Path) -> None:
         ({"logits_scaling": 4.0}, "logits_scaling = 4.0"),
     ],
 )
-def test_what_native_layers_do_not_do_is_refused_by_name(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_features_without_native_layers_are_refused_by_name(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
     edit_config(tmp_path, **fields)
     with pytest.raises(ModelError, match="unsupported_config") as caught:
@@ -169,7 +169,9 @@ def test_what_native_layers_do_not_do_is_refused_by_name(fields: dict[str, Any],
     assert named in str(caught.value)
 
 
-def test_automatic_choice_falls_to_transformers_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_automatic_choice_falls_back_to_transformers_and_logs_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = small_model("llama", hidden_act="gelu")
     model.save_pretrained(tmp_path)
     tokens = tokens_of(model)

@@ -30,7 +30,7 @@ def test_logits_equal_transformers_own_gguf_reader() -> None:
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-def test_the_demo_model_speaks() -> None:
+def test_the_demo_model_completes_a_known_fact() -> None:
     """The greedy continuation of a known fact is right only if row order, scales and RoPE are all right."""
     model = built(demo_model())
     tokens = torch.tensor([504, 3575, 282, 4649, 314])  # "The capital of France is"

@@ -162,7 +162,7 @@ HUGE = 2**62
         (file_of({**LLAMA, "general.alignment": 3}, [EMBEDDING]), "damaged", "not a multiple of 8"),
     ],
 )
-def test_damage_is_named(data: bytes, code: str, reason: str, tmp_path: Path) -> None:
+def test_damaged_headers_are_refused_with_the_reason(data: bytes, code: str, reason: str, tmp_path: Path) -> None:
     error = refusal(written(tmp_path, data))
     assert (error.code, reason in error.reason) == (code, True), str(error)
 
@@ -188,7 +188,7 @@ def test_metadata_that_cannot_be_served(metadata: dict[str, Any], code: str, rea
     assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file() -> None:
     error = refusal(Path("/nowhere/model.gguf"))
     assert error.code == "not_found"
 
@@ -206,7 +206,7 @@ def test_end_tokens(tokens: dict[str, Any], ends: tuple[int, ...], tmp_path: Pat
     assert read_facts(written(tmp_path, file_of({**LLAMA, **tokens}, [EMBEDDING]))).end_tokens == ends
 
 
-def test_scaled_rope_reaches_further(tmp_path: Path) -> None:
+def test_scaled_rope_extends_the_context(tmp_path: Path) -> None:
     yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     original = {"llama.rope.scaling.original_context_length": 64}
     facts = read_facts(written(tmp_path, file_of({**LLAMA, **yarn, **original}, [EMBEDDING])))

@@ -62,7 +62,7 @@ def test_configuration_without_weights(tmp_path: Path) -> None:
     assert facts.parameters - tied.parameters == 100 * 32
 
 
-def test_weights_speak_for_themselves(tmp_path: Path) -> None:
+def test_dtype_and_size_are_those_of_the_weights(tmp_path: Path) -> None:
     folder(tmp_path, torch_dtype="float32")
     safetensors(tmp_path / "model.safetensors", {"a": ("F16", [4, 8], 64), "b": ("F32", [8], 32)})
     facts = read_facts(tmp_path)
@@ -133,12 +133,12 @@ def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str,
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
-def test_config_that_is_no_json_object(text: str, tmp_path: Path) -> None:
+def test_config_that_is_not_a_json_object(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     assert refusal(tmp_path).code == "damaged"
 
 
-def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     (folder(tmp_path) / "pytorch_model.bin").write_bytes(b"x")
     error = refusal(tmp_path)
     assert error.code == "unsupported_format"
@@ -154,11 +154,11 @@ def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 128),
     ],
 )
-def test_context_that_one_rotation_serves(fields: dict[str, Any], context: int, tmp_path: Path) -> None:
+def test_context_length_with_a_single_rope_scaling(fields: dict[str, Any], context: int, tmp_path: Path) -> None:
     assert read_facts(folder(tmp_path, **fields)).context_length == context
 
 
-def test_other_authors_names(tmp_path: Path) -> None:
+def test_alternative_names_of_fields(tmp_path: Path) -> None:
     gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 77}
     gone = dict.fromkeys(
         ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"),

@@ -97,7 +97,7 @@ def test_progress_counts_every_stored_byte_once(tmp_path: Path) -> None:
     assert done == sorted(done)
 
 
-def test_a_tied_head_stored_beside_its_twin_is_passed_over(tmp_path: Path) -> None:
+def test_a_tied_output_layer_that_is_stored_too_is_skipped(tmp_path: Path) -> None:
     model = small_model("llama", tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -165,7 +165,7 @@ def test_dummy_weights_follow_the_seed_alone(tmp_path: Path) -> None:
     assert first.isfinite().all()
 
 
-def test_config_without_weights_wants_the_dummy_loader(tmp_path: Path) -> None:
+def test_config_without_weights_needs_the_dummy_loader(tmp_path: Path) -> None:
     small_model("llama").config.save_pretrained(tmp_path)
     edit_config(tmp_path, architectures=["LlamaForCausalLM"])
     with pytest.raises(ModelError, match="--load-format dummy") as caught:
@@ -212,7 +212,7 @@ def test_index_that_names_a_missing_shard(tmp_path: Path) -> None:
     assert caught.value.code == "not_found"
 
 
-def test_index_that_is_no_index(tmp_path: Path) -> None:
+def test_invalid_shard_index(tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": 3}))
     with pytest.raises(ModelError) as caught:
@@ -220,7 +220,7 @@ def test_index_that_is_no_index(tmp_path: Path) -> None:
     assert caught.value.code == "damaged"
 
 
-def test_loading_bytes_gives_torch_its_threads_back() -> None:
+def test_loading_restores_the_number_of_torch_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -54,7 +54,7 @@ def test_logits_equal_transformers_own_attention(kind: str, tmp_path: Path) -> N
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
 
 
-def test_layers_are_learned_from_the_model(tmp_path: Path) -> None:
+def test_attention_layers_are_found_in_the_model(tmp_path: Path) -> None:
     saved("gemma2", SERVED["gemma2"], tmp_path)
     first, second = built(tmp_path).attention_layers
     assert (first.window, second.window) == (5, None)
@@ -125,7 +125,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     )
 
 
-def test_what_transformers_says_is_cut_short(tmp_path: Path) -> None:
+def test_long_messages_of_transformers_are_shortened(tmp_path: Path) -> None:
     saved("gpt_neox", PLAIN, tmp_path)
     edit_config(tmp_path, hidden_act="soft" * 1000)
     with pytest.raises(ModelError) as caught:
@@ -135,7 +135,7 @@ def test_what_transformers_says_is_cut_short(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 800
 
 
-def test_a_model_that_ignores_its_positions_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_ignores_its_positions_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_model("llama").save_pretrained(tmp_path)
     forward = LlamaModel.forward
 
@@ -173,7 +173,7 @@ def test_progress_ends_complete(tmp_path: Path) -> None:
     assert calls[-1][0] == calls[-1][1] > 0
 
 
-def test_the_experiment_sees_tokens_mixed_outside_attention() -> None:
+def test_the_check_detects_tokens_mixed_outside_attention() -> None:
     """A model whose output depends on other sequences in the batch, and one that does not."""
     table = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     layer = AttentionLayer(0, 2, 2, 4, 0.5)

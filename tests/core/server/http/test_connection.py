@@ -1,4 +1,4 @@
-"""What one client can make the server hold, over real sockets and the event loop that `srv launch` uses."""
+"""How much memory one client can occupy in the server, with real sockets and the event loop of `srv launch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from srv.server.http.connection import LINGER_BYTES, MAX_PIPELINED, LimitedHttpP
 from srv.server.http.framing import MAX_SECTION_BYTES
 
 pytestmark = pytest.mark.anyio
-READ = 256 * 1024  # what the event loop takes from a socket at once
+READ = 256 * 1024  # how much the event loop reads from a socket at once
 CHUNKED = b"POST /chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -31,7 +31,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 class CountingParser:
-    """The parser, and how many bytes it was fed."""
+    """The parser, with a count of the bytes that it was fed."""
 
     def __init__(self, parser: httptools.HttpRequestParser) -> None:
         self._parser = parser
@@ -46,7 +46,7 @@ class CountingParser:
 
 
 class Observed(LimitedHttpProtocol):
-    """Notes what the protocol held at most."""
+    """Records the maximum that the protocol held."""
 
     def __init__(self, *given: Any, opened: list[Observed], **named: Any) -> None:
         super().__init__(*given, **named)
@@ -71,7 +71,7 @@ class Application:
     def __init__(self) -> None:
         self.release = asyncio.Event()
         self.started: list[str] = []
-        self.left: list[str] = []  # requests whose client left
+        self.left: list[str] = []  # requests whose client disconnected
         self.headers: dict[str, dict[bytes, bytes]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +133,7 @@ async def running() -> AsyncGenerator[Running, None]:
 
 
 class Client:
-    """A raw connection. Sending goes on in the background, as far as the server lets it."""
+    """A raw connection. Data is sent in the background, as fast as the server reads it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -160,7 +160,7 @@ class Client:
         return (await self.response())[2].decode()
 
     async def closed(self, quiet: bool = True) -> bool:
-        """Whether the server closes without sending more. `quiet`: the client has said that it sends no more."""
+        """Whether the server closes without sending more. `quiet`: the client has shut down its side for writing."""
         async with asyncio.timeout(10):
             if quiet:
                 self._writer.write_eof()
@@ -255,7 +255,7 @@ async def test_ten_thousand_pipelined_requests_are_answered_in_order_and_sixteen
 
 
 async def test_reading_is_paused_while_requests_wait() -> None:
-    """Each of these asks for its body, at which uvicorn reads on: far more would come than is answered."""
+    """Each request reads its body, which makes uvicorn resume reading: far more would arrive than is answered."""
     request = b"GET /a HTTP/1.1\r\nA: %s\r\n\r\n" % (b"a" * 1000)
     first = b"GET /watched HTTP/1.1\r\n\r\n"
     async with running() as server, connected(server.port, first, *[request] * 4000) as client:

@@ -1,4 +1,4 @@
-"""The framer in front of the real parser: what it lets through, and that it changes nothing that the parser reads."""
+"""The framer in front of the real parser: its limits, and that it does not change what the parser reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = MAX_SECTION_BYTES
 
 
 class Read:
-    """What the parser reported, with and without a framer in front of it."""
+    """The events of the parser, with or without a framer in front of it."""
 
     def __init__(self, framer: Framer | None) -> None:
         self.requests: list[dict[str, object]] = []
@@ -139,7 +139,7 @@ STREAMS = [
 
 
 def test_the_parser_reads_the_same_however_the_bytes_arrive() -> None:
-    """Split once, at every place; and byte by byte. Malformed streams end with the parser's own error."""
+    """Split once, at every position, and byte by byte. Malformed streams end with the parser's own error."""
     faults = []
     for stream in STREAMS:
         expected = parsed(stream)
@@ -212,7 +212,7 @@ def test_sections_that_just_fit_are_read_and_the_count_starts_again_with_each() 
 
 
 def test_a_body_of_another_length_than_the_parser_reads_is_refused() -> None:
-    """No parser does this; were one to, what follows must not be taken for another request."""
+    """No parser does this; if one did, the bytes after it must not be parsed as another request."""
     longer, shorter, unannounced = Framer(), Framer(), Framer()
     longer.head_ended(3, chunked=False, upgrade=False)
     with pytest.raises(RequestError, match="ambiguous"):

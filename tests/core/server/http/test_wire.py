@@ -28,8 +28,8 @@ def aborted(server: Serving) -> int:
 
 
 def idle(server: Serving) -> bool:
-    """Nothing runs, no response is open, nobody waits. A response ends later than its requests, and later than a client
-    has read it to its end."""
+    """Nothing runs or waits, and no response is open. A response ends after its requests, and after its client has read
+    it completely."""
     return not server.engine.running and server.app.state.lifecycle.active == 0 and server.client.waiting == 0
 
 

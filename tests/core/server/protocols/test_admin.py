@@ -1,4 +1,4 @@
-"""Models, text tools, health, key, metrics, cache, drain and the engine's death, as a client sees them."""
+"""Models, text tools, health, API key, metrics, cache, drain and a dead engine, as a client sees them."""
 
 from __future__ import annotations
 

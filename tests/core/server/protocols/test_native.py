@@ -69,7 +69,7 @@ async def test_stream_is_cumulative() -> None:
 
 
 async def test_a_stream_tells_what_grows_each_time_and_the_prompts_logprobs_first_and_last() -> None:
-    """The last event is the whole answer; those between do not repeat what does not change."""
+    """The last event has the complete response; those between do not repeat fields that do not change."""
     wanted = {
         "text": "abcd",
         "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},

@@ -1,4 +1,4 @@
-"""Chat templates: the language they may use, what a failing one becomes, and what the sandbox stops."""
+"""Chat templates: the supported language, errors of templates, and the limits of the sandbox."""
 
 from __future__ import annotations
 

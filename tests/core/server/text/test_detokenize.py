@@ -1,4 +1,4 @@
-"""Incremental detokenizing: what is released, when, and which tokens it is made of."""
+"""Incremental detokenization: which text is released when, and how many tokens it uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from srv.server.text.detokenize import IncrementalDetokenizer
 from srv.server.text.processor import Piece
 from srv.server.text.tokenizers.codec import ByteCodec, WindowCodec
 
-# Characters of one to four bytes, each also cut at every place; words; a special token; bytes that are never UTF-8.
+# Characters of one to four bytes, each also split at every byte; words; a special token; bytes that are not UTF-8.
 TABLE: list[bytes] = [
     b"a", b"b", b"ab", b" a", b" ", b"\n", b"aab", "é".encode(), "中".encode(), "😀".encode(),
     b"\xc3", b"\xa9", b"\xe4", b"\xb8", b"\xad", b"\xb8\xad", b"\xe4\xb8", b"\xf0\x9f", b"\x98", b"\x80", b"\x98\x80a",
@@ -44,7 +44,7 @@ def detokenizer(
 
 
 def run(target: IncrementalDetokenizer, tokens: Sequence[int], cuts: Sequence[int]) -> tuple[str, Piece]:
-    """Push tokens in parts that end at `cuts`; the text that came out, and the last piece."""
+    """Push tokens in parts that end at `cuts`; returns the text, and the last `Piece`."""
     borders = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts), len(tokens)]
     text, last = "", Piece("", None, 0)
     for begin, end in pairwise(borders):
@@ -63,7 +63,7 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 @settings(max_examples=300, deadline=None)
 @given(tokens=token_lists, cuts=st.lists(st.integers(0, 99), max_size=5), skip=st.booleans(), strip=st.booleans())
-def test_pieces_together_are_the_decoded_text(tokens: list[int], cuts: list[int], skip: bool, strip: bool) -> None:
+def test_chunks_together_are_the_decoded_text(tokens: list[int], cuts: list[int], skip: bool, strip: bool) -> None:
     text, last = run(detokenizer(skip=skip, strip_space=strip), tokens, cuts)
     assert text == codec(strip).decode(tokens, skip)
     assert last == Piece(last.text, None, len(tokens))

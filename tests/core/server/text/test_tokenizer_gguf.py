@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata, against encoders written here from the definitions alone."""
+"""Tokenizers from GGUF metadata, compared with reference encoders that follow only the definitions."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ SAMPLES = {
 class ReferenceBPE:
     """Byte-level BPE from its definition: cut into words, then join the pair of lowest rank until none is left.
 
-    A byte without a token of its own is left out of its word before anything is joined, so its neighbours may join:
-    the library that these models' own tokenizers run in does so.
+    A byte without a token is removed from its word before anything is joined, so that its neighbours can be joined, as
+    in the tokenizers library.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:

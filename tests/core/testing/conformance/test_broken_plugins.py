@@ -1,8 +1,8 @@
-"""The conformance kit against plugins that are broken on purpose: each is caught by one check, and by no other.
+"""The conformance kit on plugins that are broken on purpose: each is caught by exactly one check.
 
-Every module of `broken/` but the `toy_*` ones is a platform plugin: the toy device's, with the one fault that its
-docstring tells, whose last line says which check catches it. It is installed as a vendor's package would be, by a
-`.dist-info` with an entry point in a folder of the import path, and the kit runs in a process of its own.
+Every module of `broken/` except the `toy_*` ones is a platform plugin: that of the toy device with one fault, which its
+docstring describes; the last line names the check that catches it. It is installed like a vendor's package, as a
+`.dist-info` with an entry point in a folder of the import path, and the kit runs in a separate process.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), namin
 CONTROLS = ("unbroken",)
 PATIENCE_S = 280.0
 
-# Checks that no plugin here makes fail, alone and at first, and why not.
-CORE_ALONE = "core does it on results that earlier checks hold right; what a plugin could break shows there"
+# Checks that no plugin here makes fail as the only failure, with the reason.
+ONLY_CORE = "core does it with results that earlier checks verify; faults of a plugin fail those checks"
 EXEMPT = {
-    "manifest.found": "it is about what is installed, not about a plugin; test_conformance_kit.py shows it to fail",
-    "backends.used": "it tells which backends nothing reads, and never fails",
-    "op.others": "every op that has a contract has a check of its own; one without a contract fails op.coverage",
-    "attention.undeclared": "it reports as undeclared what works, and never fails",
-    "engine.float32": "where float32 is declared it is the dtype of all other checks, so this one is skipped",
-    "engine.sampling": "core draws the noise, and L1 holds what a sampler makes of it to the one right token",
-    "engine.penalised": CORE_ALONE,
-    "engine.stop": CORE_ALONE,
-    "engine.abort": CORE_ALONE,
-    "arguments.refused": "core refuses what is declared unsupported before it asks the plugin anything else",
-    "arguments.supported": "to show it takes all of L3, and then a server for each set of values: minutes",
-    "arguments.undeclared": "it reports as undeclared what works, and never fails",
+    "manifest.found": "it checks what is installed, not a plugin; test_kit.py has a case in which it fails",
+    "backends.used": "it reports backends that nothing uses, and never fails",
+    "op.others": "every op with a contract has its own check; one without a contract fails op.coverage",
+    "attention.undeclared": "it reports undeclared features that work, and never fails",
+    "engine.float32": "if float32 is declared, all other checks use it, so this one is skipped",
+    "engine.sampling": "core generates the noise, and L1 checks that a sampler chooses the one right token for it",
+    "engine.penalised": ONLY_CORE,
+    "engine.stop": ONLY_CORE,
+    "engine.abort": ONLY_CORE,
+    "arguments.refused": "core refuses declared unsupported values before it calls the plugin",
+    "arguments.supported": "it needs all of L3 and a server for each set of values, which takes minutes",
+    "arguments.undeclared": "it reports undeclared values that work, and never fails",
 }
 
 RUN = """
@@ -56,7 +56,7 @@ run(device, Level[level], only=only).write(path)
 
 @dataclass(frozen=True)
 class Fault:
-    """A broken plugin, and what its docstring says of it: the check that catches it, and what the message names."""
+    """A broken plugin, with the check that catches it and the text in its message, which the docstring gives."""
 
     plugin: str
     check: str
@@ -70,19 +70,19 @@ def faults() -> list[Fault]:
 
 
 def _fault(path: Path) -> Fault:
-    said = CAUGHT.search(ast.get_docstring(ast.parse(path.read_text())) or "")
-    assert said is not None, f"the docstring of broken/{path.name} does not say which check catches it"
-    return Fault(path.stem, said["check"], Level[said["level"]], said["named"])
+    caught = CAUGHT.search(ast.get_docstring(ast.parse(path.read_text())) or "")
+    assert caught is not None, f"the docstring of broken/{path.name} does not say which check catches it"
+    return Fault(path.stem, caught["check"], Level[caught["level"]], caught["named"])
 
 
 FAULTS = {fault.plugin: fault for fault in faults()}
-HANGING = FAULTS["hangs_in_probe"]  # it takes the whole time that a probe has
+HANGING = FAULTS["hangs_in_probe"]  # it takes the whole time limit of a probe
 STATIC = [fault for fault in FAULTS.values() if fault.level is Level.L0 and fault is not HANGING]
 LIVE = [HANGING, *(fault for fault in FAULTS.values() if fault.level > Level.L0)]
 
 
 def install(plugin: str, folder: Path) -> None:
-    """What an installer leaves behind: the modules, and a `.dist-info` with an entry point."""
+    """Install a plugin as an installer does: its modules, and a `.dist-info` with an entry point."""
     for path in (BROKEN / f"{plugin}.py", *BROKEN.glob("toy_*.py")):
         shutil.copy(path, folder)
     info = folder / f"srv_{plugin}-1.0.dist-info"
@@ -92,8 +92,8 @@ def install(plugin: str, folder: Path) -> None:
 
 
 def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Report:
-    """The kit's report of all checks up to L2; above, where each is an engine of its own, of greedy output and the
-    check that the fault is for."""
+    """The kit's report of all checks up to L2. Above L2, where each check starts an engine, only of greedy output and
+    the check for the fault."""
     install(plugin, folder)
     level = max(Level.L2, FAULTS[plugin].level) if plugin in FAULTS else Level.L2
     only = [each.name for each in CHECKS if each.level <= Level.L2] if level > Level.L2 else []
@@ -117,14 +117,14 @@ def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Re
 def reports(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Report]]]:
-    """The reports that the selected tests wait for; two runs at a time, as most of one is spent in imports."""
+    """The reports of the selected tests; two run at a time, because they spend most of their time in imports."""
     called = [
         item.callspec
         for item in request.session.items
         if getattr(item, "module", None) is request.module and hasattr(item, "callspec")
     ]
     plugins = [call.params["fault"].plugin if "fault" in call.params else call.params["plugin"] for call in called]
-    environment = dict(os.environ)  # taken here: pytest writes to it while the threads would read
+    environment = dict(os.environ)  # copied here, because pytest changes it while the threads run
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
         yield {
             plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment) for plugin in plugins
@@ -132,12 +132,12 @@ def reports(
         pool.shutdown(cancel_futures=True)
 
 
-def told(outcomes: tuple[Outcome, ...]) -> str:
+def as_text(outcomes: tuple[Outcome, ...]) -> str:
     return "\n".join(f"{each.check}: {each.status}: {each.message} {each.remedy}" for each in outcomes)
 
 
 def assert_caught(report: Report, fault: Fault) -> None:
-    assert [each.check for each in report.failures] == [fault.check], told(report.outcomes)
+    assert [each.check for each in report.failures] == [fault.check], as_text(report.outcomes)
     (failure,) = report.failures
     assert failure.level is fault.level
     assert fault.named in failure.message, failure.message
@@ -165,8 +165,8 @@ def test_a_fault_of_the_live_platform_is_caught_by_name(fault: Fault, reports: M
 @pytest.mark.parametrize("plugin", CONTROLS)
 def test_the_plugin_without_a_fault_passes(plugin: str, reports: Mapping[str, Future[Report]]) -> None:
     report = reports[plugin].result()
-    assert report.passed, told(report.failures)
-    assert {each.level for each in report.of("passed")} == {Level.L0, Level.L1, Level.L2}, told(report.outcomes)
+    assert report.passed, as_text(report.failures)
+    assert {each.level for each in report.of("passed")} == {Level.L0, Level.L1, Level.L2}, as_text(report.outcomes)
 
 
 def test_every_check_that_a_fault_names_is_one_of_the_kit() -> None:

@@ -1,7 +1,7 @@
-"""`ci/platform.sh` on all that a machine without an accelerator has: cpu, toy, the simulated NPU of both generations.
+"""`ci/platform.sh` for every device of a machine without an accelerator: cpu, toy, and both simulated NPU generations.
 
-One run a device, in a process of its own, and every test reads what that run wrote: the doctor's word, the conformance
-report of levels 0 to 4, the evidence.
+It runs once per device in a separate process. The tests read its output: the doctor's report, the conformance report of
+levels 0 to 4, and the evidence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEVELS = ["L0", "L1", "L2", "L3", "L4"]
 
 @dataclass(frozen=True)
 class Case:
-    """One device. `environment`: what brings it here. `tests`: what shows its evidence here, all of it if ()."""
+    """One device. `environment`: the variables that enable it. `tests`: the tests for its evidence (empty: all)."""
 
     device: str
     skipped: frozenset[str]
@@ -41,10 +41,10 @@ class Case:
         return ROOT / "build" / "ci" / self.device.replace(":", "-")
 
 
-# Checks of what a device does not declare or cannot show; anything else that is skipped is a surprise. No dtype is
-# served twice. NPUs compute neither in float32, nor with windows, nor with capped scores.
+# Expected skips: checks of features that a device does not declare or cannot show. No dtype is served twice. NPUs
+# support neither float32, nor sliding windows, nor capped scores.
 CPU = frozenset(("pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-# Of weights that stay as they are, and of keys and values in 8 bits: the processor's native kernels alone have them.
+# Only the native kernels of the CPU support weights that stay quantized and int8 keys and values.
 KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf", "attention.int8_kv")
 TOY = frozenset((*KEPT, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
 NPU = frozenset((*KEPT, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16"))
@@ -61,7 +61,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that has ended, and the committed evidence before and after it."""
+    """A completed run, and the committed evidence before and after it."""
 
     case: Case
     done: subprocess.CompletedProcess[str]
@@ -108,14 +108,14 @@ def test_the_script_ends_well_and_adds_nothing_to_the_matrix(ran: Ran) -> None:
 
 
 def test_the_doctor_finds_what_was_asked_for(ran: Ran) -> None:
-    told = json.loads((ran.case.out / "doctor.json").read_text())
-    (platform,) = told["platforms"]
-    assert (told["can_start"], told["choice"]["platform"]) == (True, ran.case.platform)
+    doctor = json.loads((ran.case.out / "doctor.json").read_text())
+    (platform,) = doctor["platforms"]
+    assert (doctor["can_start"], doctor["choice"]["platform"]) == (True, ran.case.platform)
     assert platform["simulated"] is ran.case.simulated
 
 
 def test_it_conforms_to_level_4(ran: Ran) -> None:
-    """All that it declares holds; what is skipped is what it does not declare."""
+    """All declared features work; only checks of undeclared features are skipped."""
     run, *outcomes = ran.report()
     assert (run["kind"], run["level"], run["device"]["platform"]) == ("run", "L4", ran.case.platform)
     assert run["device"]["simulated"] is ran.case.simulated

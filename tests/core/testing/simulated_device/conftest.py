@@ -1,6 +1,6 @@
-"""These tests register a device with PyTorch, for the whole process and for good: it has to be theirs.
+"""These tests register a device with PyTorch, which cannot be undone, so they need their own process.
 
-They are collected only where tests/core/testing/test_simulated_device.py starts a process for them, or by hand with
+They are collected only if tests/core/testing/test_simulated_device.py starts a process for them, or manually with
 
     SRV_SIMULATED_DEVICE_TESTS=1 python -m pytest tests/core/testing/simulated_device
 """

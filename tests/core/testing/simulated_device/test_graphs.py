@@ -1,4 +1,4 @@
-"""What a capture records and refuses on any simulated device; plugins add graphs of their own kind."""
+"""What a capture records and refuses on any simulated device; plugins add their own kinds of graphs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_as_long_as_its_index_is_recorded(sim: SimulatedAccelerator) -> 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_a_capture_makes_is_zeroed_copied_and_resized_again(sim: SimulatedAccelerator, shared: bool) -> None:
-    """`zero_`, copies within the device and new memory have kernels of their own, which are recorded as well."""
+    """`zero_`, copies within the device and allocations have their own kernels, which are recorded too."""
     graph = Graph()
     x = torch.arange(4.0, device="sim")
     with sim.recorder.recording(graph, GraphMemory(sim.memory) if shared else sim.memory):

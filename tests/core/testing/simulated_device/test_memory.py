@@ -1,4 +1,4 @@
-"""Device memory is counted, runs out, comes back, and is not the host's."""
+"""Device memory is counted, limited, freed, and separate from host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators give on the device exactly what they give on the host, aliasing included."""
+"""Operators have exactly the same results on the device as on the host, including aliasing."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_scaled_dot_product_attention(name: str) -> None:
-    """PyTorch composes it from other operators here, so that rounding differs from the host's fused kernel."""
+    """PyTorch decomposes it into other operators here, so rounding differs from the host's fused kernel."""
     got = ATTENTION[name](HEADS.to("sim"))
     assert got.device.type == "sim"
     torch.testing.assert_close(got.cpu(), ATTENTION[name](HEADS), atol=2e-2 if name == "bfloat16" else 1e-6, rtol=0)
@@ -151,7 +151,7 @@ def test_out_arguments_are_written_and_returned() -> None:
 
 def test_shape_changes_in_place_are_followed() -> None:
     x = torch.arange(6.0, device="sim").view(2, 3)
-    x.add_(1)  # now the kernel knows the tensor by its first shape
+    x.add_(1)  # now the kernel has cached the tensor's first shape
     x.t_()
     assert x.mul(2).tolist() == [[2, 8], [4, 10], [6, 12]]
     x.unsqueeze_(0).squeeze_(0).transpose_(0, 1)

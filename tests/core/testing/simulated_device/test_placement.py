@@ -1,4 +1,4 @@
-"""Tensors on two devices never meet in an operator; host numbers and copies are the exceptions."""
+"""Operators refuse tensors on different devices, except for scalars on the host and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host must wait for what it asked to arrive later; random numbers are the device's own."""
+"""Asynchronous copies need a synchronization, and the device has its own random numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from srv.testing.simulated_device.stream import QUEUE_LIMIT, Event, Stream
 def test_a_non_blocking_copy_arrives_when_the_host_waits(sim: SimulatedAccelerator) -> None:
     x = torch.tensor([1.0, 2.0], device="sim")
     host = x.to("cpu", non_blocking=True)
-    x.zero_()  # later work does not change what was asked for earlier
+    x.zero_()  # later work does not change an earlier copy
     event = sim.current_stream().record_event()
     assert host.isnan().all()
     event.synchronize()

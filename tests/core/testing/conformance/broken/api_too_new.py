@@ -1,4 +1,4 @@
-"""Written for a version of the contract that this srv does not speak.
+"""The plugin requires a contract version that this srv does not support.
 
 Caught by manifest.versions at L0, naming "contract version 9.0".
 """

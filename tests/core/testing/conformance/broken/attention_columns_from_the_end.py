@@ -1,4 +1,4 @@
-"""Attention takes the page table to be as wide as the longest row, and counts its columns from the end.
+"""Attention assumes that the page table is as wide as the longest row, and counts its columns from the end.
 
 Caught by attention.unused_columns at L2, naming "a wide page table".
 """

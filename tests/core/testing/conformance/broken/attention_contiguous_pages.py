@@ -1,4 +1,4 @@
-"""Attention takes a row's pages to lie side by side in the pool: right until pages were freed and given out again.
+"""Attention assumes that the pages of a row are contiguous in the pool, which fails when freed pages are reused.
 
 Caught by attention.several_pages at L2, naming "over several pages".
 """

@@ -1,4 +1,4 @@
-"""Attention gives float32, whatever dtype the queries have.
+"""The result of attention is float32 for queries of any dtype.
 
 Caught by attention.dtypes at L2, naming "torch.float32".
 """

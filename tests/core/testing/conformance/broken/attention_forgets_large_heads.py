@@ -1,4 +1,4 @@
-"""Heads of 128 take another path, where a later chunk of a prompt sees nothing but itself.
+"""Heads of 128 take another code path, where a later chunk of a prompt attends only to itself.
 
 Caught by attention.extend at L2, naming "heads of 128".
 """

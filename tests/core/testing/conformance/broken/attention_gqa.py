@@ -1,4 +1,4 @@
-"""Attention pairs query heads with KV heads in the wrong order, which shows only where several share one.
+"""Attention pairs query heads with KV heads in the wrong order, which shows only if several share a KV head.
 
 Caught by attention.gqa at L2, naming "shared KV heads".
 """

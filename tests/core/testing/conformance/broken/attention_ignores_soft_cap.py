@@ -1,4 +1,4 @@
-"""Attention does not cap its scores where the layer asks for it.
+"""Attention does not cap its scores if the layer requires it.
 
 Caught by attention.soft_cap at L2, naming "capped scores".
 """

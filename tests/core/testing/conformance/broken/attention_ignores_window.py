@@ -1,4 +1,4 @@
-"""Attention sees a row's whole context where the layer has a sliding window.
+"""Attention uses the whole context of a row in a layer with a sliding window.
 
 Caught by attention.window at L2, naming "a window of 1 tokens".
 """

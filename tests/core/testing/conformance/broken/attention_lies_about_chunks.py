@@ -1,4 +1,4 @@
-"""It declares chunked_prefill, but lets the first query of a later chunk see the chunk alone.
+"""The plugin declares chunked_prefill, but the first query of a later chunk attends only to the chunk.
 
 Caught by attention.extend at L2, naming "a chunk of a prompt".
 """

@@ -1,4 +1,4 @@
-"""In a step that also computes prompts, a row of one query sees that token alone.
+"""In a step that also computes prompts, a row of one query attends only to its own token.
 
 Caught by attention.mixed at L2, naming "prompts and output".
 """

@@ -1,4 +1,4 @@
-"""The tokens of a prompt see those that follow them.
+"""The tokens of a prompt attend to later tokens.
 
 Caught by attention.single_page at L2, naming "prompts within one page".
 """

@@ -1,4 +1,4 @@
-"""Reading, attention looks up the page of the token after the one that it wants: wrong for the last one of a page.
+"""Reads look up the page of the next token, which is wrong for the last token of a page.
 
 Caught by attention.several_pages at L2, naming "over several pages".
 """

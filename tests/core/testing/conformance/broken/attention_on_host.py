@@ -1,4 +1,4 @@
-"""Attention gives its result in the host's memory.
+"""The result of attention is in host memory.
 
 Caught by attention.placement at L2, naming "result on cpu".
 """

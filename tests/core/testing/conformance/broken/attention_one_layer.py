@@ -1,4 +1,4 @@
-"""Attention keeps keys and values of all layers in the buffers of the first one.
+"""Attention stores the keys and values of all layers in the buffers of the first layer.
 
 Caught by attention.layers at L2, naming "two layers".
 """

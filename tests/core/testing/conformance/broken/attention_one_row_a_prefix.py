@@ -1,4 +1,4 @@
-"""Rows of a step that begin with the same page are taken for one row: they get the pages of the first of them.
+"""Rows of a step whose first page is the same are treated as one row: they get the pages of the first of them.
 
 Caught by attention.sharing at L2, naming "over shared pages".
 """

@@ -1,4 +1,4 @@
-"""Attention reads a row's first page in the place of all further ones.
+"""Attention reads a row's first page instead of all further pages.
 
 Caught by attention.several_pages at L2, naming "over several pages".
 """

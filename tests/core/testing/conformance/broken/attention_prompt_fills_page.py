@@ -1,4 +1,4 @@
-"""A prompt that ends with its page loses its last token: keys and values of it go to page 0.
+"""If a prompt ends at a page boundary, the keys and values of its last token are written to page 0.
 
 Caught by attention.page_borders at L2, naming "at a border of a page".
 """

@@ -1,4 +1,4 @@
-"""Products with blocks of GGUF files lose what the second scale of a Q4_1 block adds: its least value.
+"""Products with Q4_1 blocks of GGUF files ignore the minimum of each block.
 
 Caught by op.linear_gguf at L2, naming "Q4_1".
 """

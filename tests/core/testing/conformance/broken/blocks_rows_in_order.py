@@ -1,4 +1,4 @@
-"""Rows of a matrix in blocks come in the order of the matrix, and each once, as a gather through a set would do.
+"""Rows of a GGUF matrix are returned sorted and without duplicates instead of in the order of the indices.
 
 Caught by op.rows_gguf at L2, naming "Q4_0".
 """

@@ -1,4 +1,4 @@
-"""It declares that captured steps can be replayed, and brings nothing that captures one.
+"""The plugin declares graphs, but has no implementation of them.
 
 Caught by graph.declared at L1, naming "Platform.graphs is None".
 """

@@ -1,4 +1,4 @@
-"""A constraint refuses a value and gives an empty reason.
+"""A constraint refuses a value with an empty reason.
 
 Caught by plan.user_values at L0, naming "page_too_large".
 """

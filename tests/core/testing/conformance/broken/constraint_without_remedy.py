@@ -1,4 +1,4 @@
-"""A constraint refuses a value and does not say what to do instead.
+"""A constraint has no remedy.
 
 Caught by manifest.reasons at L0, naming "constraints[0].remedy".
 """

@@ -1,4 +1,4 @@
-"""Made for a release of srv that is not the installed one.
+"""The plugin requires a release of srv other than the installed one.
 
 Caught by manifest.versions at L0, naming ">=99".
 """

@@ -1,4 +1,4 @@
-"""The probe ends its process: a vendor's library that cannot cope with a missing driver.
+"""The probe crashes its process, like a vendor's library that cannot handle a missing driver.
 
 Caught by probe.answers at L0, naming "SIGSEGV".
 """

@@ -1,4 +1,4 @@
-"""It gives the name of its device rather than a torch.device.
+"""The device is its name instead of a torch.device.
 
 Caught by platform.device at L1, naming "gave a str".
 """

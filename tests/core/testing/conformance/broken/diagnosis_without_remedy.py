@@ -1,4 +1,4 @@
-"""Its own diagnosis finds a fault and does not say what to do.
+"""The plugin's own diagnosis reports a fault without a remedy.
 
 Caught by platform.diagnose at L1, naming "clock".
 """

@@ -1,4 +1,4 @@
-"""Waiting for an event returns at once, so that core reads results which have not come yet.
+"""Waiting for an event returns at once, so core reads results before they have arrived.
 
 Caught by platform.events at L1, naming "after the event".
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Impatient:
-    """An event whose work is said to be done."""
+    """An event that is always complete."""
 
     def synchronize(self) -> None:
         return  # the fault

@@ -1,4 +1,4 @@
-"""The probe, or a library that it loads, writes into whatever file is open, the pipe of the answer among them.
+"""The probe, or a library that it loads, writes to every open file, including the pipe for its result.
 
 Caught by probe.answers at L0, naming "cannot be parsed".
 """

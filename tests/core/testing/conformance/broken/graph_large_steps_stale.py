@@ -1,7 +1,7 @@
-"""A replayed step of more than four rows goes by the lengths of the step that was captured.
+"""A replayed step of more than four rows uses the lengths of the captured step.
 
-It declares no 8-bit weights, whose check replays steps too. Caught by engine.graphs, since the kit's own captured steps
-are smaller.
+It declares no 8-bit weights, because their check replays steps too. The kit's own captured steps are smaller, so only
+engine.graphs can catch it.
 
 Caught by engine.graphs at L3, naming "output from captured graphs".
 """

@@ -1,4 +1,4 @@
-"""A replay that is asked for while the last one runs goes by the lengths of that one.
+"""A replay that starts while the previous one runs uses the lengths of the previous one.
 
 Caught by graph.unwaited at L2, naming "replay while the last one runs".
 """
@@ -25,7 +25,7 @@ def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
             if key not in self._replayed or self._replayed[key].query():
                 super().replay(key, metadata)
             else:
-                self._graphs[key].replay()  # the fault: the update is lost, since nothing has waited
+                self._graphs[key].replay()  # the fault: the update is lost, because nothing waited
             self._replayed[key] = self._accelerator.current_stream().record_event()
 
     return Racing

@@ -1,4 +1,4 @@
-"""Capturing a step gives a copy of its output, which no replay rewrites.
+"""Capturing a step returns a copy of its output, which no replay updates.
 
 Caught by graph.replay at L2, naming "replay at the captured lengths".
 """

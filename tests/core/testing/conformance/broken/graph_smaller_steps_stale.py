@@ -1,4 +1,4 @@
-"""Only the captured step of the most rows goes by the lengths of its own step when it is replayed.
+"""Only the largest captured step uses its own lengths when it is replayed.
 
 Caught by graph.counts at L2, naming "replay of two rows".
 """

@@ -1,4 +1,4 @@
-"""A replayed step goes by the lengths of the step that was captured.
+"""A replayed step uses the lengths of the captured step.
 
 Caught by graph.lengths at L2, naming "replay with grown lengths".
 """

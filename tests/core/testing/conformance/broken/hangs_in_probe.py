@@ -1,4 +1,4 @@
-"""The probe never answers: a driver call that waits for a device which is not there.
+"""The probe never returns, like a driver call that waits for a missing device.
 
 Caught by probe.timeout at L0, naming "did not answer within".
 """

@@ -1,4 +1,4 @@
-"""The manifest cannot be imported: it needs a package that its distribution does not require.
+"""The manifest cannot be imported because it needs a package that its distribution does not require.
 
 Caught by manifest.loads at L0, naming "vendor_toolkit".
 """

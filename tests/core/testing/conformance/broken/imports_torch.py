@@ -1,4 +1,4 @@
-"""The manifest imports torch, so that reading it takes seconds, and fails where torch cannot be loaded.
+"""The manifest imports torch, so reading it takes seconds, and fails if torch cannot be loaded.
 
 Caught by manifest.import_purity at L0, naming "imports torch".
 """

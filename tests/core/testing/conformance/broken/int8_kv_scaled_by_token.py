@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits have one scale for all heads of a token.
+"""int8 keys and values have one scale for all heads of a token.
 
 Caught by attention.int8_kv at L2, naming "keys and values of int8".
 """
@@ -28,7 +28,7 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     from dataclasses import replace
 
     class OfEightBits(toy):  # type: ignore[valid-type, misc]
-        """Keeps as float32 what 8 bits and a scale say: the same numbers, in more memory."""
+        """Stores the dequantized values as float32: the same numbers, in more memory."""
 
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
             if layout.dtype != "int8":

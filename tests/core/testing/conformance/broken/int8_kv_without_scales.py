@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits are offered by a platform whose pool has no room for scales.
+"""The platform supports int8 keys and values, but its pool has no scales.
 
 Caught by attention.int8_kv at L2, naming "with their scales take".
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    return FACTS.capabilities(device) | {"int8_kv"}  # the fault: its pool is one of plain numbers
+    return FACTS.capabilities(device) | {"int8_kv"}  # the fault: its pool has no scales
 
 
 MANIFEST = manifest("int8_kv_without_scales", facts={"capabilities": capabilities})

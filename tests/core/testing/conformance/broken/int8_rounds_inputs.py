@@ -1,4 +1,4 @@
-"""Products with 8-bit weights round their inputs too, as those of W8A8 do.
+"""Products with 8-bit weights quantize their inputs too, like those of W8A8.
 
 Caught by op.linear_int8 at L2, naming "1x64".
 """

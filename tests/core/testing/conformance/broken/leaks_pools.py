@@ -1,4 +1,4 @@
-"""A KV pool that was given up stays allocated: the platform keeps a reference to every one.
+"""A released KV pool stays allocated because the platform keeps a reference to each pool.
 
 Caught by pool.allocator at L1, naming "bytes are gone".
 """

@@ -1,4 +1,4 @@
-"""It reports its memory in KiB rather than in bytes.
+"""The platform reports its memory in KiB instead of bytes.
 
 Caught by platform.memory at L1, naming "bytes in all".
 """
@@ -20,8 +20,8 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class Scaled(toy):  # type: ignore[valid-type, misc]
         def memory(self, device: torch.device) -> Memory:
-            said = super().memory(device)
-            return Memory(said.free >> 10, said.total >> 10)  # the fault
+            memory = super().memory(device)
+            return Memory(memory.free >> 10, memory.total >> 10)  # the fault
 
     return Scaled
 

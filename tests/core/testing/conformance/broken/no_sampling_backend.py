@@ -1,4 +1,4 @@
-"""It brings attention and nothing that samples.
+"""The plugin has attention but no sampling backend.
 
 Caught by backends.families at L0, naming "sampling".
 """

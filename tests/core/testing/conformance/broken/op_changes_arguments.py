@@ -1,4 +1,4 @@
-"""An op adds into its argument, which the caller still holds.
+"""An op adds in place to its argument, which the caller still uses.
 
 Caught by op.add_rms_norm at L2, naming "argument 1 was changed".
 """

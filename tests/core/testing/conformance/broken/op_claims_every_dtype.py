@@ -1,4 +1,4 @@
-"""An op says that it supports every dtype, and computes in float16 where it should in bfloat16.
+"""An op declares support for every dtype, but computes bfloat16 in float16.
 
 Caught by op.silu_and_mul at L2, naming "bfloat16".
 """

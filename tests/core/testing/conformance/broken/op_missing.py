@@ -1,4 +1,4 @@
-"""The platform brings no implementation of an op that every model needs.
+"""The platform has no implementation of an op that every model needs.
 
 Caught by op.coverage at L2, naming "rotary".
 """

@@ -1,4 +1,4 @@
-"""An op is wrong for odd sizes alone: it leaves the last entry of a row out of the mean.
+"""An op is wrong only for odd sizes: it omits the last element of a row from the mean.
 
 Caught by op.rms_norm at L2, naming "x97".
 """

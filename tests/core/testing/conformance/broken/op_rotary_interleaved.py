@@ -1,4 +1,4 @@
-"""An op turns pairs of neighbours where the contract pairs entries half a vector apart.
+"""An op rotates adjacent pairs, but the contract pairs elements that are half a vector apart.
 
 Caught by op.rotary at L2, naming "heads of".
 """

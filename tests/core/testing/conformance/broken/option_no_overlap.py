@@ -1,4 +1,4 @@
-"""Where steps do not overlap, it prepares the weights in another way, and wrongly.
+"""If steps do not overlap, the platform prepares weights in another way, which is wrong.
 
 Caught by engine.no_overlap at L3, naming "output without overlap".
 """

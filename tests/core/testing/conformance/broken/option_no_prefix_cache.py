@@ -1,4 +1,4 @@
-"""Without a prefix cache, it prepares the weights in another way, and wrongly.
+"""Without a prefix cache, the platform prepares weights in another way, which is wrong.
 
 Caught by engine.no_prefix_cache at L3, naming "output without a prefix cache".
 """

@@ -1,4 +1,4 @@
-"""Where prompts are computed in small chunks, it prepares the weights in another way, and wrongly.
+"""With small prompt chunks, the platform prepares weights in another way, which is wrong.
 
 Caught by engine.chunked_prefill at L3, naming "7 tokens at a time".
 """

@@ -1,4 +1,4 @@
-"""Where a small pool is asked for, it prepares the weights in another way, and wrongly.
+"""With a small pool, the platform prepares weights in another way, which is wrong.
 
 Caught by engine.retraction at L3, naming "output of requests that were retracted".
 """

@@ -1,4 +1,4 @@
-"""A statement reaches behind what it is shown and changes a value that the user has set.
+"""A constraint bypasses its context and changes a value that the user has set.
 
 Caught by plan.resolves at L0, naming "page_size".
 """

@@ -1,4 +1,4 @@
-"""In a captured step, what rows without a request write lands in the page beside page 0, which may be a request's.
+"""In a captured step, padded rows write to page 1, which may belong to a request, instead of page 0.
 
 Caught by graph.padding at L2, naming "requests".
 """

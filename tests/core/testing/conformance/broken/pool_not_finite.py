@@ -1,4 +1,4 @@
-"""A new KV pool holds whatever its memory held before, NaN among it.
+"""A new KV pool is not initialized and can contain NaN.
 
 Caught by pool.page_zero at L1, naming "NaN".
 """

@@ -1,4 +1,4 @@
-"""The KV pool has pages of 32 tokens, whatever page size the user asked for.
+"""The KV pool has pages of 32 tokens, regardless of the page size that the user set.
 
 Caught by pool.shapes at L1, naming "page_size=32".
 """

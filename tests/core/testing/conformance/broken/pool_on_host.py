@@ -1,4 +1,4 @@
-"""The KV pool lies in the host's memory rather than on the device.
+"""The KV pool is in host memory instead of device memory.
 
 Caught by pool.placement at L1, naming "is on cpu".
 """

@@ -1,4 +1,4 @@
-"""The KV pool has as many pages as were asked for, and none for the writes of padded rows.
+"""The KV pool has no page 0 for the writes of padded rows.
 
 Caught by pool.shapes at L1, naming "shape (5, ".
 """

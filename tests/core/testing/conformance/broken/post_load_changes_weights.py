@@ -1,4 +1,4 @@
-"""After loading it rounds the weights to three bits of fraction, so that the model is another one.
+"""After loading, the platform rounds the weights to three mantissa bits, which changes the outputs.
 
 Caught by engine.greedy at L3, naming "greedy output".
 """

@@ -1,4 +1,4 @@
-"""After loading it rounds the weights of models in float16, so that they are other ones.
+"""After loading, the platform rounds the weights of float16 models, which changes their outputs.
 
 Caught by engine.float16 at L3, naming "output in float16".
 """

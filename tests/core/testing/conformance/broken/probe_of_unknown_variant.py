@@ -1,4 +1,4 @@
-"""The probe finds a device of a variant that the manifest does not name, and has no note about it.
+"""The probe finds a device of a variant that the manifest does not name, without a note about it.
 
 Caught by probe.device at L0, naming "'toy2'".
 """

@@ -1,4 +1,4 @@
-"""The probe does not take the context that core hands it.
+"""The probe does not accept the context that core passes.
 
 Caught by manifest.signatures at L0, naming "Manifest.probe".
 """

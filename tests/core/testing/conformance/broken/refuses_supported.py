@@ -18,6 +18,6 @@ MANIFEST = manifest(
     "refuses_supported",
     facts={
         "constraints": (Constraint("page_size", "slow_pages", check, "Choose another size."),),
-        "support": (Support("page_size", "supported", values=(16,)),),  # the fault: one of the two is not true
+        "support": (Support("page_size", "supported", values=(16,)),),  # the fault: it contradicts the declaration
     },
 )

@@ -1,4 +1,4 @@
-"""The free memory that it reports is the device's whole memory, whatever is allocated.
+"""The reported free memory is always the total memory of the device.
 
 Caught by pool.accounting at L1, naming "memory() says".
 """
@@ -21,8 +21,8 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class Optimistic(toy):  # type: ignore[valid-type, misc]
         def memory(self, device: torch.device) -> Memory:
-            said = super().memory(device)
-            return replace(said, free=said.total)  # the fault
+            memory = super().memory(device)
+            return replace(memory, free=memory.total)  # the fault
 
     return Optimistic
 

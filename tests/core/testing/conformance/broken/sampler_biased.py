@@ -1,4 +1,4 @@
-"""The sampler does not use its noise as it is: likely tokens come too often.
+"""The sampler transforms its noise so that likely tokens are chosen too often.
 
 Caught by sampler.bias at L1, naming "is biased".
 """

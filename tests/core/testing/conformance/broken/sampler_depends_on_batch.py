@@ -1,4 +1,4 @@
-"""The sampler cuts every row to the largest top-k of the batch, also rows that want none.
+"""The sampler applies the largest top-k of the batch to every row, including rows without top-k.
 
 Caught by sampler.batch at L1, naming "in a batch".
 """

@@ -1,4 +1,4 @@
-"""Beside rows that are drawn, the sampler draws rows of temperature 0 as well, as if theirs were 1.
+"""In a batch with sampled rows, rows of temperature 0 are sampled as if it were 1.
 
 Caught by sampler.greedy at L1, naming "temperature 0".
 """

@@ -1,4 +1,4 @@
-"""The sampler leaves out the min-p filter.
+"""The sampler does not apply the min-p filter.
 
 Caught by sampler.min_p at L1, naming "min_p".
 """

@@ -1,4 +1,4 @@
-"""The sampler gives its tokens in the host's memory, so that every step waits for the device.
+"""The sampled tokens are in host memory, so every step waits for the device.
 
 Caught by sampler.placement at L1, naming "tokens on cpu".
 """

@@ -1,4 +1,4 @@
-"""Greedy sampling turns the logits into probabilities where they are, before their logarithms are taken.
+"""Greedy sampling replaces the logits with probabilities in place, before log-probabilities are computed.
 
 Caught by engine.logprobs at L3, naming "has log-probability".
 """

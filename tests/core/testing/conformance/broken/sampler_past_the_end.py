@@ -1,4 +1,4 @@
-"""Where its noise comes near 1, the sampler runs past the last token that has a probability.
+"""With noise near 1, the sampler chooses a token after the last one with a probability above 0.
 
 Caught by sampler.extremes at L1, naming "whose probability is 0".
 """

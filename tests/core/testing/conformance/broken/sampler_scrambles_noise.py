@@ -1,4 +1,4 @@
-"""The sampler makes noise of its own from the engine's: every token comes as often as it should, but not when.
+"""The sampler permutes the engine's noise: tokens have the right frequencies, but not the right order.
 
 Caught by sampler.exact at L1, naming "stretches".
 """

@@ -1,4 +1,4 @@
-"""The sampler keeps one token more than top-k says.
+"""The sampler keeps one token more than top-k.
 
 Caught by sampler.top_k at L1, naming "top_k".
 """

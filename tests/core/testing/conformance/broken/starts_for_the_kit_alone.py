@@ -1,4 +1,4 @@
-"""It looks at the command line of its process, and starts where the conformance kit is at work, and nowhere else.
+"""The platform starts only if the command line of its process is that of the conformance kit.
 
 Caught by server.serves at L4, naming "it ended with status".
 """

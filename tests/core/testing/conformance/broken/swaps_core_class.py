@@ -1,4 +1,4 @@
-"""Starting the platform puts a class of its own in the place of one of srv.
+"""Starting the platform replaces a class of srv with its own.
 
 Caught by platform.patches at L1, naming "srv.platform.ops.Ops".
 """

@@ -14,7 +14,7 @@ Alter = Callable[[type["ToyPlatform"]], type["ToyPlatform"]]
 
 
 def with_graphs(make: Callable[[type[ToyGraphs]], Callable[[Accelerator], Any]]) -> Alter:
-    """`make` gives, from the toy's own class, what is called with the accelerator to make `Platform.graphs`."""
+    """A platform whose graphs are created by `make(toy's class)(accelerator)`."""
 
     def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         from srv_toy_device.graphs import ToyGraphs

@@ -1,4 +1,4 @@
-"""The toy platform with other ops: one replaced, one left out, all of them for fewer dtypes, or those of blocks."""
+"""The toy platform with other ops: one replaced, one removed, all of them for fewer dtypes, or those of GGUF."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Alter = Callable[[type["ToyPlatform"]], type["ToyPlatform"]]
 
 
 def with_op(op: str, function: Callable[..., Any]) -> Alter:
-    """`function` is said to support every argument that the op can have."""
+    """Replace one op with `function`, which declares support for all arguments."""
 
     def change(impl: OpImpl) -> OpImpl:
         return replace(impl, supports_args=lambda args: None, target=function) if impl.op == op else impl
@@ -59,14 +59,14 @@ def _with_ops(change: Change) -> Alter:
 
 
 def with_blocks(name: str, op: str, function: Callable[..., Any]) -> Manifest:
-    """Platform `name` also has the ops of blocks of GGUF files, as srv_kernels.reference has them, but `op`."""
+    """Platform `name` with the GGUF ops of srv_kernels.reference, except `op`, which is `function`."""
     return with_capability(name, "gguf_blocks", ("linear_gguf", "rows_gguf"), op, function)
 
 
 def with_capability(
     name: str, capability: str, names: tuple[str, ...], op: str, function: Callable[..., Any]
 ) -> Manifest:
-    """Platform `name` also has a capability with its ops, as srv_kernels.reference has them, but `op`."""
+    """Platform `name` with a capability and its ops from srv_kernels.reference, except `op`, which is `function`."""
 
     def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         from srv.platform.interface import OpImpl

@@ -1,4 +1,4 @@
-"""The toy's plugin that asks for the value of one argument, and spoils the model for some values of it."""
+"""The toy's plugin with a fault that depends on an argument: the model is wrong for some of its values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def spoiled_where(name: str, argument: str, wrong: Callable[[object], bool]) -> Manifest:
-    """A plugin that rounds the weights to three bits of fraction where `wrong` says so of the argument's value."""
+    """A plugin that rounds the weights to three mantissa bits if `wrong(value)` is true for the argument's value."""
 
     def start(context: EngineContext) -> Platform:
         spoil = wrong(context.options[argument])
@@ -26,7 +26,7 @@ def spoiled_where(name: str, argument: str, wrong: Callable[[object], bool]) -> 
 
 
 def rounding(wrong: Callable[[torch.nn.Module], bool]) -> Callable[[type[ToyPlatform]], type[ToyPlatform]]:
-    """The toy platform, which does so to the models of which `wrong` says it."""
+    """The toy platform, which rounds the weights of models for which `wrong(model)` is true."""
 
     def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         class Rounding(toy):  # type: ignore[valid-type, misc]

@@ -1,8 +1,8 @@
-"""The toy device's plugin under another name, with some of its parts exchanged: what every plugin here is made from.
+"""The toy device's plugin under another name and with replaced parts, from which every plugin here is made.
 
-A plugin is a module of this folder and its own entry point. It is the toy device's plugin with one fault; the last
-line of its docstring says which check of the conformance kit catches it, at which level, and what the message names.
-Like every manifest it imports no torch: what needs it does so when it is called.
+Each plugin is a module of this folder with its own entry point: the toy device's plugin with one fault. The last line
+Each plugin is a module of this folder with an entry point: the toy device's plugin with one fault. The last line of its
+docstring gives the check of the conformance kit that catches it, the level, and a text of the message. Like every
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def manifest(
 ) -> Manifest:
     """The toy's manifest as platform `name`.
 
-    `platform` gives the class to use, from the toy's own one under the new name. `attention` and `sampling` are
-    targets ("module:function") that take the place of the toy's backends. `facts` and `members` replace members
-    of `PlatformFacts` and of `Manifest`.
+    `platform` returns the platform class, given the toy's class under the new name. `attention` and `sampling` are
+    targets ("module:function") that replace the toy's backends. `facts` and `members` replace members of
+    `PlatformFacts` and `Manifest`.
     """
     changed = {"backends": backends(attention=attention, sampling=sampling), **(facts or {})}
     given: dict[str, Any] = {
@@ -47,7 +47,7 @@ def manifest(
 
 
 def backends(**targets: str) -> dict[str, tuple[BackendSpec, ...]]:
-    """The toy's backends by family, those with a target here built by that instead."""
+    """The toy's backends by family, with the given targets instead of their own."""
     return {
         family: tuple(dataclasses.replace(spec, target=targets.get(family) or spec.target) for spec in specs)
         for family, specs in FACTS.backends.items()
@@ -57,7 +57,7 @@ def backends(**targets: str) -> dict[str, tuple[BackendSpec, ...]]:
 def create(
     name: str, platform: Callable[[type[ToyPlatform]], type[ToyPlatform]] | None = None
 ) -> Callable[[EngineContext], Platform]:
-    """A `Manifest.create` that gives the toy platform as `name`, or what `platform` makes of its class."""
+    """A `Manifest.create` that returns the toy platform as `name`, or the class that `platform` returns for it."""
 
     def start(context: EngineContext) -> Platform:
         from srv_toy_device.device import install

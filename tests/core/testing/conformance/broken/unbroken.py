@@ -1,4 +1,4 @@
-"""Nothing is wrong with it: the control. Whatever the kit reports as failed here, it would report of any plugin."""
+"""A plugin without a fault, as a control: any failure here would be a fault of the kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A default depends on an argument that it does not declare, so that it may be decided before that one is.
+"""A default reads an argument that it does not declare, so it may be computed too early.
 
 Caught by plan.resolves at L0, naming "page_size".
 """

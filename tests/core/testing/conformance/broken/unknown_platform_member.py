@@ -1,4 +1,4 @@
-"""The platform has a public method that the contract does not know, so core would never call it.
+"""The platform has a public method that is not in the contract, so core would never call it.
 
 Caught by platform.starts at L1, naming "synchronise".
 """

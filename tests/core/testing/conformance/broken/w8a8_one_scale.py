@@ -1,4 +1,4 @@
-"""All rows of a step are rounded by the largest magnitude among them, so that one request coarsens another.
+"""All rows of a step share one activation scale, so requests affect each other's precision.
 
 Caught by op.linear_w8a8 at L2, naming "130x64".
 """

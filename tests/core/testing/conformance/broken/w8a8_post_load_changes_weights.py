@@ -1,4 +1,4 @@
-"""After loading it halves 8-bit weights, and leaves their scales as they are.
+"""After loading, the platform halves 8-bit weights without changing their scales.
 
 Caught by engine.w8a8 at L3, naming "output of 8-bit weights".
 """

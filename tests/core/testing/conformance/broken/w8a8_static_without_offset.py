@@ -1,4 +1,4 @@
-"""Inputs of static 8-bit layers are rounded about 0, not about the offset that the checkpoint gives.
+"""Inputs of static 8-bit layers are quantized without the offset of the checkpoint.
 
 Caught by op.linear_w8a8_static at L2, naming "linear_w8a8_static".
 """

@@ -1,4 +1,4 @@
-"""The platform says that it multiplies 8-bit weights, and brings the op for one kind of them alone.
+"""The platform declares 8-bit weights, but has only one of their ops.
 
 Caught by op.coverage at L2, naming "linear_w8a8_static".
 """

@@ -1,4 +1,4 @@
-"""The environment that it wants for its workers has a number where a text belongs.
+"""The environment for workers has a number instead of a string.
 
 Caught by manifest.worker_env at L0, naming "TOY_THREADS".
 """

@@ -1,4 +1,4 @@
-"""A method of the platform has a parameter of another name than the contract's.
+"""A parameter of a platform method has another name than in the contract.
 
 Caught by platform.starts at L1, naming "kv_buffers".
 """
