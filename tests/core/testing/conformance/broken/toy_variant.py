@@ -1,8 +1,8 @@
 """The toy device's plugin under another name and with replaced parts, from which every plugin here is made.
 
-Each plugin is a module of this folder with its own entry point: the toy device's plugin with one fault. The last line
 Each plugin is a module of this folder with an entry point: the toy device's plugin with one fault. The last line of its
 docstring gives the check of the conformance kit that catches it, the level, and a text of the message. Like every
+manifest it does not import torch; functions that need torch import it when they are called.
 """
 
 from __future__ import annotations
