@@ -100,7 +100,7 @@ class CapturedGraph(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: steps are not compiled, and the check itself would import torch's compiler (over a second)."""
+        """False: True would import torch's compiler, which takes over a second; steps are not compiled."""
         return False
 
     @property
