@@ -1,4 +1,4 @@
-"""The prefix tree (radix tree): which pages hold the KV of which token sequences.
+"""The radix tree of cached prefixes: which pages hold the KV of which token sequences.
 
 Owns the nodes, their lock counts and the order of eviction. Must not know allocators, requests or devices: inserted
 pages belong to the tree until `evict` or `clear` returns them.

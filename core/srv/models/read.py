@@ -1,4 +1,4 @@
-"""Model facts of whatever `locate` found: a GGUF file or a Hugging Face folder. Torch-free."""
+"""Read the facts of a model that `locate` has found: a GGUF file or a Hugging Face folder. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from srv.specs import ModelFacts
 
 
 def read_facts(path: Path) -> ModelFacts:
-    """Facts of the model at `path`, from headers alone: no weight is read and no torch imported.
+    """The facts of the model at `path`, only from headers: no weights are read, and torch is not imported.
 
     Raises ModelError with a stable code: not_found, truncated, damaged, unknown_architecture,
     unsupported_config, unsupported_format or unsupported_quantization.
     """
-    if path.is_dir():  # the reader of one format costs nobody who has the other
+    if path.is_dir():  # import only the reader of this format
         from srv.models.config.hf_config import read_folder
 
         return read_folder(path)

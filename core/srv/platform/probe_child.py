@@ -1,8 +1,8 @@
 """The child process of a probe: loads one manifest, runs its probe, answers with one line of JSON.
 
-Started by `srv.platform.probe`, as `python -m srv.platform.probe_child FD`, with the request on standard
-input. Light on purpose, because it starts for every platform. Nothing has been imported here before, so this
-is the place to detect a manifest that imports torch.
+It is started by `srv.platform.probe` as `python -m srv.platform.probe_child FD`, with the request on standard input. It
+imports little, because it starts for every platform. Nothing else has been imported in this process, so a manifest that
+imports torch is detected here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Log-probabilities under the model's own distribution: before penalties, bias, temperature and filters.
 
-Owns the arithmetic and its way to the host. Knows nothing of slots or requests.
+Owns their computation and their transfer to the host. Must not know slots or requests.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 
 from srv.types import TokenLogprob
 
-_CHUNK_ELEMENTS = 1 << 24  # float32 scratch of 64 MiB at a time
+_CHUNK_ELEMENTS = 1 << 24  # 64 MiB of temporary float32 memory
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores of n tokens; the tensors are on the host or on their way there.
+    """Scores of n tokens; the tensors are on the host, or are being copied there asynchronously.
 
     tokens, ranks: int64 [n]; logprobs: float32 [n]; top_tokens int64 and top_logprobs float32 [n, most].
     `tops[i]`: how many alternatives token i is reported with.
-    Read `to_host` only after the work enqueued so far on the device's stream is done.
+    Call `to_host` only when the work that is enqueued on the device's stream has finished.
     """
 
     tokens: torch.Tensor
@@ -32,7 +32,7 @@ class Scores:
     tops: tuple[int, ...]
 
     def to_host(self) -> tuple[TokenLogprob, ...]:
-        """One TokenLogprob a token, in order."""
+        """One TokenLogprob per token, in order."""
         columns = zip(
             self.tokens.tolist(),
             self.logprobs.tolist(),
@@ -49,10 +49,10 @@ class Scores:
 
 
 def _best(token: int, logprob: float, top: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Alternatives, best first, equals by token id.
+    """The alternatives, best first; equal ones by token id.
 
-    Among equals at the border a device's top-k keeps whichever it likes; the scored token itself has the
-    better claim, so that a greedy token is always listed.
+    Which of several equal tokens a device's top-k returns last is undefined. If the scored token is one of them, it is
+    listed, so that a greedy token is always among the alternatives.
     """
     if top and logprob == top[-1][1] and all(token != other for other, _ in top):
         top[-1] = (token, logprob)
@@ -63,8 +63,8 @@ def score(logits: torch.Tensor, targets: torch.Tensor, top: int | Sequence[int] 
     """Log-probabilities of `targets` under softmax(logits), with ranks and the most likely alternatives.
 
     logits: [n, vocab] of any float dtype, unchanged; targets: int64 [n] on the same device. `top`: number
-    of alternatives, for all tokens or for each. Works in float32, in chunks of rows that bound the scratch
-    memory, and waits for nothing.
+    of alternatives, for all tokens or for each. Computes in float32, in chunks of rows that limit temporary
+    memory, and does not synchronize with the device.
     """
     count, vocab = logits.shape
     tops = (min(top, vocab),) * count if isinstance(top, int) else tuple(min(number, vocab) for number in top)

@@ -1,7 +1,7 @@
 """Counter-based noise: the uniform number of a token is a pure function of (seed, position).
 
-Owns the generator and a small per-slot cache of its output. Knows nothing of requests, batches or devices;
-all of it is NumPy on the host. Why the noise is made this way: docs/adr/0004-counter-based-noise.md.
+Owns the generator and a small per-slot cache of its output, in NumPy on the host. Must not know requests, batches or
+devices. The reasons are in docs/adr/0004-counter-based-noise.md.
 
 The generator is Philox4x32 with ten rounds: John K. Salmon, Mark A. Moraes, Ron O. Dror and David E. Shaw,
 "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]  # 32-bit words, held in 64 bits so that products keep their upper half
+Words = npt.NDArray[np.uint64]  # 32-bit words, in 64-bit integers, so that products keep their upper half
 Floats = npt.NDArray[np.float64]
 
 _ROUNDS = 10
@@ -29,7 +29,7 @@ _HALF = np.uint64(32)
 def philox4x32(counter: Words, key: Words) -> Words:
     """Philox4x32-10 of n independent counters.
 
-    counter: uint64 [4, n], key: uint64 [2, n], every entry below 2**32. Returns uint64 [4, n], likewise.
+    counter: uint64 [4, n], key: uint64 [2, n], every entry below 2**32. Returns uint64 [4, n] in the same range.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -48,7 +48,7 @@ def philox4x32(counter: Words, key: Words) -> Words:
 
 
 def uniform(seeds: Sequence[int] | npt.NDArray[np.int64], positions: Sequence[int] | npt.NDArray[np.int64]) -> Floats:
-    """float64 [n] in [0, 1), 53 random bits each; entry i depends on (seeds[i], positions[i]) alone.
+    """float64 [n] in [0, 1), 53 random bits each; entry i depends only on (seeds[i], positions[i]).
 
     seeds and positions: equally many integers in [0, 2**63). The seed is the key and the position the
     lower half of the counter, so two positions of one seed never share a block of the generator.
@@ -65,10 +65,10 @@ def uniform(seeds: Sequence[int] | npt.NDArray[np.int64], positions: Sequence[in
 
 
 class SlotNoise:
-    """`uniform`, remembered per slot for the positions that come next.
+    """`uniform` with a cache per slot for the next positions.
 
-    The generator's cost is in its hundred NumPy calls, not in the numbers, so one call fetches the noise of
-    64 positions. The values are exactly those of `uniform`.
+    The cost of the generator is that of about a hundred NumPy calls, for any count of numbers, so one call generates
+    the noise of 64 positions. The values are exactly those of `uniform`.
     """
 
     _POSITIONS = 64
@@ -81,7 +81,7 @@ class SlotNoise:
     def draw(
         self, slots: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> Floats:
-        """float64 [n], equal to `uniform(seeds, positions)`. int64 [n] each; a slot appears once."""
+        """float64 [n], equal to `uniform(seeds, positions)`. All are int64 [n], and each slot occurs once."""
         blocks = positions // self._POSITIONS
         stale = (self._block[slots] != blocks) | (self._seed[slots] != seeds)
         if stale.any():

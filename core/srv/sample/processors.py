@@ -1,12 +1,12 @@
-"""Logits processors: what a request asks to be done to its logits before a token is drawn from them.
+"""Logits processors: the changes that a request applies to its logits before a token is sampled.
 
-    prepare(rows)  host only: which rows are concerned now; None: none of them
-    apply(logits)  device only: changes those rows in place
-    observe(...)   device only: the tokens just drawn, which the host need not know yet
+    prepare(rows)  on the host: select the rows that are affected in this step; None: no row
+    apply(logits)  on the device: change those rows in place
+    observe(...)   on the device: count the sampled tokens, which the host may not know yet
 
-State lives on the device and follows the stream, so a token drawn in one step counts in the next though the
-host has not read it. Nothing here waits for the device. A grammar mask is one more class of this kind, handed
-to `SamplerState` by whoever owns grammars. Knows nothing of how a token is drawn.
+State is on the device and is updated in stream order, so a token that was sampled in one step counts in the next step
+before the host has read it. Nothing here synchronizes with the device. A grammar mask is another such class, which is
+passed to `SamplerState`. Must not know how a token is sampled.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from srv.types import SamplingParams
 
 
 class SampleRow(NamedTuple):
-    """One row of logits: its slot, and the absolute position that the drawn token will take."""
+    """One row of logits: its slot, and the absolute position of the token to sample."""
 
     slot: int
     position: int
 
 
 class SlotStart(NamedTuple):
-    """A slot's request as it starts. `tokens`: prompt first, then what was generated before a retraction."""
+    """The start of a request in a slot. `tokens`: the prompt, then the output generated before a retraction."""
 
     slot: int
     tokens: Sequence[int]
@@ -39,7 +39,7 @@ class SlotStart(NamedTuple):
 
 
 class LogitsProcessor(Protocol):
-    """One way to change logits. `start` and `end` frame a request's life in a slot."""
+    """One kind of change to logits. `start` and `end` mark the start and the end of a request in a slot."""
 
     def start(self, start: SlotStart) -> None: ...
     def end(self, slot: int) -> None: ...
@@ -51,11 +51,11 @@ class LogitsProcessor(Protocol):
         """Change logits, float32 [rows, vocab] on the device, in place."""
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        """tokens[i], int64 on the device, was drawn for slots[i]."""
+        """tokens[i], int64 on the device, was sampled for slots[i]."""
 
 
 class _Latest:
-    """The value made for the latest key. Rows seldom change from step to step, so one is enough."""
+    """A cache of one value, for the latest key, because the rows of consecutive steps are usually the same."""
 
     def __init__(self) -> None:
         self._key: object = None
@@ -82,8 +82,8 @@ class Penalties:
     """Repetition penalty (Keskar et al. 2019, "CTRL"; tokens of prompt or output), and OpenAI's frequency and
     presence penalties (output only).
 
-    Slots that ask for one get a storage row: how often each token was put out, int32 [vocab], and whether
-    it stands in the prompt, bool [vocab]. The storage grows with the number of such slots.
+    Slots with a penalty get a storage row: the count of each token in the output, int32 [vocab], and whether it is in
+    the prompt, bool [vocab]. The storage grows with the number of such slots.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -197,7 +197,7 @@ def _entries(cells: Sequence[tuple[int, int, float]], device: torch.device) -> _
 
 
 class LogitBias:
-    """Adds the request's biases to single tokens; a token named twice gets both."""
+    """Adds the request's biases to single tokens; two biases for one token are added up."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -229,13 +229,13 @@ class LogitBias:
         logits.index_put_((prepared.rows, prepared.tokens), prepared.values, accumulate=True)
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        """A bias does not depend on what was drawn."""
+        """A bias does not depend on sampled tokens."""
 
 
 class MinTokens:
-    """Masks end tokens and stop token ids until `min_tokens` tokens are out.
+    """Masks end tokens and stop token ids until `min_tokens` tokens have been generated.
 
-    How many are out follows from the row's position, which the host knows, so there is no device state.
+    The number of generated tokens follows from the row's position, which the host knows, so there is no device state.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -274,4 +274,4 @@ class MinTokens:
         logits.index_put_((prepared.rows, prepared.tokens), prepared.values)
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        """A mask does not depend on what was drawn."""
+        """The mask does not depend on sampled tokens."""

@@ -1,13 +1,13 @@
 """From logits to tokens: processors, then the sampling backend, then log-probabilities.
 
-Owns the order of these and what each row gets back. Knows no device; draws nothing itself (the backend
-does) and waits for nothing: results start their way to the host here and are read later.
+Owns their order and the result of each row. The backend samples the tokens. Must not know any device, and never
+synchronizes with it: copies of results to the host are started here and read later.
 
     logits ──► processors ──► backend.sample ──► tokens ──► processors observe them
        └────────────── log-probabilities of those tokens, before processors ──► host
 
-Where no processor has anything to do and every row is greedy, a backend that can takes the logits as the model gave
-them, and says by itself which rows are finite (`GreedySampling`).
+If no processor is active and every row is greedy, a backend with `GreedySampling` gets the unmodified logits of the
+model, and reports which rows are finite.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NON_FINITE = (
 
 
 class SampledToken(NamedTuple):
-    """One row's result on the host. With `error` (code, message), `token` means nothing."""
+    """One row's result on the host. If there is an `error` (code, message), `token` is meaningless."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -47,11 +47,11 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """What `Sampler.sample` drew.
+    """The result of `Sampler.sample`.
 
-    `tokens`: int64 [rows] on the device, for the next step; 0 for a row in error. The rest is on its way to
-    the host: call `to_host` once an event recorded after `sample` has passed. `_noise`, if any was drawn, is on its way
-    to the device, and must live as long.
+    `tokens`: int64 [rows] on the device, for the next step; 0 for a row with an error. The other tensors are being
+    copied to the host: call `to_host` when an event that was recorded after `sample` is complete. Until then `_noise`,
+    which is being copied to the device, must be kept alive too.
     """
 
     tokens: torch.Tensor
@@ -62,7 +62,7 @@ class SampledBatch:
     _noise: torch.Tensor | None
 
     def to_host(self) -> list[SampledToken]:
-        """One SampledToken a row, in order. Enqueues nothing on the device."""
+        """One SampledToken per row, in order. Enqueues nothing on the device."""
         logprobs: dict[int, TokenLogprob] = {}
         if self._scores is not None:
             logprobs = dict(zip(self._scored, self._scores.to_host(), strict=True))
@@ -76,7 +76,7 @@ class SampledBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Everything about a set of rows that stays the same from step to step."""
+    """The properties of a set of rows that do not change between steps."""
 
     slots: tuple[int, ...]
     version: int
@@ -98,7 +98,7 @@ class _Layout:
 
 
 class Sampler:
-    """Draws one token a row. Used from one thread."""
+    """Samples one token per row. Used from one thread."""
 
     def __init__(self, backend: SamplingBackend, state: SamplerState) -> None:
         self.state = state
@@ -108,13 +108,13 @@ class Sampler:
         self._latest: _Layout | None = None
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
-        """Draw for each row the token at its position, and let the state observe it.
+        """Sample the token at each row's position, and count it in the state.
 
-        logits: [rows, vocab] of the model's dtype, unchanged. A row whose logits hold NaN or +inf, or
-        nothing above -inf, comes back in error; it cannot change another row's token.
+        logits: [rows, vocab] of the model's dtype, unchanged. A row gets an error if a logit is NaN or +inf, or if none
+        is above -inf; it does not affect other rows.
         """
         if logits.shape[0] != len(rows):
-            raise InternalError(f"{logits.shape[0]} rows of logits came for {len(rows)} rows to sample")
+            raise InternalError(f"{logits.shape[0]} rows of logits for {len(rows)} rows to sample")
         layout = self._layout(tuple([row.slot for row in rows]))
         work = self._work(rows)
         noise = self._drawn(rows, layout)
@@ -137,7 +137,7 @@ class Sampler:
         )
 
     def _work(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
-        """The processors that have something to do, with what they prepared for it."""
+        """The processors that are active for these rows, with the results of their `prepare`."""
         work = [(processor, processor.prepare(rows)) for processor in self.state.processors]
         return [(processor, prepared) for processor, prepared in work if prepared is not None]
 
@@ -209,12 +209,12 @@ class Sampler:
     def _params(self, slot: int) -> SamplingParams:
         params = self.state.params[slot]
         if params is None:
-            raise InternalError(f"a token is to be drawn for sampler slot {slot}, but no request holds it")
+            raise InternalError(f"a token must be sampled for slot {slot}, but the slot has no request")
         return params
 
 
 def _processed(logits: torch.Tensor, work: Sequence[tuple[LogitsProcessor, Any]]) -> torch.Tensor:
-    """float32 logits after these processors; the argument itself if it is float32 and nothing changes it."""
+    """float32 logits after these processors; the argument itself if it is float32 and there are no processors."""
     if not work:
         return logits.float()
     processed = logits.to(torch.float32, copy=True)

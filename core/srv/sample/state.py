@@ -1,6 +1,6 @@
-"""What the sampler keeps for each slot: its parameters on the host, its processors' state on the device.
+"""The sampler's state of each slot: sampling parameters on the host, and the state of processors on the device.
 
-Knows nothing of scheduling: slots are started and ended by whoever runs plans.
+Must not know scheduling: the model runner starts and ends slots.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from srv.types import SamplingParams
 class SamplerState:
     """Per-slot state. `extra` processors run after the built-in ones (a grammar mask, say).
 
-    `params[slot]` is None for a slot that is not started. `version` changes with every start and end, so
-    that a caller may keep what it derived from the state. The arrays hold, for each slot, what
-    `SamplingBatch` wants: temperature, top_p, min_p float32, top_k int32 (all: the vocabulary's size), and
-    the seed, int64.
+    `params[slot]` is None if the slot is not in use. `version` changes with every start and end, so that callers can
+    cache values that they derive from the state. The arrays have, for each slot, the fields of `SamplingBatch`:
+    temperature, top_p, min_p (float32), top_k (int32; no limit: the vocabulary size), and the seed (int64).
     """
 
     def __init__(
@@ -49,9 +48,9 @@ class SamplerState:
         params: SamplingParams,
         end_tokens: frozenset[int],
     ) -> None:
-        """A request takes the slot; `tokens` are those known so far, the first `prompt_tokens` its prompt.
+        """Start a request in the slot. `tokens`: all known tokens, of which the first `prompt_tokens` are its prompt.
 
-        What the slot still held (after a step that failed as a whole) is replaced.
+        Replaces state that the slot still has after a failed step.
         """
         self.end(slot)
         self.params[slot] = params
@@ -64,13 +63,13 @@ class SamplerState:
             processor.start(start)
 
     def end(self, slot: int) -> None:
-        """The request leaves the slot; nothing happens if none holds it, for its start may have been lost."""
+        """End the request of the slot. Does nothing if the slot is not in use, because its start may have failed."""
         self.params[slot] = None
         self.version += 1
         for processor in self.processors:
             processor.end(slot)
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        """Count tokens[i], int64 on the device, as output of slots[i]. `Sampler.sample` does so by itself."""
+        """Count tokens[i], int64 on the device, as output of slots[i]. `Sampler.sample` calls this."""
         for processor in self.processors:
             processor.observe(slots, tokens)

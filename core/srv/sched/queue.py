@@ -1,6 +1,6 @@
 """The waiting queue and the order in which it is served.
 
-Owns the order of waiting requests. Must not know slots, pages or steps: the scheduler passes in functions that tell
+Owns the order of waiting requests. Must not know slots, pages or steps: the scheduler passes in functions that say
 how much of a prefix is cached and which requests wait for a prompt that another request is computing.
 """
 

@@ -1,4 +1,4 @@
-"""The largest sizes that a configuration may claim: a damaged file must not make us allocate by its numbers."""
+"""The largest sizes that a configuration may have, so that a damaged file cannot cause huge allocations."""
 
 MAX_LAYERS = 10_000
-MAX_SIZE = 1 << 28  # of any width, count of heads, vocabulary or context
+MAX_SIZE = 1 << 28  # of hidden sizes, head counts, vocabularies and contexts

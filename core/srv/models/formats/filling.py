@@ -1,4 +1,4 @@
-"""What all loaders share: the check of names and shapes against the model, and the byte count of the progress bar.
+"""What all loaders share: the check of names and shapes, and the byte count of the progress bar.
 
 Owns the errors about missing and unexpected tensors and wrong shapes. Must not know any file format.
 """
@@ -47,7 +47,7 @@ def check_names(
 
 
 def listed(names: Collection[str]) -> str:
-    """The first few names, and how many there are in all."""
+    """The first few names, and the total number."""
     shown = ", ".join(list(names)[:MAX_LISTED])
     return shown if len(names) <= MAX_LISTED else f"{shown} and {len(names) - MAX_LISTED} more ({len(names)} in all)"
 

@@ -1,4 +1,4 @@
-"""What every layer is built with: the device, the dtype and the platform's ops."""
+"""The context in which layers are built: the device, the dtype and the platform's ops."""
 
 from __future__ import annotations
 

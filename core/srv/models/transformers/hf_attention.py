@@ -1,7 +1,7 @@
-"""Transformers' attention interface, answered by our paged attention.
+"""An implementation of the attention interface of transformers with our paged attention.
 
-Owns the function registered with transformers and what it accepts. One forward pass carries one `HFForwardPass`
-through transformers' keyword arguments, so nothing is global but the registration of a pure function.
+Owns the function that is registered with transformers, and the calls that it supports. Each forward pass has one
+`HFForwardPass`, which transformers passes on as a keyword argument, so the only global state is the registration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from srv.platform.interface import AttentionLayer
 
 IMPLEMENTATION = "srv_paged"
 STEP = "srv_step"
-# Keyword arguments that reach attention and do not change what it computes, or that are read below.
+# Keyword arguments of attention that do not change its result, or that are read below.
 KNOWN = {
     STEP,
     "scaling",
@@ -40,9 +40,9 @@ KNOWN = {
 
 
 class HFForwardPass:
-    """One forward pass: finds a module's layer and hands it to `attend`.
+    """One forward pass: looks up the layer of a module and passes it to `attend`.
 
-    `layers` is filled when the model is looked at for the first time (`learn`), and read afterwards.
+    `layers` is filled in the first forward pass (`learn`), and only read afterwards.
     """
 
     def __init__(self, what: str, attend: Attend, layers: dict[int, AttentionLayer], learn: bool = False) -> None:
@@ -62,7 +62,7 @@ class HFForwardPass:
     def _learn(
         self, index: object, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> None:
-        """Note what a module asks of attention, and refuse what a paged backend cannot do."""
+        """Record the attention layer of a module, and refuse options that a paged backend cannot implement."""
         foreign = sorted(name for name, given in options.items() if name not in KNOWN and given is not None)
         if foreign:
             raise refused(self.what, f"its attention takes {', '.join(foreign)}, which attention backends do not")
@@ -88,28 +88,28 @@ class HFForwardPass:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer. Masks never come: causality and windows are the backend's own."""
+    """The function that transformers calls in every layer. There is no mask: the backend is causal and has windows."""
     step = options.get(STEP)
     name = type(module).__name__
     if not isinstance(step, HFForwardPass):
         raise refused(name, "it does not pass keyword arguments on to its attention")
     if attention_mask is not None:
-        raise refused(step.what, f"{name} builds an attention mask of its own")
+        raise refused(step.what, f"{name} builds its own attention mask")
     return step(module, query, key, value, options), None
 
 
 def register() -> None:
-    """Make the implementation known to transformers. Registering twice changes nothing."""
+    """Register the implementation with transformers. It may be registered more than once."""
     AttentionInterface.register(IMPLEMENTATION, attention)
 
 
 def refused(what: str, reason: str) -> ModelError:
-    """The model runs in transformers, but not on paged attention."""
+    """The error for a model that runs in transformers, but not with paged attention."""
     remedy = "Serve another model: this one does not fit transformers' attention interface as srv uses it"
     return ModelError("unsupported_architecture", what, reason, remedy)
 
 
 def not_made(what: str, reason: str) -> ModelError:
-    """transformers itself cannot make the model from this configuration and these weights."""
+    """The error if transformers cannot build the model from this configuration and these weights."""
     remedy = "Compare config.json with the original: a field of it, or a weight, is not what transformers expects"
-    return ModelError("unsupported_config", what, f"transformers cannot make it: {reason}", remedy)
+    return ModelError("unsupported_config", what, f"transformers cannot build it: {reason}", remedy)

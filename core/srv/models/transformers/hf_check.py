@@ -1,8 +1,8 @@
-"""Before a model from transformers is served: does it compute the same on our attention as on its own?
+"""Check before a model from transformers is served that it computes the same with our attention as with its own.
 
-Owns one small experiment. A model fits if its logits do not depend on how its tokens are cut into chunks or
-which other tokens share the pass; architectures that mix tokens outside attention, or ignore the positions
-they are given, are found out here and nowhere else.
+Owns one small experiment. A model can be served if its logits depend neither on how its tokens are split into chunks,
+nor on the other tokens of the batch. Only this check detects architectures that mix tokens outside attention, or that
+ignore their positions.
 
     own attention:    tokens 0..7 in one pass
     our attention:    pass 1: A 0..4        pass 2: A 5..7, B 0..7      (A and B the same tokens)
@@ -22,7 +22,7 @@ Row = tuple[str, int, int]  # (sequence, first position, number of tokens)
 
 
 class DenseCache:
-    """A plain stand-in for the KV pool: keys and values of whole sequences, attention in float32."""
+    """A simple replacement of the KV pool: keys and values of whole sequences, with attention in float32."""
 
     def __init__(self) -> None:
         self.rows: Sequence[Row] = ()
@@ -44,7 +44,7 @@ class DenseCache:
 
 
 def dense_attention(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last len(q) tokens of one sequence attend causally to all of it. Shapes as `attend`, one sequence."""
+    """Causal attention of the last len(q) tokens of one sequence to the whole sequence. Shapes as in `attend`."""
     k, v = (part.float().repeat_interleave(layer.heads // layer.kv_heads, dim=1) for part in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * layer.scale
     if layer.soft_cap is not None:
@@ -63,10 +63,10 @@ def largest_difference(
     own: Callable[[Tensor], Tensor],
     ours: Callable[[Tensor, Tensor, DenseCache], Tensor],
 ) -> float:
-    """How far the logits are apart, as a share of their size: |ours - own| / |own| over the whole experiment.
+    """The relative difference of the logits, |ours - own| / |own|, over the whole experiment.
 
-    `own(tokens)` computes a whole sequence on the model's own attention, `ours(tokens, positions, cache)` one
-    pass on ours; both give logits [T, vocab].
+    `own(tokens)` computes a whole sequence with the model's own attention, `ours(tokens, positions, cache)` one pass
+    with our attention; both return logits [T, vocab].
     """
     tokens = (torch.arange(LENGTH) * 37 + 11).remainder(vocab_size).to(device)
     positions = torch.arange(LENGTH, device=device)

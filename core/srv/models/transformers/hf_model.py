@@ -1,7 +1,7 @@
-"""Any other causal model: transformers' own class, running on our paged attention.
+"""Causal models without native layers: the class of transformers with our paged attention.
 
-Owns the wrapping and the loading of its weights. Must not be imported unless such a model is served:
-transformers takes seconds to import.
+Owns the wrapper and the loading of the weights. Must not be imported unless such a model is served, because importing
+transformers takes seconds.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.platform.interface import AttentionLayer
 from srv.specs import ModelFacts
 
-MOST_CHARACTERS = 300  # of what transformers says
+MOST_CHARACTERS = 300  # of messages of transformers
 NO_BACKENDS = "its class in transformers does not support attention backends"
 
 
 class HFModel(CausalLM):
     """Wraps a `...ForCausalLM` of transformers.
 
-    `body` gives hidden states (the class without its head), `model` is the whole; what a class does to its
-    logits after the head is repeated here by the three fields that configurations have for it.
+    `model` is the whole model, `body` the model without its output layer. Changes of the logits after the output layer
+    are repeated here; configurations have three fields for them.
     """
 
     def __init__(self, model: Any, facts: ModelFacts, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class HFModel(CausalLM):
 
     @torch.no_grad()
     def learn(self, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> None:
-        """Find the attention layers by running a few tokens, and refuse a model that computes differently."""
+        """Find the attention layers by running a few tokens, and refuse a model whose results differ."""
 
         def own(tokens: Tensor) -> Tensor:
             self.model.set_attn_implementation("eager")
@@ -81,17 +81,17 @@ class HFModel(CausalLM):
             difference = largest_difference(facts.vocab_size, device, own, ours)
         except SrvError:
             raise
-        except Exception as error:  # transformers' classes fail in their own ways: each means "does not fit"
+        except Exception as error:  # the class may raise anything: it is not supported
             raise refused(self.what, f"a trial pass failed ({type(error).__name__}: {error})") from error
         limit = 1e-3 if dtype == torch.float32 else 0.1
         if not difference <= limit:
-            reason = f"on paged attention its logits are off by {difference:.2g} of their size (limit {limit:g})"
+            reason = f"with paged attention its logits have a relative error of {difference:.2g} (limit {limit:g})"
             raise refused(self.what, reason)
         self._check_layers(facts)
         self.attention_layers = tuple(self._layers[index] for index in range(facts.layers))
 
     def _check_layers(self, facts: ModelFacts) -> None:
-        """The KV pool was laid out from the facts: every layer must be as they say."""
+        """The layout of the KV pool follows from the facts, so every layer must match them."""
         if sorted(self._layers) != list(range(facts.layers)):
             raise refused(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
         for layer in self._layers.values():
@@ -114,7 +114,7 @@ def build_hf(
         else:
             model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=dtype)
     except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError) as error:
-        # Classes with a table of attentions of their own look the name up in it, and fail.
+        # Some classes look up the implementation in their own table, and fail.
         unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
         if unknown:
             raise refused(facts.architecture, NO_BACKENDS) from error
@@ -132,18 +132,18 @@ def build_hf(
 
 
 def _check_known(facts: ModelFacts) -> None:
-    """What neither we nor transformers have is said in our words: transformers' own would fill a screen."""
+    """Refuse an architecture that transformers does not have either; its own message would be very long."""
     kind = facts.config.get("model_type")
     if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
-    knows = "knows no causal model of that type" if kind in CONFIG_MAPPING else "does not know that type"
+    knows = "has no causal model of that type" if kind in CONFIG_MAPPING else "does not know that type"
     reason = f"srv has no such architecture, and transformers {transformers.__version__} {knows} (model_type {kind!r})"
     remedy = "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, cut where a terminal would be filled."""
+    """The first line of an error message, limited in length."""
     line = str(error).strip().partition("\n")[0]
     return line if len(line) <= MOST_CHARACTERS else line[:MOST_CHARACTERS] + "..."
 
@@ -153,15 +153,15 @@ def _config(facts: ModelFacts) -> Any:
         return AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=False)
     fields = {name: value for name, value in facts.config.items() if name != "model_type"}
     if fields["rope_parameters"]["rope_type"] == "divisors":
-        raise refused(facts.architecture, "transformers has no RoPE by a table of divisors, as this GGUF file brings")
+        raise refused(facts.architecture, "transformers does not support the RoPE divisors of this GGUF file")
     return AutoConfig.for_model(facts.config["model_type"], **fields)
 
 
 def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: Progress | None) -> Any:
-    """Load through transformers itself, which renames and fuses weights of some architectures on the way."""
+    """Load with transformers, which renames and fuses the weights of some architectures."""
     meter = Meter(facts.weight_bytes, progress)
     bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()  # `progress` is the one that is shown
+    hf_logging.disable_progress_bar()  # `progress` is shown instead
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             facts.path,
