@@ -216,7 +216,7 @@ def test_logprobs_are_the_models_own() -> None:
 def test_rows_that_do_not_match_the_logits_are_an_internal_error() -> None:
     with pytest.raises(InternalError, match="2 rows of logits for 1 rows"):
         World({}).sample(random_logits(2), [(0, 3)])
-    with pytest.raises(InternalError, match="slot 5, but no request holds it"):
+    with pytest.raises(InternalError, match="slot 5, but the slot has no request"):
         World({}).sample(random_logits(1), [(5, 3)])
 
 
