@@ -27,7 +27,7 @@ from srv_matrix.sweep import is_closed, values_of
 
 PLANNED = "planned"
 MEMORY_ARGUMENTS = ("mem_fraction_static", "max_total_tokens")  # they limit the size of the KV pool
-TIGHT = (
+POOL_TOO_SMALL_REASON = (
     "accepted if weights and the smallest KV pool fit; with the defaults of all other arguments they do not fit on "
     "this device, for a model of three billion parameters"
 )
@@ -225,7 +225,11 @@ def _summary(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, s
     refused = [each for each in others if not each.on_device.accepted]
     if not refused:
         tight = ", ".join(argument.show(each.value) for each in tried if each.tight)
-        return (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {TIGHT}") if tight else (Status.SUPPORTED, "", "")
+        return (
+            (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {POOL_TOO_SMALL_REASON}")
+            if tight
+            else (Status.SUPPORTED, "", "")
+        )
     refused = [
         each for each in tried if each.core.accepted and not each.on_device.accepted
     ]  # includes the declared default
@@ -274,7 +278,7 @@ def _of_value(argument: Argument, platform: PlatformVariant, tried: TriedValue) 
         declared = Status.UNSUPPORTED if refused else Status(support.status) if support else Status.SUPPORTED
         reason = reason or (support.reason if support else "")
         if tried.tight and declared is Status.SUPPORTED:
-            declared, code, reason = Status.LIMITED, POOL_TOO_SMALL, TIGHT
+            declared, code, reason = Status.LIMITED, POOL_TOO_SMALL, POOL_TOO_SMALL_REASON
     feature = f"{argument.name}={argument.show(tried.value)}"
     record = _record(argument, platform, "value", feature, (declared, core), (code, reason), support)
     return replace(record, default=is_default)

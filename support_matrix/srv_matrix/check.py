@@ -51,7 +51,7 @@ def marks_for(matrix: Matrix, repository: Repository) -> Marks:
 
 def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
     """All faults of a checkout. `marks`: the result of `marks_for`, if it is already known."""
-    found = [*record_faults(matrix.records.values(), _cells(matrix)), *declaration_faults(matrix)]
+    found = [*record_faults(matrix.records.values(), _variants(matrix)), *declaration_faults(matrix)]
     found += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
     if matrix.evidence:
         marks = marks_for(matrix, repository) if marks is None else marks
@@ -86,11 +86,11 @@ def notes(matrix: Matrix, repository: Repository, marks: Marks | None = None) ->
     return found
 
 
-def _cells(matrix: Matrix) -> list[tuple[str, str]]:
+def _variants(matrix: Matrix) -> list[tuple[str, str]]:
     return [(manifest.name, variant) for manifest in matrix.manifests for variant in manifest.variants]
 
 
-def record_faults(records: Iterable[Record], places: Iterable[tuple[str, str]]) -> Iterator[str]:
+def record_faults(records: Iterable[Record], variants: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Arguments without a record, records of unknown arguments, and cells without a reason."""
     seen: set[tuple[str, str, str]] = set()
     for record in records:
@@ -101,7 +101,7 @@ def record_faults(records: Iterable[Record], places: Iterable[tuple[str, str]]) 
             yield f"{where} is {record.status.value} without a code and a reason"
         if record.kind == "arg":
             seen.add(record.key)
-    for platform, variant in places:
+    for platform, variant in variants:
         for name in ARGUMENTS:
             if (name, platform, variant) not in seen:
                 yield f"the argument {name} has no record for {platform}:{variant}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from srv.args.config import ARGUMENTS
-from srv_matrix.marks import MADE, escape, mark, text_of
+from srv_matrix.marks import GENERATED, escape, mark, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.records import Kind, Record
 
@@ -34,7 +34,7 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
 
 def feature_page(matrix: Matrix) -> str:
     """The page; kinds without records are left out."""
-    lines = [MADE, "# Models, endpoints, ops, pairs", ""]
+    lines = [GENERATED, "# Models, endpoints, ops, pairs", ""]
     lines += ["Marks and levels are those of the [index](index.md).", ""]
     for kind, (title, description) in KINDS.items():
         if found := matrix.of_kind(kind):

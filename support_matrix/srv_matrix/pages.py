@@ -15,7 +15,7 @@ from srv.platform.manifest import Manifest
 from srv_matrix.diff import Outcome, compare_table, counts
 from srv_matrix.feature_page import NAME as FEATURES
 from srv_matrix.feature_page import feature_page
-from srv_matrix.marks import MADE, WORDS, escape, mark, text_of
+from srv_matrix.marks import GENERATED, WORDS, escape, mark, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.published import Row, Table
 from srv_matrix.records import LEVELS, Level, Status
@@ -40,7 +40,7 @@ def pages(matrix: Matrix) -> dict[str, str]:
 
 def index_page(matrix: Matrix) -> str:
     """The meaning of the marks, and counts by platform."""
-    lines = [MADE, "# What works where", ""]
+    lines = [GENERATED, "# What works where", ""]
     lines += [
         "Each cell combines two facts, what the platform declares and what core implements, and shows the lower one.",
         "The level next to it is the strength of the evidence. Only E4 and E5 were run on the device, and are shown as",
@@ -49,7 +49,7 @@ def index_page(matrix: Matrix) -> str:
         "",
         *_counts_table(matrix),
         "",
-        "## Words",
+        "## Statuses",
         "",
         "| Word | Status | Meaning |",
         "| --- | --- | --- |",
@@ -90,7 +90,7 @@ def platform_page(matrix: Matrix, manifest: Manifest) -> str:
     """The page of one platform: all arguments, by section."""
     table = matrix.table_of(manifest.name)
     lines = [
-        MADE,
+        GENERATED,
         f"# Arguments on {manifest.name}",
         "",
         manifest.summary + ".",
@@ -210,7 +210,7 @@ def _reasons(arguments: Iterable[Argument], matrix: Matrix, manifest: Manifest) 
 def published_page(matrix: Matrix, table: Table) -> str:
     """The comparison of a published table with the declarations of our platform."""
     compared = compare_table(matrix, table)
-    lines = [MADE, f"# {table.title}: compared", ""]
+    lines = [GENERATED, f"# {table.title}: compared", ""]
     lines += [f"{len(table.rows)} rows, compared with the declarations of platform `{table.platform}`.", ""]
     lines += ["| Class | Rows |", "| --- | ---: |"]
     lines += [f"| {name} | {count} |" for name, count in counts(compared).items()]
