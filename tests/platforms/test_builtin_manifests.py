@@ -1,4 +1,4 @@
-"""The built-in platforms: found by entry point, true to the contract, and honest about what is not built."""
+"""The built-in platforms: found by entry points, following the contract, and refusing features that are not built."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FOUND = find_platforms()
 
 
 class ResolutionContext(SimpleNamespace):
-    """What a statement would see where the user set nothing."""
+    """The context of a rule if the user set nothing."""
 
     def __getitem__(self, argument: str) -> None:
         return None
 
 
 def context(platform: str, profile: str, **model: Any) -> Any:
-    """What a statement would see of a profile and a model."""
+    """The context of a rule for a profile and a model."""
     facts = FOUND[platform].loaded.facts
     device = facts.profiles[profile]
     return ResolutionContext(device=device, model=SimpleNamespace(**model) if model else None)
@@ -65,7 +65,7 @@ def test_automatic_choice_prefers_any_accelerator_to_the_host() -> None:
 
 
 @every("name", UNBUILT)
-def test_what_is_not_built_refuses_to_start(name: str) -> None:
+def test_a_platform_without_device_code_refuses_to_start(name: str) -> None:
     device = next(iter(FOUND[name].loaded.facts.profiles.values()))
     with pytest.raises(PlatformUnavailable) as raised:
         create_platform(FOUND[name], EngineContext(device, 0))
@@ -118,7 +118,7 @@ def test_a_processor_takes_short_chunks() -> None:
     assert default.compute(context("cpu", "avx512")) == 256
 
 
-def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:
+def test_flashinfer_is_chosen_if_installed_and_for_supported_heads() -> None:
     on = device("cuda", "sm90")
     assert fit(on, "cuda", "attention", "flashinfer", model(head_dim=128)) == {}
     assert "head_dim 80" in fit(on, "cuda", "attention", "flashinfer", model(head_dim=80))
@@ -126,7 +126,7 @@ def test_flashinfer_is_taken_where_it_is_and_for_heads_it_has() -> None:
     assert fit(bare, "cuda", "attention", "flashinfer", None) == "the package flashinfer-python is not installed"
 
 
-def test_bfloat16_is_no_capability_of_old_gpus() -> None:
+def test_old_gpus_do_not_support_bfloat16() -> None:
     facts = FOUND["cuda"].loaded.facts
     assert "bfloat16" in facts.capabilities(facts.profiles["sm80"])
     assert "bfloat16" not in facts.capabilities(SimpleNamespace(variant="sm75"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""AMD and Intel GPUs and Ascend NPUs: each demand of their backends taken and refused, and their own figures."""
+"""The rules of AMD and Intel GPUs and Ascend NPUs: requirements of their backends, and their own defaults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_aiter_reads_pages_of_one_token_or_of_16() -> None:
     ("heads", "ranks", "fits"),
     [(16, None, True), (128, None, True), (128, 8, True), (128, 4, False), (64, None, False), (16, 3, False)],
 )
-def test_aiter_s_latent_attention_is_for_some_numbers_of_heads(heads: int, ranks: int | None, fits: bool) -> None:
+def test_latent_attention_of_aiter_supports_some_head_counts(heads: int, ranks: int | None, fits: bool) -> None:
     about = model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=heads)
     answer = aiter(about, tp_size=ranks)
     assert isinstance(answer, dict) == fits
@@ -59,7 +59,7 @@ def test_aiter_has_no_attention_sinks_and_attends_within_chunks() -> None:
     assert isinstance(aiter(LLAMA4), dict)
 
 
-def test_aiter_is_taken_where_it_is_installed() -> None:
+def test_aiter_is_chosen_if_installed() -> None:
     lacking, having = device("rocm", "gfx942", torch="2.9"), device("rocm", "gfx942", **{"amd-aiter": "0.1"})
     assert fit(lacking, "rocm", "attention", "aiter", model()) == "the package amd-aiter is not installed"
     assert isinstance(fit(having, "rocm", "attention", "aiter", model()), dict)
@@ -88,7 +88,7 @@ def test_rocm_s_own_figures() -> None:
 
 
 @every(("platform", "profile"), [("rocm", "gfx942"), ("npu", "a3"), ("xpu", "bmg")])
-def test_trees_of_guesses_are_for_pages_of_one_token(platform: str, profile: str) -> None:
+def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> None:
     on = device(platform, profile)
     refused = {"speculative_eagle_topk": "excluded"}
     tree = {"speculative_eagle_topk": 2, "decode_attention_backend": "some"}
@@ -138,7 +138,7 @@ def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason:
     assert answer == (reason or {"page_size": (128,)})
 
 
-def test_packed_rows_of_npus_have_a_limit_where_every_step_is_packed() -> None:
+def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
     on, two_lengths = device("npu", "a2"), model(cache_groups=(CacheGroup("full", (0,), 8, 192, 128),))
     assert fit(on, "npu", "attention", "ascend", model(), max_running_requests=4097) == {"page_size": (128,)}
     assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4096) == {"page_size": (128,)}
@@ -205,9 +205,7 @@ def test_intel_s_kernels_have_no_attention_sinks_and_no_chunks() -> None:
 
 @every("family", FAMILIES)
 @every(("platform", "profile"), PROFILES)
-def test_what_follows_from_a_family_is_never_what_the_platform_refuses(
-    platform: str, profile: str, family: str
-) -> None:
+def test_defaults_of_a_model_family_are_never_refused_by_the_platform(platform: str, profile: str, family: str) -> None:
     manifest = find_platforms()[platform].loaded
     done = resolve(UserInput(), manifest=manifest, device=manifest.facts.profiles[profile], model=FAMILIES[family])
     assert done.config.model.context_length == 65536

@@ -1,6 +1,6 @@
-"""The static fraction on each device profile, against a rule published for accelerators, worked out here from its text.
+"""The static fraction on each device profile, compared with a published rule for accelerators, computed from its text.
 
-Mebibytes: 512, and 1.5 a prompt token of a step, and 2 a row of the largest graph, and a gibibyte for eight ranks.
+In MiB: 512, plus 1.5 per prompt token of a step, plus 2 per row of the largest graph, plus 1,024 for eight ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from srv.specs import ModelFacts
 LLAMA = model(hidden_size=4096, layers=32, heads=32, head_dim=128, vocab_size=128256, context_length=131072)
 SHORT = replace(LLAMA, context_length=8192)
 
-# profile -> memory in GiB, prompt tokens of a step, rows of the largest graph below four ranks and from four on
+# profile -> memory in GiB, prompt tokens per step, rows of the largest graph with fewer than four ranks, and with more
 TABLE: dict[tuple[str, str], tuple[int, int, int, int]] = {
     ("cuda", "sm80"): (80, 8192, 256, 512),
     ("cuda", "sm80-40gb"): (40, 4096, 32, 160),
@@ -92,7 +92,7 @@ def test_the_parts_are_named_and_replace_core_s_estimate() -> None:
 
 
 def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
-    """What a user cannot set yet is asked of the parts themselves."""
+    """Parts for arguments that a user cannot set yet are called directly."""
     assert fraction(("cuda", "sm90"), chunked_prefill_size=2048) == pytest.approx(published(80, 2048, 256), abs=0.0006)
     by_name = {each.name: each for each in FACTS["cuda"].contributions}
     context: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
 
 
 class _View:
-    """Decided arguments on a device of so many GiB, without a model."""
+    """Resolved arguments on a device with this memory in GiB, without a model."""
 
     model = None
     capabilities: frozenset[str] = frozenset()
@@ -121,7 +121,7 @@ class _View:
         return self._values[argument]
 
 
-def test_who_publishes_no_rule_keeps_core_s_estimate() -> None:
+def test_platforms_without_a_published_rule_use_core_s_estimate() -> None:
     done = planned(("xpu", "pvc"))
     parts = {part.name for part in done.quantities["reserved_memory"].parts}
     assert {"activations", "sampling"} <= parts

@@ -1,4 +1,4 @@
-"""The NPU simulator's own tests, in a process of their own: registering a device with PyTorch cannot be undone."""
+"""Run the NPU simulator's tests in a child process, because registering a device with PyTorch cannot be undone."""
 
 from __future__ import annotations
 
