@@ -8,8 +8,8 @@ from torch import Tensor
 ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # of a product, by the largest that its terms could add up to
 
 
-def by_words(isa: str, stored: str) -> bool:
-    """Whether blocks.cpp multiplies a type's numbers as 16 bits, with a row's inputs in steps of 1/32,767."""
+def uses_int16_path(isa: str, stored: str) -> bool:
+    """Whether gguf_linear.cpp multiplies this type as int16, with a row's inputs quantized to 16 bits."""
     return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K")
 
 

@@ -30,16 +30,17 @@ void srv_linear(int32_t type, void* out, const void* x, const void* weight, cons
                 int64_t inputs, int64_t outputs, int64_t x_stride);
 void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
                        const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride);
-void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args); void srv_gguf_linear(int32_t type, const
-srv::GgufLinearArgs* args); void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args); void srv_rms_norm(int32_t
-type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim, int64_t x_stride,
-              float eps);
+void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args);
+void srv_gguf_linear(int32_t type, const srv::GgufLinearArgs* args);
+void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args);
+void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, int64_t rows, int64_t dim,
+                  int64_t x_stride, float eps);
 void srv_add_rms_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
                   int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps);
 void srv_silu_and_mul(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride);
 void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const void* k, const float* cos_sin,
-                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, int64_t
-                rotary_dim, int64_t q_stride, int64_t k_stride);
+                const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+                int64_t rotary_dim, int64_t q_stride, int64_t k_stride);
 void srv_attention(int32_t type, const srv::AttentionArgs* args);
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
                      int64_t stride);
@@ -119,11 +120,11 @@ std::vector<int8_t> random_int8(int64_t count) {
 // rounding.
 class Check {
 public:
-    Check(std::string name, int type, int roundings = 1, double add_lanes = 1e-6)
-        : name_(std::move(name)), type_(type), rounded_(type == BFLOAT16 ? roundings / 256.0 : 0), added_(add_lanes) {}
+    Check(std::string name, int type, int roundings = 1, double sum_error = 1e-6)
+        : name_(std::move(name)), type_(type), rounded_(type == BFLOAT16 ? roundings / 256.0 : 0), sum_error_(sum_error) {}
 
     void compare(double found, double wanted, double magnitude, double doubted = 0) {
-        const double allowed = added_ * magnitude + rounded_ * std::fabs(wanted) + doubted + 1e-12;
+        const double allowed = sum_error_ * magnitude + rounded_ * std::fabs(wanted) + doubted + 1e-12;
         const double error = std::fabs(found - wanted) / allowed;
         worst_ = std::isnan(error) ? INFINITY : std::max(worst_, error);
     }
@@ -138,7 +139,7 @@ public:
 private:
     std::string name_;
     int type_;
-    double rounded_, added_, worst_ = 0;
+    double rounded_, sum_error_, worst_ = 0;
 };
 
 constexpr auto no_doubt = [](int64_t, int64_t) { return 0.0; };
@@ -190,8 +191,8 @@ bool int8_weight_linear(int type) {
                 std::vector<float> scales(outputs);
                 for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
                 srv_pack(INT8, packed.data(), weight.data(), outputs, inputs, inputs);
-                srv_int8_weight_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs, outputs,
-                                  inputs);
+                srv_int8_weight_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs,
+                                       outputs, inputs);
                 compare_products(
                     check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
                     [&](auto o, auto i) { return double(scales[o]) * weight[o * inputs + i]; });
@@ -236,9 +237,10 @@ struct BlockType {
     std::vector<int> scales;
 };
 
-const BlockType GGML_TYPES[] = {{2, 18, {0}},     {3, 20, {0, 2}},   {6, 22, {0}},    {7, 24, {0, 2}},   {8, 34, {0}},
-                             {10, 84, {80, 82}}, {11, 110, {108}}, {12, 144, {0, 2}}, {13, 176, {0, 2}}, {14, 210,
-                             {208}}};
+const BlockType GGML_TYPES[] = {
+    {2, 18, {0}},       {3, 20, {0, 2}},  {6, 22, {0}},      {7, 24, {0, 2}},    {8, 34, {0}},
+    {10, 84, {80, 82}}, {11, 110, {108}}, {12, 144, {0, 2}}, {13, 176, {0, 2}}, {14, 210, {208}},
+};
 
 bool gguf_linear(int type, const BlockType& block_type) {
     Check check("blocks of type " + std::to_string(block_type.type), type);
@@ -272,7 +274,9 @@ bool gguf_linear(int type, const BlockType& block_type) {
         std::vector<double> rounded(rows * inputs), doubts(rows * inputs);
         const auto largest_of = [&](int64_t first, int64_t count) {
             double largest = 0;
-            for (int64_t i = first; i < first + count; ++i) largest = std::max(largest, std::fabs(x.at(i / inputs, i % inputs)));
+            for (int64_t i = first; i < first + count; ++i) {
+                largest = std::max(largest, std::fabs(x.at(i / inputs, i % inputs)));
+            }
             return static_cast<float>(largest);
         };
         for (int64_t first = 0; first < rows * inputs; first += 16) {
@@ -311,7 +315,8 @@ bool rms_norm(int type) {
     srv_rms_norm(type, out.data(), x.data(), weight.data(), rows, dim, dim, 1e-5f);
     compare_norm(check, out, x, weight, rows, dim);
     Matrix total(type, rows, dim);
-    srv_add_rms_norm(type, out.data(), total.data(), x.data(), residual.data(), weight.data(), rows, dim, dim, dim, 1e-5f);
+    srv_add_rms_norm(type, out.data(), total.data(), x.data(), residual.data(), weight.data(), rows, dim, dim, dim,
+                     1e-5f);
     for (int64_t i = 0; i < rows * dim; ++i) {
         const double sum = x.at(0, i) + residual.at(0, i);
         check.compare(total.at(0, i), sum, std::fabs(x.at(0, i)) + std::fabs(residual.at(0, i)));
@@ -347,13 +352,13 @@ bool rotary(int type) {
     const std::vector<int64_t> positions = {8, 0, 3, 3, 7};
     srv_rotary(type, q_out.data(), k_out.data(), q.data(), k.data(), cos_sin.data(), positions.data(), tokens, heads,
                kv_heads, dim, dim, heads * dim, kv_heads * dim);
-    const auto compare = [&](const Matrix& from, const Matrix& rotary_dim, int64_t token, int64_t first) {
+    const auto compare = [&](const Matrix& from, const Matrix& rotated, int64_t token, int64_t first) {
         const float* cosines = &cos_sin[positions[token] * dim];
         for (int64_t i = 0; i < dim / 2; ++i) {
             const double a = from.at(token, first + i), b = from.at(token, first + dim / 2 + i);
             const double cosine = cosines[i], sine = cosines[dim / 2 + i], size = std::fabs(a) + std::fabs(b);
-            check.compare(rotary_dim.at(token, first + i), a * cosine - b * sine, size);
-            check.compare(rotary_dim.at(token, first + dim / 2 + i), b * cosine + a * sine, size);
+            check.compare(rotated.at(token, first + i), a * cosine - b * sine, size);
+            check.compare(rotated.at(token, first + dim / 2 + i), b * cosine + a * sine, size);
         }
     };
     for (int64_t token = 0; token < tokens; ++token) {
@@ -425,8 +430,8 @@ bool draw(int type) {
 // Two requests that share their first pages.
 class Requests {
 public:
-    static constexpr int64_t HEADS = 8, KV_HEADS = 2, DIM = 16, PAGE = 16, PAGES = 160, COLUMNS = 72, SHARED = 66 *
-    PAGE;
+    static constexpr int64_t HEADS = 8, KV_HEADS = 2, DIM = 16, PAGE = 16, PAGES = 160, COLUMNS = 72;
+    static constexpr int64_t SHARED = 66 * PAGE;
 
     Requests(int type, int pool)
         : type_(type),
@@ -453,9 +458,8 @@ public:
 
     // A step of the requests from `first` on, with `before` cached tokens and `queries` new ones each. Only the last
     // queries are compared.
-    void step(Check& check, int64_t first, std::vector<int32_t> before, std::vector<int32_t> queries, int64_t window =
-    0,
-              float soft_cap = 0) {
+    void step(Check& check, int64_t first, std::vector<int32_t> before, std::vector<int32_t> queries,
+              int64_t window = 0, float soft_cap = 0) {
         const auto count = static_cast<int64_t>(before.size());
         std::vector<int32_t> lens(count), starts(count);
         int64_t tokens = 0;
@@ -498,9 +502,8 @@ private:
         return kept_[token < SHARED ? 0 : request][token * 2 * KV_HEADS * DIM + column];
     }
 
-    void compare(Check& check, const Matrix& out, int64_t row, int64_t request, int64_t token, int64_t head, int64_t
-    window,
-                 double soft_cap) const {
+    void compare(Check& check, const Matrix& out, int64_t row, int64_t request, int64_t token, int64_t head,
+                 int64_t window, double soft_cap) const {
         const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, token + 1 - window);
         const int64_t key_column = head / GROUP * DIM, value_column = key_column + KV_HEADS * DIM;
         std::vector<double> weights(token + 1);
@@ -559,13 +562,13 @@ int main(int count, char** words) {
     }
     srv_set_threads(2);
     std::printf("isa %s\n", srv_isa());
-    bool kept = true;
+    bool passed = true;
     for (int type : {FLOAT32, BFLOAT16}) {
-        for (const auto& kernel : {linear, int8_weight_linear, w8a8_linear, rms_norm, silu_and_mul, rotary, most_likely, draw,
-                                   attention, attention_float16, attention_int8}) {
-            kept = kernel(type) && kept;
+        for (const auto& kernel : {linear, int8_weight_linear, w8a8_linear, rms_norm, silu_and_mul, rotary, most_likely,
+                                   draw, attention, attention_float16, attention_int8}) {
+            passed = kernel(type) && passed;
         }
-        for (const BlockType& block_type : GGML_TYPES) kept = gguf_linear(type, block_type) && kept;
+        for (const BlockType& block_type : GGML_TYPES) passed = gguf_linear(type, block_type) && passed;
     }
-    return kept ? 0 : 1;
+    return passed ? 0 : 1;
 }

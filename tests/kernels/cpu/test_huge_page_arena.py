@@ -1,4 +1,4 @@
-"""Memory for packed weights: parts that do not touch, on cache lines, that outlive the one who handed them out."""
+"""Memory for packed weights: allocations do not overlap, are aligned to cache lines, and outlive their arena."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from srv_kernels.cpu.huge_page_arena import HugePageArena
 
 
 @pytest.mark.parametrize("sizes", [(1, 63, 64, 65, 4096), (5 * 2**20,) * 8, (40 * 2**20, 10, 40 * 2**20, 10)])
-def test_parts_are_one_s_own(sizes: tuple[int, ...]) -> None:
+def test_allocations_do_not_overlap(sizes: tuple[int, ...]) -> None:
     arena = HugePageArena()
     parts = [arena.allocate(size) for size in sizes]
     del arena
@@ -21,14 +21,14 @@ def test_parts_are_one_s_own(sizes: tuple[int, ...]) -> None:
     assert all(part.data_ptr() % 64 == 0 and part.dtype == torch.uint8 for part in parts)
 
 
-def test_small_parts_lie_in_one_chunk() -> None:
+def test_small_allocations_share_a_chunk() -> None:
     arena = HugePageArena()
     first, second = arena.allocate(100), arena.allocate(100)
     assert second.data_ptr() - first.data_ptr() == 128
 
 
-def test_parts_are_private_memory() -> None:
-    """Shared memory has large pages on no system that was not set up for them."""
+def test_allocations_are_private_memory() -> None:
+    """Shared memory has huge pages only on systems that were configured for it."""
     part = HugePageArena().allocate(2**20)
     maps = psutil.Process().memory_maps(grouped=False)
     spans = [(*(int(bound, 16) for bound in one.addr.split("-")), one.perms) for one in maps]

@@ -1,4 +1,4 @@
-"""Recorded steps: run, they give what a fresh call gives, for whatever their inputs hold by then."""
+"""Captured steps: a replay gives what a fresh call gives, for the current contents of the inputs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if LOADED.library is not None:
     GATES = native_products.linear(
         torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR)
     )
-    WHOLE = native_products.Int8WeightLinear(INTEGERS, WEIGHT / 512)
-    STEPPED = native_products.W8A8Linear(INTEGERS, WEIGHT / 512)
+    WEIGHT_ONLY = native_products.Int8WeightLinear(INTEGERS, WEIGHT / 512)
+    W8A8 = native_products.W8A8Linear(INTEGERS, WEIGHT / 512)
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 
 
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
-    """The mode in which core records and runs."""
+    """The mode in which core captures and replays."""
     with torch.inference_mode():
         yield
 
 
 def native(x: Tensor) -> Tensor:
-    """Norms, products and gates, as a layer has them; several tensors die on the way."""
+    """Norms, products and SiLU, like a layer; several tensors are freed on the way."""
     total = x
     for _ in range(3):
         normed, total = native_ops.add_rms_norm(PRODUCT(native_ops.rms_norm(total, WEIGHT, 1e-5)), total, WEIGHT, 1e-5)
@@ -49,13 +49,13 @@ def native(x: Tensor) -> Tensor:
     return total
 
 
-def of_integers(x: Tensor) -> Tensor:
-    """Products with weights of 8 bits, inputs rounded and not."""
-    return STEPPED(WHOLE(x))
+def with_int8_weights(x: Tensor) -> Tensor:
+    """Products with int8 weights, with and without quantized inputs."""
+    return W8A8(WEIGHT_ONLY(x))
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Operators of torch between native ones: made anew, in place, into a given tensor, and several results at once."""
+    """torch operators between native ones: with new results, in place, with `out`, and with several results."""
     first, second = native(x).split(DIM // 2, dim=-1)
     both = torch.cat([second, first], -1)
     both += TABLE[x[:, 0].long().clamp(0, 9)]
@@ -71,28 +71,28 @@ def captured(work: Callable[[Tensor], Tensor], x: Tensor, pool: GraphMemoryPool)
     return graph, out
 
 
-@pytest.mark.parametrize("work", [native, of_integers, mixed])
+@pytest.mark.parametrize("work", [native, with_int8_weights, mixed])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_a_tape_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
+def test_a_replay_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
     graph, out = captured(work, x, GraphMemoryPool())
     graph.replay()
     assert torch.equal(out, work(x))
     for _ in range(3):
         x.copy_(torch.randn(rows, DIM) * 3)
-        gc.collect()  # what recording left behind must not be what a run reads
+        gc.collect()  # a replay must not read what the capture left behind
         graph.replay()
         assert torch.equal(out, work(x))
 
 
-def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
-    """Inputs in bfloat16 are widened, and rounded to bytes, in memory that grows and then lies elsewhere."""
+def test_a_replay_finds_scratch_memory_that_a_larger_call_has_moved() -> None:
+    """Inputs in bfloat16 are widened, and quantized to int8, in memory that moves as it grows."""
     integers = torch.randint(-128, 128, (DIM, DIM), dtype=torch.int8)
     plain = native_products.linear(torch.randn(DIM, DIM).bfloat16(), None)
-    of_bytes = native_products.W8A8Linear(integers, WEIGHT / 512)
+    w8a8 = native_products.W8A8Linear(integers, WEIGHT / 512)
 
     def work(x: Tensor) -> Tensor:
-        return of_bytes(plain(x))
+        return w8a8(plain(x))
 
     x = torch.randn(2, DIM).bfloat16()
     graph, out = captured(work, x, GraphMemoryPool())
@@ -103,10 +103,10 @@ def test_a_run_finds_its_scratch_where_a_larger_call_has_left_it() -> None:
         assert torch.equal(out, work(x))
 
 
-def test_recording_computes_nothing_native_and_finds_zeros_in_memory_that_served_before() -> None:
+def test_a_capture_runs_no_native_call_and_sees_zeros_in_reused_memory() -> None:
     pool = GraphMemoryPool()
     for _ in range(2):
-        x = torch.randn(2, DIM)  # who keeps a graph keeps what it reads
+        x = torch.randn(2, DIM)  # a graph does not keep its inputs alive
         graph, out = captured(native, x, pool)
         assert not bool(out.any())
         graph.replay()
@@ -116,7 +116,7 @@ def test_recording_computes_nothing_native_and_finds_zeros_in_memory_that_served
 
 
 def test_a_native_result_may_be_an_index() -> None:
-    """While recording it is 0; a run has the right one."""
+    """During capture it is 0; a replay has the right one."""
     x, logits = torch.randn(3, DIM), torch.randn(3, DIM)
 
     def work(x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def test_a_native_result_may_be_an_index() -> None:
     assert torch.equal(out, work(x))
 
 
-def test_what_fails_on_zeros_is_not_recorded() -> None:
+def test_what_fails_on_zeros_is_not_captured() -> None:
     def work(x: Tensor) -> Tensor:
         _, finite = native_ops.most_likely(x)
         return 7 // finite.long()
@@ -141,15 +141,15 @@ def test_what_fails_on_zeros_is_not_recorded() -> None:
 def test_native_work_is_one_call_and_torch_is_counted() -> None:
     graph, _ = captured(native, torch.randn(2, DIM), GraphMemoryPool())
     assert (graph.native_calls, graph.torch_calls) == (15, 0)
-    graph, _ = captured(of_integers, torch.randn(2, DIM), GraphMemoryPool())
+    graph, _ = captured(with_int8_weights, torch.randn(2, DIM), GraphMemoryPool())
     assert (graph.native_calls, graph.torch_calls) == (2, 0)
     graph, _ = captured(mixed, torch.randn(2, DIM), GraphMemoryPool())
     assert graph.native_calls == 16
     assert graph.torch_calls > 3
 
 
-def test_memory_of_what_died_serves_what_follows_and_other_tapes() -> None:
-    """Twenty-one rows' worth of tensors are made, of which few are alive at once."""
+def test_memory_of_freed_tensors_is_reused_also_by_other_graphs() -> None:
+    """Twenty-one rows of tensors are created, but only a few are alive at a time."""
     pool = GraphMemoryPool()
     captured(native, torch.randn(8, DIM), pool)
     row = 8 * DIM * 4
@@ -160,7 +160,7 @@ def test_memory_of_what_died_serves_what_follows_and_other_tapes() -> None:
     assert len(kept) == 3
 
 
-def test_two_tapes_over_one_arena_run_in_turn() -> None:
+def test_two_graphs_over_one_pool_replay_in_turn() -> None:
     pool = GraphMemoryPool()
     wide, narrow = torch.randn(8, DIM), torch.randn(2, DIM)
     pairs = [(*captured(mixed, x, pool), x) for x in (wide, narrow)]
@@ -171,16 +171,16 @@ def test_two_tapes_over_one_arena_run_in_turn() -> None:
             assert torch.equal(out, mixed(x))
 
 
-def test_a_number_read_from_a_tensor_cannot_be_recorded() -> None:
+def test_a_value_read_from_a_tensor_cannot_be_captured() -> None:
     with pytest.raises(NotCapturable, match=r"item.* reads a value of a tensor"):
         captured(lambda x: native_ops.rms_norm(x, WEIGHT, float(x[0, 0])), torch.rand(1, DIM), GraphMemoryPool())
     x = torch.ones(1, DIM)
-    graph, out = captured(native, x, GraphMemoryPool())  # the one before has let go of the thread
+    graph, out = captured(native, x, GraphMemoryPool())  # the failed capture has ended
     graph.replay()
     assert torch.equal(out, native(x))
 
 
-def test_strides_and_alignment_of_the_arena() -> None:
+def test_strides_and_alignment_of_the_pool() -> None:
     pool = GraphMemoryPool()
     for shape, stride in (((3, 5), (5, 1)), ((4, 2), (1, 4)), ((), ()), ((0, 7), (7, 1))):
         like = pool.like(torch.empty_strided(shape, stride, dtype=torch.float64))
@@ -188,8 +188,8 @@ def test_strides_and_alignment_of_the_arena() -> None:
         assert like.data_ptr() % 64 == 0
 
 
-def test_what_changes_its_input_and_makes_something_is_run_as_it_was() -> None:
-    """Native batch norm moves its running mean in place, and gives results of its own."""
+def test_an_operator_that_changes_its_input_and_has_results_is_replayed() -> None:
+    """Batch norm updates its running mean in place, and returns results too."""
     mean, variance = torch.zeros(DIM), torch.ones(DIM)
 
     def work(x: Tensor) -> Tensor:
@@ -204,12 +204,12 @@ def test_what_changes_its_input_and_makes_something_is_run_as_it_was() -> None:
     torch.testing.assert_close(out, (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt())
 
 
-def test_a_result_whose_size_depends_on_numbers_cannot_be_recorded() -> None:
+def test_a_result_whose_size_depends_on_values_cannot_be_captured() -> None:
     with pytest.raises(NotCapturable, match="depends on values"):
         captured(lambda x: x[x > 0], torch.randn(3, DIM), GraphMemoryPool())
 
 
-def test_tapes_do_not_nest() -> None:
+def test_graphs_do_not_nest() -> None:
     with (
         CapturedGraph(GraphMemoryPool()),
         pytest.raises(RuntimeError, match="do not nest"),
@@ -222,8 +222,8 @@ def test_tapes_do_not_nest() -> None:
     assert torch.equal(out, native(x))
 
 
-def test_recording_leaves_torchs_compiler_unloaded() -> None:
-    """It has 800 modules: as much memory as a small model, and a second at every start."""
+def test_capture_does_not_import_torchs_compiler() -> None:
+    """It has 800 modules: as much memory as a small model, and a second at every start-up."""
     code = (
         "import sys, torch\n"
         "from srv_kernels.cpu.captured_graph import GraphMemoryPool, CapturedGraph\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_again import own_tests
-from native_products_checked import assert_product, by_words
+from native_products_checked import assert_product, uses_int16_path
 
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import build, library
@@ -200,7 +200,7 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
     """
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     weight = native_products.GGUFWeight(case.args[1], stored, 512)
-    largest = 217 if by_words(isa, stored) else 127
+    largest = 217 if uses_int16_path(isa, stored) else 127
     x = torch.randint(1 - largest, largest, (rows, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
@@ -279,9 +279,9 @@ def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> to
     of all inputs are a unit.
     """
     half = x.double().abs().view(len(x), -1, 16).amax(2, keepdim=True)
-    units = 32_767 if by_words(isa, stored) else 127 * _most_multiple(isa, stored)
+    units = 32_767 if uses_int16_path(isa, stored) else 127 * _most_multiple(isa, stored)
     unit = (half.amax(1, keepdim=True) / units).clamp(min=2.0**-120)
-    steps = (unit + (0 if by_words(isa, stored) else half / 127)).expand(-1, half.shape[1], 16).reshape(x.shape)
+    steps = (unit + (0 if uses_int16_path(isa, stored) else half / 127)).expand(-1, half.shape[1], 16).reshape(x.shape)
     return (0.50001 * steps + 2e-6 * x.double().abs()) @ plain.abs().T + 2.0**-149
 
 
@@ -307,7 +307,7 @@ def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, s
     x = _matrix(29, 8, 512, torch.float32)
     exact = x.double() @ weight.rows(torch.arange(40), torch.float32).double().T
     error = float((weight.linear(x).double() - exact).norm() / exact.norm())
-    assert error <= (5e-5 if by_words(isa, stored) else 1e-2)
+    assert error <= (5e-5 if uses_int16_path(isa, stored) else 1e-2)
 
 
 @pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_products_checked import assert_product, by_words
+from native_products_checked import assert_product, uses_int16_path
 
 from srv_kernels.cases import Case
 from srv_kernels.contracts import CONTRACTS, violations
@@ -164,7 +164,7 @@ def test_products_of_blocks(
     stored_rows = known[_whole(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
     weight = native_products.GGUFWeight(stored_rows, stored, inputs)
     plain = weight.rows(torch.arange(outputs), torch.float32).double()
-    largest = 217 if by_words(isa, stored) else 127
+    largest = 217 if uses_int16_path(isa, stored) else 127
     x = _view(_whole(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
     offset = _whole(seed + 2, -9, 9, outputs).to(dtype) if bias else None

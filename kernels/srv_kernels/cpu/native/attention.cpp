@@ -139,16 +139,16 @@ private:
         const T* k = static_cast<const T*>(a.k) + token * a.k_stride + head * a.dim;
         const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
         P converted[MAX_HEAD_DIM];
-        for (int64_t place = begin % BLOCK_TOKENS; begin < end; ++begin, ++place, k += a.k_stride, v += a.v_stride) {
-            store_key(keys, place, to_pool_type(converted, scale_of(keys, place), k, a.dim), a.dim);
-            store_value(values, place, to_pool_type(converted, scale_of(values, place), v, a.dim), a.dim);
+        for (int64_t slot = begin % BLOCK_TOKENS; begin < end; ++begin, ++slot, k += a.k_stride, v += a.v_stride) {
+            store_key(keys, slot, to_pool_type(converted, scale_of(keys, slot), k, a.dim), a.dim);
+            store_value(values, slot, to_pool_type(converted, scale_of(values, slot), v, a.dim), a.dim);
         }
     }
 
     // The address of a token's scale; null unless the pool is int8.
-    float* scale_of(P* block, int64_t place) const {
+    float* scale_of(P* block, int64_t slot) const {
         if constexpr (QUANTIZED<P>) {
-            return scales_of(block, a.dim) + place;
+            return scales_of(block, a.dim) + slot;
         } else {
             return nullptr;
         }
@@ -167,16 +167,16 @@ private:
         std::memset(space.row_sum.data(), 0, rows * LANES * sizeof(float));
         std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
         int64_t last = 0;
-        for (int64_t place = tile.run.first; place < tile.run.end; ++place) {
-            last = max_of(last, tiles.end_of(tile, tiles.row_at(place)));
+        for (int64_t index = tile.run.first; index < tile.run.end; ++index) {
+            last = max_of(last, tiles.end_of(tile, tiles.row_at(index)));
         }
         for (int64_t key = tile.first_key / KV_TILE * KV_TILE; key < last; key += KV_TILE) {
             if (!tile.shares_prefix() || key + KV_TILE <= tile.run.shared) {
                 kv_tile(space, tile, {0, rows}, tiles.row_at(tile.run.first), key);
                 continue;
             }
-            for (int64_t place = tile.run.first; place < tile.run.end; ++place) {
-                const int64_t begin = (place - tile.run.first) * group, row = tiles.row_at(place);
+            for (int64_t index = tile.run.first; index < tile.run.end; ++index) {
+                const int64_t begin = (index - tile.run.first) * group, row = tiles.row_at(index);
                 if (key < tiles.end_of(tile, row)) kv_tile(space, tile, {begin, begin + group}, row, key);
             }
         }
@@ -268,13 +268,13 @@ private:
         for (int64_t r = range.begin; r < range.end; ++r) {
             const int64_t row = tiles.row_of(tile, r);
             const int64_t position = a.kv_lens[row] - a.query_lens[row] + tiles.query_of(tile, r);
-            const int64_t seen = max_of(tiles.first_seen(position), tile.first_key);
-            const auto first = static_cast<int32_t>(max_of(seen - key, 0));
+            const int64_t visible = max_of(tiles.first_visible(position), tile.first_key);
+            const auto first = static_cast<int32_t>(max_of(visible - key, 0));
             const auto last = static_cast<int32_t>(min_of(min_of(position + 1, tile.end_key) - key, KV_TILE));
-            const Float32x16 most = scale_scores(&space.scores[r * KV_TILE], count, first, last);
+            const Float32x16 maximum = scale_scores(&space.scores[r * KV_TILE], count, first, last);
             const float before = space.row_max[r];
-            if (any_greater(most, before)) {
-                rescale(space, r, before, reduce_max(most));
+            if (any_greater(maximum, before)) {
+                rescale(space, r, before, reduce_max(maximum));
             } else if (before == NEG_INF && any_nan(&space.scores[r * KV_TILE], count)) {
                 space.row_max[r] = __builtin_nanf("");  // makes all further weights of this row NaN
             }
@@ -306,14 +306,14 @@ private:
     // them to int16. Hidden tokens have a weight of zero even if their scale is NaN.
     void scale_weights(Workspace<P>& space, int64_t r, const KVBlocks<P>& blocks) const {
         Float32x16 weights[BLOCKS];
-        Int32x16 most{};
+        Int32x16 maximum{};
         for (int number = 0; number < blocks.count; ++number) {
             const Float32x16 weight = load(&space.scores[r * KV_TILE + number * BLOCK_TOKENS]);
             const Float32x16 scaled = weight * load(scales_of(blocks.values[number], a.dim));
             weights[number] = select(weight == 0.0f, Float32x16{}, scaled);
-            most = max_lanes(magnitude_bits(weights[number]), most);
+            maximum = max_lanes(magnitude_bits(weights[number]), maximum);
         }
-        const QuantScale scale(reduce(most, max_lanes), MAX_INT16);
+        const QuantScale scale(reduce(maximum, max_lanes), MAX_INT16);
         space.weight_scales[r] = scale.value;
         for (int number = 0; number < blocks.count; ++number) {
             store_int16(&space.weights[r * KV_TILE + number * BLOCK_TOKENS], scale.quantize(weights[number]));
@@ -332,7 +332,7 @@ private:
     // Scales, soft-caps and masks scores in place; returns the maximum per lane.
     Float32x16 scale_scores(float* scores, int64_t count, int32_t first, int32_t last) const {
         const bool plain = first == 0 && last == KV_TILE && a.soft_cap == 0;
-        Float32x16 most = broadcast(NEG_INF);
+        Float32x16 maximum = broadcast(NEG_INF);
         for (int64_t i = 0; i < count; i += LANES) {
             Float32x16 value = load(scores + i) * a.scale;
             if (!plain) {
@@ -340,9 +340,9 @@ private:
                 value = select((at >= first) & (at < last), apply_soft_cap(value), broadcast(NEG_INF));
             }
             store(scores + i, value);
-            most = max_lanes(value, most);
+            maximum = max_lanes(value, maximum);
         }
-        return most;
+        return maximum;
     }
 
     // For scores that are all -inf or NaN.
@@ -453,8 +453,8 @@ private:
                 continue;
             }
             for (int64_t i = 0; i < a.dim * INTERLEAVE; ++i) {
-                const int64_t place = token + i % INTERLEAVE;
-                copy[begin + i] = place >= first && place < end ? values[begin + i] : P{};
+                const int64_t index = token + i % INTERLEAVE;
+                copy[begin + i] = index >= first && index < end ? values[begin + i] : P{};
             }
         }
         return copy;

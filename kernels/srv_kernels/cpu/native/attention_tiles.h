@@ -74,13 +74,13 @@ public:
         const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
         AttentionTile tile{run, split, in_run % a.kv_heads, 0, 1, 0, 0};
         if (a.query_lens[row] == 1) {
-            const int64_t seen = first_seen(prefix), key_split = seen / SPLIT_KEYS + split;
-            tile.first_key = max_of(seen, key_split * SPLIT_KEYS);
+            const int64_t visible = first_visible(prefix), key_split = visible / SPLIT_KEYS + split;
+            tile.first_key = max_of(visible, key_split * SPLIT_KEYS);
             tile.end_key = (key_split + 1) * SPLIT_KEYS;
         } else {
             tile.first_query = split * queries_of_tile();
             tile.end_query = min_of(a.query_lens[row], tile.first_query + queries_of_tile());
-            tile.first_key = first_seen(prefix + tile.first_query);
+            tile.first_key = first_visible(prefix + tile.first_query);
             tile.end_key = prefix + tile.end_query;
         }
         return tile;
@@ -89,10 +89,10 @@ public:
     // Splits along the keys of a row with one query; 1 for other rows.
     int64_t kv_splits(int64_t row) const {
         if (a.query_lens[row] != 1) return 1;
-        return ceiling(a.kv_lens[row], SPLIT_KEYS) - first_seen(a.kv_lens[row] - 1) / SPLIT_KEYS;
+        return ceiling(a.kv_lens[row], SPLIT_KEYS) - first_visible(a.kv_lens[row] - 1) / SPLIT_KEYS;
     }
 
-    int64_t first_seen(int64_t position) const {
+    int64_t first_visible(int64_t position) const {
         return a.window == 0 ? 0 : max_of(0, position + 1 - a.window);
     }
 

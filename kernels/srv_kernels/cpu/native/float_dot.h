@@ -27,22 +27,22 @@ using Operand = std::conditional_t<WIDENS_BFLOAT16, float, T>;
 template <class W>
 constexpr int64_t INTERLEAVE_OF = std::is_same_v<W, float> ? 1 : INTERLEAVE;
 
-// The weights of sixteen outputs for the first (PLACE 0) or the second input of a pair.
-template <int PLACE>
+// The weights of sixteen outputs for the first (INPUT 0) or the second input of a pair.
+template <int INPUT>
 inline Float32x16 load_weights(const BFloat16* from) {
     const Int32x16 both = load_dwords(from);
-    return bits_as<float>(PLACE == 0 ? both << 16 : both & static_cast<int32_t>(0xffff0000));
+    return bits_as<float>(INPUT == 0 ? both << 16 : both & static_cast<int32_t>(0xffff0000));
 }
 
-template <int PLACE>
+template <int INPUT>
 inline Float32x16 load_weights(const int8_t* from) {
     const Int32x16 both = load_widened<int16_t>(from);
-    return convert<float>(PLACE == 0 ? (both << 24) >> 24 : both >> 8);
+    return convert<float>(INPUT == 0 ? (both << 24) >> 24 : both >> 8);
 }
 
-template <int PLACE>
+template <int INPUT>
 inline Float32x16 load_weights(const float* from) {
-    return load(from + PLACE * BLOCK_OUTPUTS);
+    return load(from + INPUT * BLOCK_OUTPUTS);
 }
 
 #if defined(__AVX512BF16__)
@@ -84,13 +84,13 @@ inline Float32x16 dot(const Float32x16& sum, const BFloat16Pairs& weights, int32
 }
 #endif
 
-template <int PLACE, int COUNT, int VECTORS, class W>
+template <int INPUT, int COUNT, int VECTORS, class W>
 inline void add_products_at(Float32x16 (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
     Float32x16 weight[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) weight[v] = load_weights<PLACE>(weights + v * LANES * INTERLEAVE_OF<W>);
+    for (int v = 0; v < VECTORS; ++v) weight[v] = load_weights<INPUT>(weights + v * LANES * INTERLEAVE_OF<W>);
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-        const Float32x16 input = broadcast(x[r * stride + PLACE]);
+        const Float32x16 input = broadcast(x[r * stride + INPUT]);
         for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
     }
 }

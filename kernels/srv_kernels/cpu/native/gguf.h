@@ -9,7 +9,7 @@
 
 namespace srv {
 
-constexpr int64_t K_BLOCK = 32;    // inputs per K block: the unit of the packed layout, together with 32 outputs
+constexpr int64_t K_BLOCK = 32;         // inputs per K block: the unit of the packed layout, together with 32 outputs
 constexpr int64_t MAX_QUANT_BYTES = 2;  // bytes of a quantized input, at most
 
 // How a type is repacked.

@@ -21,10 +21,10 @@
 
 #include <vector>
 
+#include "gemm_tiles.h"
 #include "int_dot.h"
 #include "kernels.h"
 #include "thread_pool.h"
-#include "gemm_tiles.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -182,11 +182,11 @@ inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int
     const Float32x4 values = sums * __builtin_convertvector(sub_scales, Float32x4);
     Int32x4 offsets = __builtin_convertvector(sums, Int32x4) * -zero_point;
     if constexpr (Scheme::PATH != DotPath::int32) offsets *= sub_scales;
-    const auto store_sum = [to](int place, float value, int32_t offset) {
+    const auto store_sum = [to](int index, float value, int32_t offset) {
         if constexpr (Scheme::HAS_MIN) {
-            to[place].value = value;
+            to[index].value = value;
         } else {
-            to[place].offset = offset;
+            to[index].offset = offset;
         }
     };
     if constexpr (Scheme::PER_HALF) {
@@ -227,8 +227,8 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
     int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
     SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
-    const int32_t largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // overwritten below
-    const QuantScale scale(largest, Scheme::ROW_LEVELS);
+    const int32_t row_largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // overwritten below
+    const QuantScale scale(row_largest, Scheme::ROW_LEVELS);
     a.row_scales[row] = scale.value;
     for (int64_t i = 0; i < a.inputs; i += K_BLOCK, sub_scales_out += 2) {
         const Int32x4 largest = {sub_scales_out[0].int16_pair, sub_scales_out[1].int16_pair};
@@ -394,7 +394,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
 template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, class Where>
 void multiply_tiles(const GgufLinearArgs& a, const Where& where) {
     constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN));
-    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
+    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, auto block, auto row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
             tile<T, BITS, GROUP, HAS_MIN, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row);
@@ -442,8 +442,8 @@ void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
             const int64_t at = (i / format.group * BLOCK_OUTPUTS + output) * 2;
             std::memcpy(halves, packed + at, 2);
             if (format.has_min) std::memcpy(halves + 1, packed + scale_bytes(format) + at, 2);
-            const int64_t quad = i / 4, lies = format.bits == 8 ? quad : quad / 2;
-            const uint8_t byte = quants[(lies * BLOCK_OUTPUTS + output) * 4 + i % 4];
+            const int64_t quad = i / 4, dword = format.bits == 8 ? quad : quad / 2;
+            const uint8_t byte = quants[(dword * BLOCK_OUTPUTS + output) * 4 + i % 4];
             const int quant = format.bits == 8 ? byte : (quad % 2 ? byte >> 4 : byte & 15);
             store_scalar(to + s * K_BLOCK + i,
                 from_half(halves[0]) * static_cast<float>(quant - format.zero_point) + from_half(halves[1]));
@@ -493,9 +493,9 @@ void pack_gguf(const PackGgufArgs& a) {
                     }
                     at += scale_bytes(format) * (format.has_min ? 2 : 1);
                     for (int64_t i = 0; i < K_BLOCK; ++i) {
-                        const int64_t quad = i / 4, lies = format.bits == 8 ? quad : quad / 2;
+                        const int64_t quad = i / 4, dword = format.bits == 8 ? quad : quad / 2;
                         const int shift = format.bits == 4 && quad % 2 ? 4 : 0;
-                        at[(lies * BLOCK_OUTPUTS + output) * 4 + i % 4] |=
+                        at[(dword * BLOCK_OUTPUTS + output) * 4 + i % 4] |=
                             static_cast<uint8_t>(k_block.quants[i] << shift);
                     }
                 }

@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <bit>
 
+#include "gemm_tiles.h"
 #include "int_dot.h"
 #include "kernels.h"
 #include "thread_pool.h"
-#include "gemm_tiles.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -85,9 +85,9 @@ void quantize_row(const W8a8LinearArgs& a, int64_t row) {
                                                                      : value * a.input_scale_inverse + a.input_offset);
         rounded = select(rounded > 127.0f, broadcast(127.0f), rounded);
         rounded = select(rounded < -128.0f, broadcast(-128.0f), rounded);
-        QuantizedInput kept[LANES];
-        store_quantized(kept, convert<int32_t>(rounded) + ZERO_POINT);
-        std::memcpy(quantized + i, kept, std::min<int64_t>(padded - i, LANES) * sizeof(QuantizedInput));
+        QuantizedInput buffer[LANES];
+        store_quantized(buffer, convert<int32_t>(rounded) + ZERO_POINT);
+        std::memcpy(quantized + i, buffer, std::min<int64_t>(padded - i, LANES) * sizeof(QuantizedInput));
     }
 }
 
@@ -106,9 +106,9 @@ inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, i
             for (int v = 0; v < VECTORS; ++v) part[v] = part_of(weights[v], p);
 #pragma GCC unroll 16
             for (int r = 0; r < COUNT; ++r) {
-                const Int32x16 taken = broadcast_dword(quantized + r * stride + i + p * QUAD / PARTS);
+                const Int32x16 input = broadcast_dword(quantized + r * stride + i + p * QUAD / PARTS);
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], taken, part[v]);
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], input, part[v]);
             }
         }
     }

@@ -17,17 +17,17 @@ constexpr float MIN_SCALE = 0x1p-120f;  // so that no scale's inverse is infinit
 
 // The nearest integer to x * inverse; 0 for NaN.
 inline Float32x16 quantize(const Float32x16& x, const float inverse) {
-    const Float32x16 count = round_to_int(x * inverse);
-    return select(count == count, count, Float32x16{});
+    const Float32x16 nearest = round_to_int(x * inverse);
+    return select(nearest == nearest, nearest, Float32x16{});
 }
 
-// The scale that maps magnitudes up to `largest` (given by its bits) to integers up to `most`, and its inverse. If the
+// The scale that maps magnitudes up to `largest` (given by its bits) to integers up to `limit`, and its inverse. If the
 // largest is not finite, they are NaN and 0, so that no product with the scale is finite.
 struct QuantScale {
     float value, inverse;
 
-    QuantScale(int32_t largest, float most) {
-        const float needed = std::bit_cast<float>(largest) * (1.0f / most);
+    QuantScale(int32_t largest, float limit) {
+        const float needed = std::bit_cast<float>(largest) * (1.0f / limit);
         value = needed > MIN_SCALE ? needed : MIN_SCALE;
         inverse = 1.0f / value;
         if (largest >= INFINITE) value = __builtin_nanf(""), inverse = 0;
@@ -38,10 +38,10 @@ struct QuantScale {
 
 // The scale of x [count].
 template <class T>
-inline QuantScale quant_scale_of(const T* x, int64_t count, float most) {
-    Int32x16 largest_so_far{};
-    for (int64_t i = 0; i < count; i += LANES) largest_so_far = max_lanes(magnitude_bits(load(x + i)), largest_so_far);
-    return QuantScale(reduce(largest_so_far, max_lanes), most);
+inline QuantScale quant_scale_of(const T* x, int64_t count, float limit) {
+    Int32x16 maximum{};
+    for (int64_t i = 0; i < count; i += LANES) maximum = max_lanes(magnitude_bits(load(x + i)), maximum);
+    return QuantScale(reduce(maximum, max_lanes), limit);
 }
 
 // The same four bytes in every lane.
@@ -74,16 +74,16 @@ inline V pair_products(V a, V b) {
 
 // The even (0) or odd (1) bytes, zero-extended to 16 bits.
 template <class V>
-inline V unsigned_bytes_at(V weights, int places) {
+inline V unsigned_bytes_at(V weights, int odd) {
     using Shorts = Vector<uint16_t, LANES_OF<V> * 2>;
-    return places == 0 ? weights & 0x00ff00ff : reinterpret_cast<V>(reinterpret_cast<Shorts>(weights) >> 8);
+    return odd == 0 ? weights & 0x00ff00ff : reinterpret_cast<V>(reinterpret_cast<Shorts>(weights) >> 8);
 }
 
 // Likewise, sign-extended.
 template <class V>
-inline V signed_bytes_at(V weights, int places) {
+inline V signed_bytes_at(V weights, int odd) {
     const auto pairs = reinterpret_cast<Vector<int16_t, LANES_OF<V> * 2>>(weights);
-    return reinterpret_cast<V>(places == 0 ? (pairs << 8) >> 8 : pairs >> 8);
+    return reinterpret_cast<V>(odd == 0 ? (pairs << 8) >> 8 : pairs >> 8);
 }
 
 // int32 sums plus the products of four bytes each; unsigned weights, signed x.

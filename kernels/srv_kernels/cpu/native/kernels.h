@@ -41,7 +41,7 @@ struct LinearArgs {
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
     const float* scales = nullptr;  // null, or [outputs]
-    float* x_float32 = nullptr;       // scratch [rows, inputs] from library.cpp, for kernels that widen
+    float* x_float32 = nullptr;     // scratch [rows, inputs] from library.cpp, for kernels that widen
 };
 
 struct PackArgs {
@@ -63,13 +63,13 @@ inline int64_t packed_elements(int64_t outputs, int64_t inputs) {
 // y = x W^T + b with an int8 weight and x quantized to int8 at run time: see int8_linear.cpp.
 struct W8a8LinearArgs {
     const void* x;
-    const int8_t* weight;       // packed: blocks(outputs) * BLOCK_OUTPUTS * padded_quads(inputs) bytes
-    const float* scales;        // [outputs]: scale of the weight, times that of x if it is static
+    const int8_t* weight;         // packed: blocks(outputs) * BLOCK_OUTPUTS * padded_quads(inputs) bytes
+    const float* scales;          // [outputs]: scale of the weight, times that of x if it is static
     const int32_t* compensation;  // int32 [outputs], added to the integer sums: offsets the zero point of x
-    const void* bias;           // null, or [outputs], added last
-    void* out;                  // [rows, outputs], contiguous
-    void* quantized;                // scratch [rows, padded_quads(inputs)], MAX_QUANT_BYTES each at most
-    float* row_scales;          // scratch [rows]; both come from library.cpp
+    const void* bias;             // null, or [outputs], added last
+    void* out;                    // [rows, outputs], contiguous
+    void* quantized;              // scratch [rows, padded_quads(inputs)], MAX_QUANT_BYTES each at most
+    float* row_scales;            // scratch [rows]; both come from library.cpp
     int64_t rows, inputs, outputs, x_stride;
     float input_scale_inverse, input_offset;    // static: x * inverse + offset; inverse 0: dynamic, per row
 };
@@ -102,10 +102,10 @@ struct GgufLinearArgs {
     const uint8_t* weight;  // packed: blocks(outputs) * inputs / K_BLOCK * k_block_bytes(format) bytes
     const void* bias;       // null, or [outputs]
     void* out;
-    void* quantized;            // scratch [rows, inputs], MAX_QUANT_BYTES each at most; like the next three
-    SubScale* sub_scales;    // scratch [rows, inputs / K_BLOCK, 2]
-    InputSum* x_sums;       // scratch [rows, inputs / K_BLOCK, 2]
-    float* row_scales;         // scratch [rows]
+    void* quantized;       // scratch [rows, inputs], MAX_QUANT_BYTES each at most; like the next three
+    SubScale* sub_scales;  // scratch [rows, inputs / K_BLOCK, 2]
+    InputSum* x_sums;      // scratch [rows, inputs / K_BLOCK, 2]
+    float* row_scales;     // scratch [rows]
     int64_t rows, inputs, outputs, x_stride, out_stride;
     GgmlType ggml_type;
     int32_t zero_point;       // of the format; filled in by the kernel

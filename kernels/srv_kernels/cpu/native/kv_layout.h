@@ -13,9 +13,9 @@
 // [BLOCK_TOKENS]. The scale of a key or value that is not finite is NaN.
 #pragma once
 
+#include "float_dot.h"
 #include "int_dot.h"
 #include "kernels.h"
-#include "float_dot.h"
 
 namespace srv::SRV_ISA {
 
@@ -112,16 +112,16 @@ inline void add_kv_products(Float32x16 (&sums)[COUNT][VECTORS], const P* kv, con
     }
 }
 
-template <int PLACE, int COUNT, int VECTORS>
+template <int PAIR, int COUNT, int VECTORS>
 inline void add_pairs(Int32x16 (&sums)[COUNT][VECTORS], const Int32x16 (&bytes)[VECTORS], const int16_t* x,
                       int64_t stride) {
     Int32x16 pairs[VECTORS];
     for (int v = 0; v < VECTORS; ++v) {
-        pairs[v] = map_registers([](const auto& b) { return signed_bytes_at(b, PLACE); }, bytes[v]);
+        pairs[v] = map_registers([](const auto& b) { return signed_bytes_at(b, PAIR); }, bytes[v]);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-        const Int32x16 input = broadcast_dword(x + r * stride + PLACE * 2);
+        const Int32x16 input = broadcast_dword(x + r * stride + PAIR * 2);
         for (int v = 0; v < VECTORS; ++v) sums[r][v] = dot_pairs(sums[r][v], pairs[v], input);
     }
 }

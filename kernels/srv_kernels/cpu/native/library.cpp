@@ -5,9 +5,9 @@
 #include <cstring>
 #include <iterator>
 
+#include "captured_graph.h"
 #include "kernels.h"
 #include "thread_pool.h"
-#include "captured_graph.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -208,7 +208,7 @@ void srv_rms_norm(int32_t type, void* out, const void* x, const void* weight, in
 void srv_add_rms_norm(int32_t type, void* out, void* total, const void* x, const void* residual, const void* weight,
                   int64_t rows, int64_t dim, int64_t x_stride, int64_t residual_stride, float eps) {
     dispatch(srv::chosen->rms_norm, type,
-         srv::RmsNormArgs{x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
+             srv::RmsNormArgs{x, residual, weight, out, total, rows, dim, x_stride, residual_stride, eps});
 }
 
 void srv_silu_and_mul(int32_t type, void* out, const void* x, int64_t rows, int64_t dim, int64_t x_stride) {
@@ -219,21 +219,21 @@ void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const voi
                 const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                 int64_t rotary_dim, int64_t q_stride, int64_t k_stride) {
     dispatch(srv::chosen->rotary, type,
-         srv::RotaryArgs{q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, rotary_dim, q_stride,
-                         k_stride});
+             srv::RotaryArgs{q, k, cos_sin, positions, q_out, k_out, tokens, heads, kv_heads, dim, rotary_dim,
+                             q_stride, k_stride});
 }
 
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
                 int64_t inputs, int64_t outputs, int64_t x_stride) {
     dispatch(srv::linear, type,
-         srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
+             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
 }
 
 // With a packed int8 weight; scales: float32 [outputs].
 void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
-                       const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
+                            const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
     dispatch(srv::linear, type,
-         srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales});
+             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales});
 }
 
 void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {

@@ -13,10 +13,10 @@
 //
 // Sums are accumulated in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
-#include "kernels.h"
-#include "thread_pool.h"
 #include "float_dot.h"
 #include "gemm_tiles.h"
+#include "kernels.h"
+#include "thread_pool.h"
 
 namespace srv::SRV_ISA {
 namespace {
@@ -100,8 +100,8 @@ void pack_of(const PackArgs& a) {
                 const int64_t row = block * BLOCK_OUTPUTS + output;
                 const T* from = static_cast<const T*>(a.weight) + row * a.stride;
                 for (int64_t i = 0; i < pairs * INTERLEAVE; ++i) {
-                    const int64_t beside = INTERLEAVE_OF<T>, place = i / beside * BLOCK_OUTPUTS + output;
-                    to[place * beside + i % beside] = row < a.outputs && i < a.inputs ? from[i] : T{};
+                    const int64_t interleave = INTERLEAVE_OF<T>, group = i / interleave * BLOCK_OUTPUTS + output;
+                    to[group * interleave + i % interleave] = row < a.outputs && i < a.inputs ? from[i] : T{};
                 }
             }
         }

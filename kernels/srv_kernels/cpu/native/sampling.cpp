@@ -52,11 +52,11 @@ Argmax argmax_of(const T* row, int64_t count) {
         nan |= now != now;
     }
     Argmax found;
-    float most[LANES];
+    float maximums[LANES];
     int32_t blocks[LANES], nans[LANES];
-    store(most, values), store(blocks, positions), store(nans, nan);
+    store(maximums, values), store(blocks, positions), store(nans, nan);
     for (int lane = 0; lane < LANES; ++lane) {
-        if (whole > 0) found.update(most[lane], blocks[lane] * LANES + lane);
+        if (whole > 0) found.update(maximums[lane], blocks[lane] * LANES + lane);
         found.nan |= nans[lane] != 0;
     }
     for (int64_t i = whole * LANES; i < count; ++i) found.update(to_float(row[i]), i);
@@ -105,8 +105,8 @@ struct Row {
 
 // The threshold for the cumulative weight: below the total, so that rounding cannot lead past the last token.
 inline double threshold_of(double uniform, double total) {
-    const double threshold = uniform * total, most = __builtin_nextafter(total, 0.0);
-    return threshold < most ? threshold : most;
+    const double threshold = uniform * total, limit = __builtin_nextafter(total, 0.0);
+    return threshold < limit ? threshold : limit;
 }
 
 // The first token of the block at `from` whose cumulative weight exceeds the threshold; the last token of nonzero
@@ -140,8 +140,8 @@ int64_t draw_unfiltered(const Row<T>& row, double uniform) {
 }
 
 struct Filter {
-    int64_t top_k;  // at least 1
-    bool has_top_k;   // whether top_k excludes any token
+    int64_t top_k;   // at least 1
+    bool has_top_k;  // whether top_k excludes any token
     float top_p, min_p;
 };
 

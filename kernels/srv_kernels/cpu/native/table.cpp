@@ -1,6 +1,6 @@
 // The kernel table of one instruction set.
-#include "kernels.h"
 #include "float_dot.h"
+#include "kernels.h"
 
 namespace srv::SRV_ISA {
 

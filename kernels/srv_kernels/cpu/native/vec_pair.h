@@ -157,19 +157,19 @@ inline V select(const Mask& mask, const V& yes, const V& no) {
 }
 
 // A shuffle of two registers; the lanes of the second are numbered after those of the first.
-template <int... PLACES, class V>
+template <int... INDICES, class V>
 inline V shuffle(const V& first, const V& second) {
-    static_assert(sizeof...(PLACES) == LANES_OF<V>);
+    static_assert(sizeof...(INDICES) == LANES_OF<V>);
 #if defined(__clang__) || __GNUC__ >= 12
-    return __builtin_shufflevector(first, second, PLACES...);
+    return __builtin_shufflevector(first, second, INDICES...);
 #else
-    return __builtin_shuffle(first, second, Vector<int32_t, LANES_OF<V>>{PLACES...});
+    return __builtin_shuffle(first, second, Vector<int32_t, LANES_OF<V>>{INDICES...});
 #endif
 }
 
-template <int... PLACES, class V>
+template <int... INDICES, class V>
 inline V shuffle(const V& value) {
-    return shuffle<PLACES...>(value, value);
+    return shuffle<INDICES...>(value, value);
 }
 
 // Converts each lane to another type.

@@ -25,8 +25,8 @@ inline Float32x16 broadcast(float value) { return value - Float32x16{}; }
 
 // 0, 1, 2, ...
 inline Int32x16 iota() {
-    static constexpr int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return build<Int32x16>([](auto& lanes, int lane) { std::memcpy(&lanes, numbers + lane, sizeof(lanes)); });
+    static constexpr int32_t indices[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return build<Int32x16>([](auto& lanes, int lane) { std::memcpy(&lanes, indices + lane, sizeof(lanes)); });
 }
 
 struct BFloat16 {
