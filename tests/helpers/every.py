@@ -16,46 +16,56 @@ from typing import Any
 
 import pytest
 
+FAILURES = (Exception, pytest.fail.Exception)
+
 
 def every(
     names: str | tuple[str, ...], cases: Iterable[Any], ids: Callable[[Any], object] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Like `pytest.mark.parametrize`, but as one test. A failure names its case's arguments, formatted by `ids`."""
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [case if len(arguments) > 1 else (case,) for case in cases]
     assert table, "a table without cases tests nothing"
+    assert all(len(case) == len(arguments) for case in table), f"each case must have a value for each of {arguments}"
 
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
-            faults = [fault for case in table if (fault := _fault(test, fixtures, arguments, case, ids)) is not None]
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        def labelled(error: BaseException, case: tuple[Any, ...]) -> Exception:
+            shown = ", ".join(f"{name}={(ids or repr)(value)}" for name, value in zip(arguments, case, strict=True))
+            fault = error if isinstance(error, Exception) else AssertionError(str(error))
+            fault.add_note(f"in the case {shown[:500]}")
+            return fault
+
+        def report(faults: list[Exception]) -> None:
             if len(faults) == 1:
                 raise faults[0]
             if faults:
                 raise ExceptionGroup(f"{len(faults)} of {len(table)} cases failed", faults)
 
+        @functools.wraps(test)
+        def run(*own: Any, **fixtures: Any) -> None:
+            faults = []
+            for case in table:
+                try:
+                    test(*own, **fixtures, **dict(zip(arguments, case, strict=True)))
+                except FAILURES as error:
+                    faults.append(labelled(error, case))
+            report(faults)
+
+        @functools.wraps(test)
+        async def run_async(*own: Any, **fixtures: Any) -> None:
+            faults = []
+            for case in table:
+                try:
+                    await test(*own, **fixtures, **dict(zip(arguments, case, strict=True)))
+                except FAILURES as error:
+                    faults.append(labelled(error, case))
+            report(faults)
+
         signature = inspect.signature(test)
-        fixtures = [each for each in signature.parameters.values() if each.name not in arguments]
-        assert len(fixtures) == len(signature.parameters) - len(arguments), f"the test does not take {arguments}"
-        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
-        return run
+        others = [each for each in signature.parameters.values() if each.name not in arguments]
+        assert len(others) == len(signature.parameters) - len(arguments), f"the test does not take {arguments}"
+        chosen = run_async if inspect.iscoroutinefunction(test) else run
+        chosen.__signature__ = signature.replace(parameters=others)  # type: ignore[union-attr]
+        return chosen
 
     return decorate
-
-
-def _fault(
-    test: Callable[..., None],
-    fixtures: dict[str, Any],
-    arguments: list[str],
-    case: tuple[Any, ...],
-    ids: Callable[[Any], object] | None,
-) -> Exception | None:
-    assert len(case) == len(arguments), f"{case!r} is not a case of {arguments}"
-    try:
-        test(**fixtures, **dict(zip(arguments, case, strict=True)))
-    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  # each is reported at the end
-        shown = ", ".join(f"{name}={(ids or repr)(value)}" for name, value in zip(arguments, case, strict=True))
-        fault = error if isinstance(error, Exception) else AssertionError(str(error))
-        fault.add_note(f"in the case {shown[:500]}")
-        return fault
-    return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pkgutil
 from typing import Any
 
-import pytest
 import torch
+from every import every
 
 from srv_kernels.contracts import CONTRACTS, DTYPES, violations
 
@@ -17,14 +17,14 @@ IMPLEMENTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("op", "target"), IMPLEMENTATIONS, ids=lambda value: value)
+@every("dtype", DTYPES)
+@every(("op", "target"), IMPLEMENTATIONS)
 def test_implementation_keeps_its_contract(op: str, target: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         assert violations(CONTRACTS[op], pkgutil.resolve_name(target), dtype) == []
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 64), (64,)])
+@every("shape", [(2, 3, 64), (64,)])
 def test_norms_take_any_leading_axes(shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape), torch.randn(64)
     for target in ("srv_kernels.reference:rms_norm", "srv_kernels.cpu.torch_ops:rms_norm"):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from every import every
 
 from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
@@ -18,9 +19,7 @@ from srv_kernels.cpu.library import load
 MACHINES = ("x86_64", "aarch64", "riscv64")
 
 
-@pytest.mark.parametrize(
-    ("compiler", "fault"), [("g++-of-long-ago -m64", "cannot be run"), ("g++ 'half", "is not a valid command")]
-)
+@every(("compiler", "fault"), [("g++-of-long-ago -m64", "cannot be run"), ("g++ 'half", "is not a valid command")])
 def test_a_compiler_that_cannot_be_run_is_refused_with_who_named_it(
     compiler: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -43,14 +42,14 @@ def test_a_compiler_that_was_found_and_cannot_be_run_is_refused(
         build.build(tmp_path / "x.so")
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@every("machine", MACHINES)
 def test_an_instruction_set_has_all_flags_of_those_before_it(machine: str) -> None:
     flags = [set(each) for each in build.isas(machine).values()]
     assert flags[0] == set()
     assert all(before < after for before, after in itertools.pairwise(flags))
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@every("machine", MACHINES)
 def test_the_plainest_objects_are_linked_first(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The linker keeps the first of several copies of an inline function, which every processor must be able to run."""
     commands: list[list[str]] = []

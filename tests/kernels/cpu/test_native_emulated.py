@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from every import every
 
 from srv_kernels.cpu import build
 
@@ -50,10 +51,9 @@ def run(driver: Path, processor: str, *arguments: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
+@every(
     ("processor", "arguments", "isa"),
     [("cortex-a72", [], "generic"), ("max", [], "neon_bf16"), ("max", ["generic"], "generic")],
-    ids=["without Armv8.6", "with Armv8.6", "with Armv8.6, unused"],
 )
 def test_kernels_of_aarch64_keep_their_bounds(driver: Path, processor: str, arguments: list[str], isa: str) -> None:
     done = run(driver, processor, *arguments)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from every import every
 from torch import Tensor
 
 from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool, NotCapturable
@@ -71,8 +72,8 @@ def captured(work: Callable[[Tensor], Tensor], x: Tensor, pool: GraphMemoryPool)
     return graph, out
 
 
-@pytest.mark.parametrize("work", [native, with_int8_weights, mixed])
-@pytest.mark.parametrize("rows", [1, 5])
+@every("work", [native, with_int8_weights, mixed])
+@every("rows", [1, 5])
 def test_a_replay_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
     graph, out = captured(work, x, GraphMemoryPool())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from every import every
 from native_again import own_tests
 from native_products_checked import assert_product, uses_int16_path
 
@@ -27,6 +28,7 @@ if LOADED.library is not None:
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 NO_KERNELS = f"no native kernels here: {LOADED.reason}"
 native = pytest.mark.skipif(LOADED.library is None, reason=NO_KERNELS)
+GGUF_TYPES = tuple(native_products.GGML_TYPES) if LOADED.library is not None else ("none",)
 ISAS = tuple(build.isas())
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
@@ -52,8 +54,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     native_library.set_threads(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", OPS)
+@every("dtype", DTYPES)
+@every("op", OPS)
 def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.dtype) -> None:
     assert violations(CONTRACTS[op], getattr(native_ops, op), dtype) == []
 
@@ -76,30 +78,30 @@ def _assert_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     assert_product(native_products.linear(weight, bias)(x), x, weight, bias)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", [False, True], ids=("plain", "bias"))
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (32, 2), (576, 576), (50, 1001), (96, 1536)])
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 11, 12, 13, 25, 64])
+@every("dtype", DTYPES)
+@every("bias", [False, True])
+@every(("outputs", "inputs"), [(1, 1), (33, 7), (32, 2), (576, 576), (50, 1001), (96, 1536)])
+@every("rows", [0, 1, 2, 3, 11, 12, 13, 25, 64])
 def test_products(isa: str, outputs: int, inputs: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
     weight = _matrix(1, outputs, inputs, dtype)
     offset = _matrix(2, 1, outputs, dtype)[0] if bias else None
     _assert_product(_matrix(3, rows, inputs, dtype), weight, offset)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every("dtype", DTYPES)
 def test_rows_of_a_wider_matrix_and_odd_addresses(isa: str, dtype: torch.dtype) -> None:
     wide = _matrix(4, 9, 131, dtype)
     _assert_product(wide[:, 3:80], _matrix(5, 70, 77, dtype), None)
     _assert_product(wide.T[:50].T, _matrix(6, 40, 50, dtype), None)
 
 
-@pytest.mark.parametrize("spread", [1e-17, 1e18])
+@every("spread", [1e-17, 1e18])
 def test_magnitudes_near_the_ends_of_bfloat16(isa: str, spread: float) -> None:
     """Sums are a thousand times what may be taken for zero, or a twentieth of the largest number."""
     _assert_product(_matrix(7, 5, 64, torch.bfloat16, spread), _matrix(8, 64, 64, torch.bfloat16, spread), None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_batch_or_the_threads(isa: str, dtype: torch.dtype) -> None:
     x, product = _matrix(9, 30, 576, dtype), native_products.linear(_matrix(10, 160, 576, dtype), None)
     together = product(x)
@@ -114,9 +116,9 @@ def _bytes(seed: int, rows: int, columns: int) -> torch.Tensor:
     return torch.randint(-128, 128, (rows, columns), generator=generator, dtype=torch.int8)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
-@pytest.mark.parametrize("rows", [0, 1, 3, 12, 13, 25])
+@every("dtype", DTYPES)
+@every(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
+@every("rows", [0, 1, 3, 12, 13, 25])
 def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> None:
     """Whole numbers times whole numbers of at most 127 steps: the row's largest is 127, so that a step is 1."""
     x = torch.randint(-126, 127, (rows, inputs), generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -129,8 +131,8 @@ def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, r
     assert torch.equal(shifted, (exact + int32_bias).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
+@every("dtype", DTYPES)
+@every("static", [(0.0, 0.0), (32.0, 3.0)])
 def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float], dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
     product = native_products.W8A8Linear(_bytes(10, 160, 177), torch.rand(160), static=static)
@@ -141,9 +143,9 @@ def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float
     native_library.set_threads(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
-@pytest.mark.parametrize("rows", [0, 1, 3, 12, 13, 25])
+@every("dtype", DTYPES)
+@every(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
+@every("rows", [0, 1, 3, 12, 13, 25])
 def test_weights_of_8_bits_are_multiplied_as_they_are(
     isa: str, outputs: int, inputs: int, rows: int, dtype: torch.dtype
 ) -> None:
@@ -156,7 +158,7 @@ def test_weights_of_8_bits_are_multiplied_as_they_are(
     assert torch.equal(native_products.Int8WeightLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every("dtype", DTYPES)
 def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
     product = native_products.Int8WeightLinear(_bytes(10, 160, 177), torch.rand(160))
@@ -167,7 +169,7 @@ def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torc
     native_library.set_threads(1)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@every("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, bad: float) -> None:
     x = _matrix(13, 3, 70, torch.float32)
     product = native_products.Int8WeightLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
@@ -178,8 +180,8 @@ def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, b
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("static", [(0.0, 0.0), (32.0, 3.0)], ids=("dynamic", "static"))
+@every("bad", [float("nan"), float("inf")])
+@every("static", [(0.0, 0.0), (32.0, 3.0)])
 def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, static: tuple[float, float]) -> None:
     x = _matrix(13, 3, 70, torch.float32)
     product = native_products.W8A8Linear(_bytes(14, 40, 70), torch.ones(40), static=static)
@@ -190,9 +192,9 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
-@pytest.mark.parametrize("rows", [13, 45])
+@every("dtype", DTYPES)
+@every("stored", GGUF_TYPES)
+@every("rows", [13, 45])
 def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype, rows: int) -> None:
     """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded.
 
@@ -230,8 +232,8 @@ def _scales_at(stored: str) -> list[slice]:
     return [slice(place, place + 2) for place in found]
 
 
-@pytest.mark.parametrize("byte", [0, 127, 128, 255])
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
+@every("byte", [0, 127, 128, 255])
+@every("stored", GGUF_TYPES)
 def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
     """Every byte of a block the same but for its scales, every input the largest to one side or to both in turn."""
     rows = _stored_rows(stored, 256)
@@ -250,9 +252,9 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
     assert bool(((weight.linear(x).double() - exact).abs() <= 2e-6 * most).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
-@pytest.mark.parametrize(("rows", "threads"), [(13, 1), (45, 3)])
+@every("dtype", DTYPES)
+@every("stored", GGUF_TYPES)
+@every(("rows", "threads"), [(13, 1), (45, 3)])
 def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
     isa: str, stored: str, dtype: torch.dtype, rows: int, threads: int
 ) -> None:
@@ -285,9 +287,9 @@ def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> to
     return (0.50001 * steps + 2e-6 * x.double().abs()) @ plain.abs().T + 2.0**-149
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("most", [1.0, 1e30, 1e-30, 1e-34, 1e-41, 0.0])
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
+@every("dtype", DTYPES)
+@every("most", [1.0, 1e30, 1e-30, 1e-34, 1e-41, 0.0])
+@every("stored", GGUF_TYPES)
 def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     isa: str, stored: str, most: float, dtype: torch.dtype
 ) -> None:
@@ -301,7 +303,7 @@ def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     assert bool(((weight.linear(x).double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
+@every("stored", GGUF_TYPES)
 def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, stored: str) -> None:
     weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(29, 8, 512, torch.float32)
@@ -310,7 +312,7 @@ def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, s
     assert error <= (5e-5 if uses_int16_path(isa, stored) else 1e-2)
 
 
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
+@every("stored", GGUF_TYPES)
 def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) -> None:
     rows = _stored_rows(stored, 512)
     size = native_library.LIBRARY.srv_gguf_row_bytes(native_products.GGML_TYPES[stored], 512)
@@ -325,8 +327,8 @@ def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) ->
     assert bool((error <= _rounding(isa, stored, x, plain)).all())
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
+@every("bad", [float("nan"), float("inf")])
+@every("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
 def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:
     weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)
@@ -344,7 +346,7 @@ def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
 
 
 @native
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every("dtype", DTYPES)
 def test_threads_of_several_callers_take_turns(dtype: torch.dtype) -> None:
     native_library.set_threads(3)
     product = native_products.linear(_matrix(11, 320, 64, dtype), None)
@@ -371,7 +373,7 @@ def test_no_share_is_lost_or_done_twice_by_more_threads_than_cores() -> None:
     native_library.set_threads(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every("dtype", DTYPES)
 def test_rows_enough_for_every_thread_to_prepare_some(isa: str, dtype: torch.dtype) -> None:
     """Inputs are widened, or rounded to bytes, by all threads before any of them multiplies."""
     rows, inputs = 160, 576
@@ -439,7 +441,7 @@ class TestWhatProductsRefuse:
         with pytest.raises(ValueError, match=r"bias has shape \(39,\), but the weight has 40 outputs"):
             weight.linear(torch.zeros(3, 64), torch.zeros(39))
 
-    @pytest.mark.parametrize("columns", [63, 65])
+    @every("columns", [63, 65])
     def test_rows_of_another_width(self, columns: int) -> None:
         for product in _products(40, 64):
             with pytest.raises(ValueError, match=f"x has {columns} columns, but the weight has 64"):
@@ -470,7 +472,7 @@ class TestWhatProductsRefuse:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 class TestMostLikely:
-    @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 50, 1024, 4099])
+    @every("vocab", [1, 15, 16, 17, 50, 1024, 4099])
     def test_the_largest_of_each_row(self, isa: str, threads: int, dtype: torch.dtype, vocab: int) -> None:
         wide = _matrix(1, 7, vocab + 3, dtype)
         for logits in (wide[:, :vocab], wide[:1, 3:].contiguous()):
@@ -478,14 +480,14 @@ class TestMostLikely:
             assert torch.equal(tokens, logits.float().argmax(-1))
             assert finite.all()
 
-    @pytest.mark.parametrize("places", [(0, 16), (15, 16), (17, 33), (3, 48), (49, 50), (31, 49)])
+    @every("places", [(0, 16), (15, 16), (17, 33), (3, 48), (49, 50), (31, 49)])
     def test_equals_are_taken_by_their_place(self, isa: str, dtype: torch.dtype, places: tuple[int, int]) -> None:
         logits = torch.full((1, 51), -2.0, dtype=dtype)
         logits[0, list(places)] = -0.5
         assert native_ops.most_likely(logits)[0].tolist() == [places[0]]
 
-    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-    @pytest.mark.parametrize("at", [0, 20, 49])
+    @every("bad", [torch.nan, torch.inf])
+    @every("at", [0, 20, 49])
     def test_a_row_with_a_bad_value_is_told_and_harms_no_other(
         self, isa: str, dtype: torch.dtype, bad: float, at: int
     ) -> None:
@@ -521,7 +523,7 @@ def _shares(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
 class TestDraw:
     ROWS = 40
 
-    @pytest.mark.parametrize(
+    @every(
         ("temperature", "top_k", "top_p", "min_p"),
         [
             (1.0, 0, 1.0, 0.0),
@@ -534,7 +536,7 @@ class TestDraw:
             (1e6, 30, 0.5, 0.0),  # all are as probable
         ],
     )
-    @pytest.mark.parametrize("vocab", [1, 17, 300, 4099])
+    @every("vocab", [1, 17, 300, 4099])
     def test_noise_points_at_the_token(
         self,
         isa: str,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 import torch
+from every import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,8 +98,8 @@ ASKS = [
 
 
 @each_way
-@pytest.mark.parametrize("ask", ASKS, ids=str)
-@pytest.mark.parametrize("vocab", [33, 64])
+@every("ask", ASKS)
+@every("vocab", [33, 64])
 def test_draws_follow_the_filtered_distribution(way: str, ask: Ask, vocab: int) -> None:
     """Chi-square with fixed noise. 99.99 % of right samplers stay below the bound."""
     count = 4000
@@ -176,8 +177,8 @@ PLACED = [
 
 
 @each_way
-@pytest.mark.parametrize("ask", PLACED, ids=str)
-@pytest.mark.parametrize(("vocab", "scale"), [(5, 1.0), (255, 3.0), (4099, 3.0), (49152, 0.3), (49152, 8.0)])
+@every("ask", PLACED)
+@every(("vocab", "scale"), [(5, 1.0), (255, 3.0), (4099, 3.0), (49152, 0.3), (49152, 8.0)])
 def test_the_noise_points_at_the_token(way: str, ask: Ask, vocab: int, scale: float) -> None:
     """Kept tokens lie side by side, each as wide as it is probable: in vocabulary order, or with a filter by logit."""
     logits = normal(1, vocab, seed=vocab, scale=scale)
@@ -224,18 +225,16 @@ def test_rows_settled_at_different_widths_draw_as_if_sorted(monkeypatch: pytest.
 
 
 @each_way
-@pytest.mark.parametrize(
-    "ask", [Ask(top_p=1e-9), Ask(top_k=1), Ask(min_p=1.0), Ask(temperature=1e-9), Ask(0.0)], ids=str
-)
-@pytest.mark.parametrize("noise", [0.0, 0.5, 1 - 2.0**-53])
-@pytest.mark.parametrize("vocab", [100, 1024])
+@every("ask", [Ask(top_p=1e-9), Ask(top_k=1), Ask(min_p=1.0), Ask(temperature=1e-9), Ask(0.0)])
+@every("noise", [0.0, 0.5, 1 - 2.0**-53])
+@every("vocab", [100, 1024])
 def test_ends_of_the_scale_are_greedy(way: str, ask: Ask, noise: float, vocab: int) -> None:
     logits = normal(4, vocab, seed=1)
     assert draw(way, logits, [ask] * 4, [noise] * 4) == logits.argmax(-1).tolist()
 
 
 @each_way
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@every("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_short_way_of_greedy_rows_gives_the_same_tokens(way: str, dtype: torch.dtype) -> None:
     backend = WAYS[way]
     logits = normal(9, 1000, seed=4).to(dtype)
@@ -257,9 +256,9 @@ def test_huge_temperature_is_uniform(way: str) -> None:
 
 
 @each_way
-@pytest.mark.parametrize("ask", [Ask(), Ask(top_k=40), Ask(top_p=0.999999), Ask(min_p=1e-9)], ids=str)
-@pytest.mark.parametrize("noise", [0.0, 0.3, 1 - 2.0**-53])
-@pytest.mark.parametrize("vocab", [50, 512])
+@every("ask", [Ask(), Ask(top_k=40), Ask(top_p=0.999999), Ask(min_p=1e-9)])
+@every("noise", [0.0, 0.3, 1 - 2.0**-53])
+@every("vocab", [50, 512])
 def test_masked_tokens_are_never_drawn(way: str, ask: Ask, noise: float, vocab: int) -> None:
     """With everything but three tokens at -inf, and the noise at both ends of its range."""
     logits = torch.full((1, vocab), -torch.inf)
@@ -285,7 +284,7 @@ def test_top_p_counts_within_top_k(way: str) -> None:
 
 
 @each_way
-@pytest.mark.parametrize("ask", ASKS, ids=str)
+@every("ask", ASKS)
 def test_a_row_without_finite_logits_harms_no_other(way: str, ask: Ask) -> None:
     logits = normal(3, 1024, seed=9)
     want = draw(way, logits, [ask] * 3, [0.4] * 3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from every import every
 from server_support import MODEL, serving
 
 from srv.errors import RequestError
@@ -42,7 +43,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "body", "param", "part"),
     [
         (COMPLETION, {}, "prompt", "required"),
@@ -212,7 +213,7 @@ async def test_unknown_model_and_path_and_wrong_method() -> None:
         assert method.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "code", "part"),
     [
         (b"", "invalid_json", "empty"),
@@ -280,7 +281,7 @@ def _marks(model: type[RequestBody], name: str) -> Refused:
     return next(mark for mark in model.model_fields[name].metadata if isinstance(mark, Refused))
 
 
-@pytest.mark.parametrize(("path", "name"), _refused())
+@every(("path", "name"), _refused())
 async def test_every_refused_field_is_refused_by_name_and_its_neutral_values_pass(path: str, name: str) -> None:
     async with serving() as server:
         response = await server.post(path, **SMALLEST[path], **{name: {"ask": "something"}})
@@ -292,7 +293,7 @@ async def test_every_refused_field_is_refused_by_name_and_its_neutral_values_pas
             assert response.status_code == 200, (neutral, response.text)
 
 
-@pytest.mark.parametrize("path", REQUEST_BODIES)
+@every("path", REQUEST_BODIES)
 async def test_every_other_field_refuses_a_value_of_a_wrong_type(path: str) -> None:
     """No field is accepted and ignored: each one reads its value."""
     wrong = {"not": "this"}
@@ -306,7 +307,7 @@ async def test_every_other_field_refuses_a_value_of_a_wrong_type(path: str) -> N
             assert response.json()["error"]["param"].startswith(row.name), row.name
 
 
-@pytest.mark.parametrize(("where", "model"), NESTED.items())
+@every(("where", "model"), NESTED.items())
 def test_nested_bodies_refuse_by_name_too(where: str, model: type[RequestBody]) -> None:
     smallest = {"role": "user", "content": "x"} if model is ChatMessage else {}
     for row in field_table(model):
@@ -317,14 +318,14 @@ def test_nested_bodies_refuse_by_name_too(where: str, model: type[RequestBody]) 
             assert caught.value.code == "not_implemented"
 
 
-@pytest.mark.parametrize("model", [*REQUEST_BODIES.values(), *NESTED.values()])
+@every("model", [*REQUEST_BODIES.values(), *NESTED.values()])
 def test_every_field_has_a_status_and_says_why(model: type[RequestBody]) -> None:
     for row in field_table(model):
         assert row.status in ("implemented", "no_effect", "refused")
         assert len(row.reason) > 3, f"{model.__name__}.{row.name} has no description"
 
 
-@pytest.mark.parametrize("name", ["user", "safety_identifier", "prompt_cache_key"])
+@every("name", ["user", "safety_identifier", "prompt_cache_key"])
 async def test_fields_without_effect_are_accepted(name: str) -> None:
     async with serving() as server:
         assert (await server.post(CHAT, messages=HELLO, **{name: "u1"})).status_code == 200
@@ -339,7 +340,7 @@ def test_openai_parameters_are_all_known() -> None:
         assert set(inspect.signature(method).parameters) - own <= set(REQUEST_BODIES[path].model_fields)
 
 
-@pytest.mark.parametrize(("path", "field"), [(COMPLETION, "prompt"), ("/tokenize", "prompt"), ("/generate", "text")])
+@every(("path", "field"), [(COMPLETION, "prompt"), ("/tokenize", "prompt"), ("/generate", "text")])
 async def test_long_text_is_tokenized_beside_the_event_loop(path: str, field: str) -> None:
     """The tokenizer waits for the event loop to move on, which it never would if it ran on it."""
     async with serving(max_prompt_bytes=10_000) as server:
