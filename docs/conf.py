@@ -31,8 +31,8 @@ def _write_matrix_data(app: Sphinx) -> None:
     """The committed cells as a script, since a page opened from a disk may not fetch a file."""
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    told = (DOCS / "support" / "support.json").read_text(encoding="utf-8")
-    (folder / "matrix-data.js").write_text(data_script(told), encoding="utf-8")
+    cells = (DOCS / "support" / "support.json").read_text(encoding="utf-8")
+    (folder / "matrix-data.js").write_text(data_script(cells), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:
