@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -44,9 +45,10 @@ def every(
         @functools.wraps(test)
         def run(*own: Any, **fixtures: Any) -> None:
             faults = []
-            for case in table:
+            for index, case in enumerate(table):
                 try:
-                    test(*own, **fixtures, **dict(zip(arguments, case, strict=True)))
+                    with _own_fixtures(fixtures, index) as given:
+                        test(*own, **given, **dict(zip(arguments, case, strict=True)))
                 except FAILURES as error:
                     faults.append(labelled(error, case))
             report(faults)
@@ -54,9 +56,10 @@ def every(
         @functools.wraps(test)
         async def run_async(*own: Any, **fixtures: Any) -> None:
             faults = []
-            for case in table:
+            for index, case in enumerate(table):
                 try:
-                    await test(*own, **fixtures, **dict(zip(arguments, case, strict=True)))
+                    with _own_fixtures(fixtures, index) as given:
+                        await test(*own, **given, **dict(zip(arguments, case, strict=True)))
                 except FAILURES as error:
                     faults.append(labelled(error, case))
             report(faults)
@@ -69,3 +72,16 @@ def every(
         return chosen
 
     return decorate
+
+
+@contextmanager
+def _own_fixtures(fixtures: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    """What a case must not share with the next: files, and changes that are undone."""
+    own = dict(fixtures)
+    with ExitStack() as stack:
+        if "tmp_path" in own:
+            own["tmp_path"] = own["tmp_path"] / str(index)
+            own["tmp_path"].mkdir()
+        if "monkeypatch" in own:
+            own["monkeypatch"] = stack.enter_context(own["monkeypatch"].context())
+        yield own

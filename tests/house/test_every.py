@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,30 @@ def test_an_exception_that_was_not_raised_is_a_fault() -> None:
 
 
 @every("name", ["a", "b"])
-def test_fixtures_reach_the_test(name: str, tmp_path: Path) -> None:
+def test_each_case_has_its_own_files_and_patches(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert "EVERY_CASE" not in os.environ
+    monkeypatch.setenv("EVERY_CASE", name)
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / name).touch()
-    assert (tmp_path / "a").exists()
+    assert tmp_path_factory.getbasetemp() in tmp_path.parents
+
+
+def test_coroutines_and_methods_may_be_tables() -> None:
+    ran: list[int] = []
+
+    class Tests:
+        @every("number", [1, 2])
+        async def table(self, number: int) -> None:
+            await asyncio.sleep(0)
+            ran.append(number)
+            assert number != 1
+
+    with pytest.raises(AssertionError) as caught:
+        asyncio.run(Tests().table())
+    assert ran == [1, 2]
+    assert caught.value.__notes__ == ["in the case number=1"]
 
 
 def test_a_table_that_tests_nothing_is_refused() -> None:
@@ -50,3 +73,5 @@ def test_a_table_that_tests_nothing_is_refused() -> None:
         every("name", [])
     with pytest.raises(AssertionError, match="does not take"):
         every("name", ["a"])(lambda other: None)
+    with pytest.raises(AssertionError, match="each case must have a value"):
+        every("name, other", [("a",)])

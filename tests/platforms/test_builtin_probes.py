@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from every import every
 
 from srv.platform.host import torch_build
@@ -32,7 +31,7 @@ def machine(root: Path, flags: str | None, *, memory_kib: int = 8 << 20, label: 
     return root
 
 
-@pytest.mark.parametrize(
+@every(
     ("flags", "variant", "features"),
     [
         (AVX2, "avx2", ()),
@@ -67,7 +66,7 @@ def test_cpu_that_shows_no_flags_is_taken_for_avx2_with_a_note(tmp_path: Path) -
     assert "is assumed" in result.notes[0]
 
 
-@pytest.mark.parametrize(
+@every(
     ("groups", "files", "expected"),
     [
         ("0::/\n", {"memory.max": str(3 * GIB)}, 3),
@@ -124,7 +123,7 @@ def test_cuda_notes_an_unknown_variant_and_unequal_devices() -> None:
     assert len(result.notes) == 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("wheel", "driver", "code", "says"),
     [
         (False, False, "torch_npu_missing", "no Ascend driver is here either"),
@@ -198,7 +197,7 @@ def test_xpu_knows_its_gpus_by_their_pci_ids(tmp_path: Path) -> None:
     assert list(xpu.gpus(tmp_path)) == ["pvc", "bmg"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("node", "built_for", "code"),
     [
         (None, "20250302", "driver_missing"),

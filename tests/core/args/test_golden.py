@@ -21,6 +21,7 @@ from unittest import mock
 
 import pytest
 from args_world import CONFIG
+from every import every
 
 from srv.cli.main import main
 
@@ -89,7 +90,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("command", blocks())
+@every("command", blocks())
 def test_output_is_that_of_the_snapshot(command: str, tmp_path: Path) -> None:
     assert output_of(command, make(tmp_path / "model")) == blocks()[command]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from every import every
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -107,8 +108,8 @@ def our_logits_of(folder: Path, tokens: Tensor) -> Tensor:
     return our_logits(built(folder), tokens)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("kinds", [everything("W8A8_DYNAMIC"), everything("W8A8"), mixed])
+@every("arch", ["llama", "qwen2", "qwen3"])
+@every("kinds", [everything("W8A8_DYNAMIC"), everything("W8A8"), mixed])
 def test_logits_are_those_of_the_stored_integers(arch: str, kinds: Callable[[str], str], tmp_path: Path) -> None:
     """Qwen2 has biases: separate in dynamic layers, folded into `quant_bias` in static ones."""
     model = small_model(arch)
@@ -170,9 +171,7 @@ def test_the_configuration_of_another_method_is_not_a_description(tmp_path: Path
     assert read_facts(tmp_path).quantization == "other"
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.0.input_layernorm.bias", "model.layers.1.self_attn.k_proj.kv_cache_scale"]
-)
+@every("name", ["model.layers.0.input_layernorm.bias", "model.layers.1.self_attn.k_proj.kv_cache_scale"])
 def test_outliers_in_norms_and_quantized_caches_are_refused_by_name(name: str, tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), everything("W8A8"))
     described(tmp_path, **{name: "W8A8"})
@@ -211,7 +210,7 @@ def refused(folder: Path, **options: Any) -> ModelError:
 QKV = "model__layers__0__self_attn__"
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "changes", "code", "reason"),
     [
         ("W8A8_DYNAMIC", {QKV + "k_proj__weight_offset": torch.eye(16, 1)}, "unsupported_quantization", "is not 0"),
@@ -267,7 +266,7 @@ def test_unknown_kinds_are_refused_before_weights_are_read(tmp_path: Path) -> No
     assert caught.value.code == "unsupported_quantization"
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
+@every("text", ["{", "[]"])
 def test_a_damaged_description_is_refused(text: str, tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), everything("W8A8"))
     (tmp_path / DESCRIPTION).write_text(text)

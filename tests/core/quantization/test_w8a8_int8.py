@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from every import every
 from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -69,7 +70,7 @@ def distance(model: Any, ours: Tensor, tokens: Tensor) -> float:
     return float((ours - plain).square().mean().sqrt() / plain.std())
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@every("arch", ["llama", "qwen2", "qwen3"])
 def test_online_quantization_equals_a_checkpoint_and_is_near_the_unquantized_model(arch: str, tmp_path: Path) -> None:
     model = saved(tmp_path, arch)
     tokens = tokens_of(model, 12)
@@ -79,7 +80,7 @@ def test_online_quantization_equals_a_checkpoint_and_is_near_the_unquantized_mod
     assert torch.equal(logits(tmp_path, tokens), made)
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@every("flat", [False, True])
 def test_scales_of_either_shape_without_a_quantization_config(flat: bool, tmp_path: Path) -> None:
     model = saved(tmp_path)
     tokens = tokens_of(model, 12)
@@ -117,7 +118,7 @@ def test_embeddings_and_the_output_layer_stay_unquantized(tmp_path: Path) -> Non
             quantize(tmp_path)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@every("arch", ["llama", "qwen2", "qwen3"])
 def test_weight_only_int8_is_nearer_to_the_unquantized_model(arch: str, tmp_path: Path) -> None:
     model = saved(tmp_path, arch)
     tokens = tokens_of(model, 12)
@@ -178,7 +179,7 @@ def changed(**at: Any) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize(
+@every(
     ("at", "reason"),
     [
         ({"format": "pack-quantized"}, "its format is pack-quantized, not int-quantized"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from every import every
 from models_reference_ops import reference_impls
 from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of
 
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_native_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     kind, fields = CASES[case]
     model = small_model(kind, **fields)
@@ -70,7 +71,7 @@ def test_native_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
 
 
-@pytest.mark.parametrize("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])
+@every("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])
 def test_rope_dialect_before_transformers_5(case: str, tmp_path: Path) -> None:
     """`rope_scaling` next to `rope_theta`, with its kind under `type`, has the same meaning."""
     kind, fields = CASES[case]
@@ -150,7 +151,7 @@ def test_a_linear_layer_uses_the_kernel_it_is_given(tmp_path: Path) -> None:
     torch.testing.assert_close(our_logits(ours, tokens), 2 * before, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "named"),
     [
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),

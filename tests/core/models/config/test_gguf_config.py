@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_header import GGUFHeader, read_header
@@ -123,7 +124,7 @@ def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
 HUGE = 2**62
 
 
-@pytest.mark.parametrize(
+@every(
     ("data", "code", "reason"),
     [
         (b"GGUF", "truncated", "fewer than any GGUF header"),
@@ -167,7 +168,7 @@ def test_damaged_headers_are_refused_with_the_reason(data: bytes, code: str, rea
     assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
-@pytest.mark.parametrize(
+@every(
     ("metadata", "code", "reason"),
     [
         ({"general.architecture": "mamba"}, "unknown_architecture", "'mamba'"),
@@ -193,7 +194,7 @@ def test_a_missing_file() -> None:
     assert error.code == "not_found"
 
 
-@pytest.mark.parametrize(
+@every(
     ("tokens", "ends"),
     [
         ({}, (1, 3)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
@@ -88,7 +89,7 @@ def test_truncated_weights(tmp_path: Path) -> None:
         assert refusal(tmp_path).code == "truncated", f"{cut} bytes short"
 
 
-@pytest.mark.parametrize(
+@every(
     ("raw", "reason"),
     [
         (struct.pack("<Q", 2**40) + bytes(64), "claims"),
@@ -114,7 +115,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
     assert read_facts(tmp_path).end_tokens == (7, 2)
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "code", "reason"),
     [
         ({"architectures": ..., "model_type": "riddle"}, "unknown_architecture", "'riddle'"),
@@ -132,7 +133,7 @@ def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str,
     assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", "\x00"])
+@every("text", ["", "[1]", "{", "\x00"])
 def test_config_that_is_not_a_json_object(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     assert refusal(tmp_path).code == "damaged"
@@ -145,7 +146,7 @@ def test_pickled_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     assert "safetensors" in error.remedy
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "context"),
     [
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from every import every
 from gguf import GGMLQuantizationType as Kind
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
 from safetensors.torch import load_file, save_file
@@ -26,7 +27,7 @@ def agree(ours: Any, model: Any) -> bool:
     return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every("kind", KINDS)
 def test_gguf_type_of_the_llama_architecture(kind: str, tmp_path: Path) -> None:
     """Every GGUF type, with query and key rows stored for interleaved RoPE."""
     model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
@@ -35,7 +36,7 @@ def test_gguf_type_of_the_llama_architecture(kind: str, tmp_path: Path) -> None:
     assert agree(built(path), model)
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+@every("arch", ["qwen2", "qwen3"])
 def test_gguf_of_architectures_whose_rows_stay_in_place(arch: str, tmp_path: Path) -> None:
     model = small_model(arch, **WIDE, num_attention_heads=8, head_dim=32)
     path = tmp_path / "model.gguf"
@@ -78,7 +79,7 @@ def test_gguf_of_a_native_architecture_through_transformers(tmp_path: Path) -> N
     assert agree(built(path, impl="transformers"), model)
 
 
-@pytest.mark.parametrize("size", ["1GB", "20KB"])
+@every("size", ["1GB", "20KB"])
 def test_safetensors_in_one_file_and_in_shards(size: str, tmp_path: Path) -> None:
     model = small_model("llama")
     model.save_pretrained(tmp_path, max_shard_size=size)
@@ -113,7 +114,7 @@ def rewritten(folder: Path, **changes: torch.Tensor | None) -> None:
     save_file({name: value for name, value in weights.items() if value is not None}, path)
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "code", "named"),
     [
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from every import every
 from server_support import eventually, serving
 
 from srv.io.messages import Abort, Generate
@@ -122,7 +123,7 @@ async def test_no_stop_trim_keeps_the_end() -> None:
             assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": " two"}
 
 
-@pytest.mark.parametrize("abort", [{"rid": "x"}, {"rid": ["x"]}, {"abort_all": True}])
+@every("abort", [{"rid": "x"}, {"rid": ["x"]}, {"abort_all": True}])
 async def test_abort_by_id_tells_the_waiting_client(abort: dict[str, object]) -> None:
     async with serving(FakeEngine(hold=True)) as server:
         waiting = asyncio.create_task(server.post("/generate", text="a", rid="x"))
@@ -159,7 +160,7 @@ async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
         assert twice.json()["error"]["param"] == "rid"
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "param", "part"),
     [
         ({}, "text", "neither"),

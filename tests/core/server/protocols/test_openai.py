@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from every import every
 from server_support import MODEL, serving
 
 from srv.io.messages import Finish, Generate
@@ -113,8 +114,8 @@ async def test_incomplete_characters_are_held_back() -> None:
         assert [text for text in texts if text] == ["é", "€", "😀"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+@every("stream", [False, True])
+@every("tokens_per_step", [1, 3, 100])
 async def test_stop_string_cuts_text_usage_and_logprobs_and_finishes_the_engine_request(
     stream: bool, tokens_per_step: int
 ) -> None:
@@ -210,7 +211,7 @@ async def test_streamed_chat_with_n_carries_every_index_to_its_end() -> None:
         assert reasons == {0: "length", 1: "length", 2: "length"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("prompt", "sent"),
     [
         (["ab", "c"], [b"ab", b"c"]),
@@ -260,7 +261,7 @@ async def test_completion_logprobs_with_offsets() -> None:
         assert logprobs["top_logprobs"][2] == {"!": pytest.approx(-0.033)}
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@every("stream", [False, True])
 async def test_echo_puts_prompt_and_its_logprobs_first(stream: bool) -> None:
     async with serving(says("cd")) as server:
         body = {"prompt": "ab", "max_tokens": 2, "echo": True, "logprobs": 0}

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from every import every
 
 from srv.errors import ModelError, RequestError
 from srv.server.text.chat_template import MAX_STEPS, ChatTemplate
@@ -26,7 +27,7 @@ def refusal(source: str, **extra: Any) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "expected"),
     [
         ("{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] }}{% endfor %}",
@@ -72,7 +73,7 @@ def test_templates_own_refusal_becomes_a_request_error_with_its_message() -> Non
     assert "roles must alternate" in refusal("{{ raise_exception('roles must alternate') }}")
 
 
-@pytest.mark.parametrize(
+@every(
     "source",
     [
         "{{ messages[0].content + none }}",
@@ -87,7 +88,7 @@ def test_template_that_fails_on_the_messages_is_a_request_error(source: str) -> 
     assert "test model" in refusal(source)
 
 
-@pytest.mark.parametrize(
+@every(
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
@@ -107,12 +108,12 @@ def test_sandbox_gives_no_way_out_and_nothing_is_changed(source: str) -> None:
     assert messages == MESSAGES
 
 
-@pytest.mark.parametrize("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(1) }}"])
+@every("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(1) }}"])
 def test_hidden_attributes_print_as_nothing(source: str) -> None:
     assert render(source) == ""
 
 
-@pytest.mark.parametrize(
+@every(
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -120,7 +121,6 @@ def test_hidden_attributes_print_as_nothing(source: str) -> None:
         "{% for a in range(99999) %}{% for b in messages | map('upper') %}{% for c in range(999) %}{% endfor %}"
         "{% endfor %}{% endfor %}",
     ],
-    ids=["nested loops", "doubling recursion", "loops over generators"],
 )
 def test_runaway_template_is_stopped(source: str) -> None:
     begin = time.perf_counter()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import regex
+from every import every
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ def reference() -> ReferenceBPE:
 
 
 @needs_demo
-@pytest.mark.parametrize("kind", SAMPLES)
+@every("kind", SAMPLES)
 def test_demo_model_ids_are_those_of_the_definition(demo: ModelText, reference: ReferenceBPE, kind: str) -> None:
     ids = demo.encode(SAMPLES[kind])
     assert ids == reference.encode(SAMPLES[kind])
@@ -159,7 +160,7 @@ def test_demo_model_chat_prompt(demo: ModelText) -> None:
 
 
 @needs_demo
-@pytest.mark.parametrize("token", [-1, -49152, 49152, 10**12])
+@every("token", [-1, -49152, 49152, 10**12])
 def test_ids_outside_the_vocabulary_stand_for_nothing(demo: ModelText, token: int) -> None:
     assert demo.token_bytes(token) == b""
     assert demo.token_text(token) == ""
@@ -209,7 +210,7 @@ def pieces(text: ModelText, value: str) -> list[str]:
     return [text.token_text(token) for token in text.encode(value)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("pre", "expected"),
     [
         ("gpt-2", ["hello", " ", "123", "4"]),
@@ -228,14 +229,14 @@ def test_composed_characters_where_the_model_asks_for_them() -> None:
     assert smollm.decode(smollm.encode("e\u0301")) == "e\u0301"
 
 
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@every("name", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_loses_no_text(name: str) -> None:
     text = processor(byte_level_metadata(**{"tokenizer.ggml.pre": name}))
     sample = "Hello  World's 12345\n\n + été 中文 ABCdef 日本 한국 !?\t😀  "
     assert text.decode(text.encode(sample)) == sample
 
 
-@pytest.mark.parametrize(
+@every(
     ("add_bos", "add_eos", "expected"),
     [(True, True, ["<s>", "he", "</s>"]), (False, True, ["he", "</s>"]), (None, None, ["he"])],
 )
@@ -253,7 +254,7 @@ def test_user_defined_tokens_are_found_and_shown_and_unused_ones_are_nothing() -
     assert text.decode([tokens.index("<tool call>"), tokens.index("[PAD]"), tokens.index("</s>")]) == "<tool call>"
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "code", "says"),
     [
         ({"tokenizer.ggml.pre": "martian"}, "unknown_pretokenizer", "'martian'"),
@@ -340,7 +341,7 @@ def test_sentencepiece_without_space_prefix_keeps_a_leading_space() -> None:
     assert spm.decode(spm.encode(" hello", add_special_tokens=False)) == " hello"
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "says"),
     [
         ({"tokenizer.ggml.scores": None}, "0 scores"),
@@ -352,7 +353,7 @@ def test_unusable_sentencepiece_is_refused(changes: dict[str, Any], says: str) -
         processor(sentencepiece_metadata(**changes))
 
 
-@pytest.mark.parametrize("make", [byte_level_metadata, sentencepiece_metadata])
+@every("make", [byte_level_metadata, sentencepiece_metadata])
 def test_named_chat_templates_are_found(make: Callable[..., dict[str, Any]]) -> None:
     metadata = make(**{"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B"})
     assert source_of_metadata(metadata, "test").templates == {"default": "A", "tool_use": "B"}
