@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from bisect import insort
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -206,25 +207,38 @@ class _Reader:
 
         Vocabularies have about 10^5 entries, so this is a plain loop over the lengths.
         """
-        searched = {text.encode(): text for text in self.search.get(key, ())}
-        lengths = {len(raw) for raw in searched}
-        found: dict[str, int] = {}
-        unpack, data, end = struct.Struct("<Q").unpack_from, self.data, self.position
+        unpack, data, begin = struct.Struct("<Q").unpack_from, self.data, self.position
+        end = begin
         try:  # a length beyond the end of the file is detected when the next one is read there, or by the check below
-            if not searched:
-                for _ in range(count):
-                    end += 8 + unpack(data, end)[0]
-            for index in range(count) if searched else ():
-                (length,) = unpack(data, end)
-                end += 8 + length
-                if length in lengths and (text := searched.get(data[end - length : end])) is not None:
-                    found.setdefault(text, index)
+            for _ in range(count):
+                end += 8 + unpack(data, end)[0]
         except (struct.error, OverflowError):
             end += 8
-        self._require(end - self.position, f"array {key!r}")
+        self._require(end - begin, f"array {key!r}")
         self.position = end
-        if searched:
-            self.found[key] = found
+        if searched := self.search.get(key):
+            self.found[key] = self._find_strings(begin, end, searched)
+
+    def _find_strings(self, begin: int, end: int, searched: Collection[str]) -> dict[str, int]:
+        """The first index of each searched string in an array of strings that occupies bytes [begin, end).
+
+        The bytes of a string with its length are searched first; only up to where they occur are strings counted.
+        """
+        unpack, data = struct.Struct("<Q").unpack_from, self.data
+        encoded = {text: struct.pack("<Q", len(raw := text.encode())) + raw for text in searched}
+        pending = sorted((data.find(entry, begin, end), text) for text, entry in encoded.items())
+        found: dict[str, int] = {}
+        position, index = begin, 0
+        while pending:
+            place, text = pending.pop(0)
+            while position < place:
+                position += 8 + unpack(data, position)[0]
+                index += 1
+            if position == place:
+                found[text] = index
+            elif place >= 0 and (later := data.find(encoded[text], position, end)) >= 0:
+                insort(pending, (later, text))  # those bytes were a part of another string
+        return found
 
     def _tensor(self) -> tuple[str, tuple[int, ...], TensorType, int]:
         name = self._string(limit=MAX_KEY_BYTES)

@@ -91,6 +91,17 @@ def test_header_values_arrays_and_tensors(tmp_path: Path) -> None:
     assert read_header(path, decode_arrays=None).metadata["tokenizer.ggml.tokens"] == ("<s>", "</s>", "a", "<|im_end|>")
 
 
+def test_strings_are_searched_for_in_a_skipped_array(tmp_path: Path) -> None:
+    """The bytes of "b" with its length also occur inside a longer string, before and after the string itself."""
+    inside = "x" + struct.pack("<Q", 1).decode() + "b"
+    words = ["a", inside, "long", "b", inside, "", "b", "end"]
+    path = written(tmp_path, file_of({**LLAMA, "a.words": words}, [EMBEDDING]))
+    searched = ("b", "end", inside, "", "lon", "none")
+    header = read_header(path, search={"a.words": searched, "a.absent": ("b",)})
+    assert header.found == {"a.words": {text: words.index(text) for text in searched if text in words}}
+    assert header.skipped["a.words"] == len(words)
+
+
 def test_every_truncation_is_found(tmp_path: Path) -> None:
     """A file cut anywhere, in the header or in the last tensor's data, is quickly refused as truncated."""
     whole = file_of(LLAMA, [EMBEDDING], data=4 * 8 * 4)
