@@ -41,7 +41,7 @@ def test_it_answers_as_the_cpu_does_and_says_that_it_is_simulated(tmp_path: Path
         answer = server.generate(**QUESTION)
         info = server.get("/get_server_info").json()
         assert server.wait_pages_back()["srv_kv_pages_held"] == 0
-        assert "is played by software" in server.log_text()
+        assert "is simulated in software" in server.log_text()
     assert answer["output_ids"] == expected["output_ids"]
     assert (info["platform"], info["device"]["variant"], info["device"]["simulated"]) == ("npu", "a2", True)
     assert "simulated" in info["device"]["name"]

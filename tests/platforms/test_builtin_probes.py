@@ -134,7 +134,7 @@ def test_cuda_notes_an_unknown_variant_and_unequal_devices() -> None:
 def test_npu_tells_wheel_from_driver(tmp_path: Path, wheel: bool, driver: bool, code: str, says: str) -> None:
     if driver:
         (tmp_path / "davinci_manager").touch()
-    result = npu.obstacle(tmp_path, wheel)
+    result = npu.missing_part(tmp_path, wheel)
     assert result is not None
     assert result.code == code
     assert says in result.reason
@@ -142,7 +142,7 @@ def test_npu_tells_wheel_from_driver(tmp_path: Path, wheel: bool, driver: bool, 
 
 def test_npu_goes_on_where_wheel_and_driver_are(tmp_path: Path) -> None:
     (tmp_path / "davinci_manager").touch()
-    assert npu.obstacle(tmp_path, has_wheel=True) is None
+    assert npu.missing_part(tmp_path, has_wheel=True) is None
 
 
 def test_npu_wheel_without_its_toolkit_is_explained(tmp_path: Path) -> None:

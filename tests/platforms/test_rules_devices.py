@@ -104,28 +104,28 @@ def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> Non
         ({"heads": 256, "kv_heads": 8}, None),
         ({"heads": 257, "kv_heads": 257}, "257 query heads are more than 256"),
         ({"heads": 64, "kv_heads": 1}, None),
-        ({"heads": 65, "kv_heads": 1}, "65 query heads share one KV head, and 64 may"),
+        ({"heads": 65, "kv_heads": 1}, "65 query heads share one KV head; at most 64 can"),
         ({"head_dim": 512}, None),
         ({"head_dim": 513}, "head_dim 513 is more than 512"),
         ({"head_dim": 72}, "head_dim 72 is not a multiple of 16"),
         ({"head_dim": 192, "cache_groups": (CacheGroup("full", (0,), 8, 192, 128),)}, None),
         (
             {"cache_groups": (CacheGroup("full", (0,), 8, 128, 192),)},
-            "keys of 128 and values of 192 elements differ in length, which is taken of 192 with 128",
+            "keys of 128 and values of 192 elements differ in length; only 192 with 128 may",
         ),
         (
             {"cache_groups": (CacheGroup("full", (0,), 8, 192, 64),)},
-            "keys of 192 and values of 64 elements differ in length, which is taken of 192 with 128",
+            "keys of 192 and values of 64 elements differ in length; only 192 with 128 may",
         ),
         (
             {"architecture": "MistralForCausalLM", "config": MISTRAL},
-            "decode has no sliding window, and layers of this model see 4096 tokens",
+            "decode has no sliding window, and this model has layers with a window of 4096 tokens",
         ),
         ({"architecture": "MistralForCausalLM", "config": MISTRAL, "context_length": 4096}, None),
         ({"architecture": "OtherForCausalLM", "config": {"sliding_window": 65536}}, None),
         (
             {"architecture": "OtherForCausalLM", "config": {"sliding_window": 512}},
-            "decode has no sliding window, and layers of this model see 512 tokens",
+            "decode has no sliding window, and this model has layers with a window of 512 tokens",
         ),
         (
             {"config": {"attn_logit_softcapping": 50.0}},
@@ -143,8 +143,8 @@ def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
     assert fit(on, "npu", "attention", "ascend", model(), max_running_requests=4097) == {"page_size": (128,)}
     assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4096) == {"page_size": (128,)}
     assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4097) == (
-        "max_running_requests 4097 is more than the 4096 rows of one call, which keys of 192 with values of 128 "
-        "elements need"
+        "max_running_requests 4097 is more than the 4096 rows that one call takes for keys of 192 and values of 128 "
+        "elements"
     )
 
 
@@ -156,7 +156,7 @@ def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
         ("float32", {"kv_cache_dtype": "bfloat16"}, None),
         ("float16", {"dtype": "bfloat16", "kv_cache_dtype": "auto"}, None),
         ("bfloat16", {"dtype": "float32"}, "dtype float32 is not one of bfloat16, float16"),
-        ("float16", {"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16 is not the model's own dtype, float16"),
+        ("float16", {"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16 is not the model's dtype, float16"),
     ],
 )
 def test_the_fused_attention_of_npus_reads_one_type_of_16_bits(

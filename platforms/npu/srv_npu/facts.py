@@ -1,6 +1,6 @@
-"""What is known of Ascend NPUs without one: variants, profiles, capabilities, defaults, backends.
+"""What is known about Ascend NPUs without a device: variants, profiles, capabilities, defaults, backends.
 
-Limits are those that the fused attention operator documents (op-plugin, npu_fused_infer_attention_score).
+Limits are from the documentation of the fused attention operator (op-plugin, npu_fused_infer_attention_score).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PROFILES = {
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """No float32: attention computes in 16 bits. Graphs: ACL graphs, their host lengths updated at each replay."""
+    """No float32, since attention computes in 16 bits. Graphs are ACL graphs; each replay updates their lengths."""
     return frozenset(
         {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "w8a8", "float16", "bfloat16"}
     )
 
 
-def _chunk(context: ResolutionContext) -> int | None:
+def _chunked_prefill_size(context: ResolutionContext) -> int | None:
     memory = context.device.memory_bytes
     if memory <= 32 * _GIB:
         return 4096
@@ -40,67 +40,67 @@ def _chunk(context: ResolutionContext) -> int | None:
 
 
 def _ascend(context: ResolutionContext) -> Requires | Unfit:
-    """Pages of 128 tokens are the only size that prefill, decode and graph decode all take."""
-    reasons = _against_types(context)
+    """128 tokens is the only page size that prefill, decode and decode in graphs all support."""
+    reasons = _dtype_reasons(context)
     if context.model is not None:
         reasons += [
-            *_against_heads(context.model),
-            *_against_rows(context, context.model),
-            *_against_masks(context.model),
+            *_head_reasons(context.model),
+            *_row_reasons(context, context.model),
+            *_mask_reasons(context.model),
         ]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (limits.PAGE,)})
 
 
-def _against_types(context: ResolutionContext) -> list[str]:
-    """Queries, keys and values are of one type, which is 16 bits wide."""
+def _dtype_reasons(context: ResolutionContext) -> list[str]:
+    """Queries, keys and values share one 16-bit dtype."""
     dtype, kv_dtype = (None if context[name] == "auto" else context[name] for name in ("dtype", "kv_cache_dtype"))
     reasons = [] if dtype in (None, *limits.DTYPES) else [f"dtype {dtype} is not one of {', '.join(limits.DTYPES)}"]
     if dtype is None and context.model is not None:
         dtype = context.model.dtype if context.model.dtype in limits.DTYPES else limits.DTYPES[0]
     if None not in (dtype, kv_dtype) and kv_dtype != dtype:
-        reasons.append(f"kv_cache_dtype {kv_dtype} is not the model's own dtype, {dtype}")
+        reasons.append(f"kv_cache_dtype {kv_dtype} is not the model's dtype, {dtype}")
     return reasons
 
 
-def _against_heads(model: ModelFacts) -> list[str]:
+def _head_reasons(model: ModelFacts) -> list[str]:
     reasons: list[str] = []
     sharing = model.heads // max(1, model.kv_heads)
     if model.heads > limits.MAX_HEADS:
         reasons.append(f"{model.heads} query heads are more than {limits.MAX_HEADS}")
     if sharing > limits.MAX_SHARING:
-        reasons.append(f"{sharing} query heads share one KV head, and {limits.MAX_SHARING} may")
+        reasons.append(f"{sharing} query heads share one KV head; at most {limits.MAX_SHARING} can")
     if model.head_dim > limits.MAX_HEAD_DIM:
         reasons.append(f"head_dim {model.head_dim} is more than {limits.MAX_HEAD_DIM}")
     elif model.head_dim % limits.DIM_MULTIPLE:
         reasons.append(f"head_dim {model.head_dim} is not a multiple of {limits.DIM_MULTIPLE}")
-    taken = " or ".join(f"{key} with {value}" for key, value in limits.PACKED_DIMS if key != value)
+    supported = " or ".join(f"{key} with {value}" for key, value in limits.PACKED_DIMS if key != value)
     reasons += [
-        f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length, which is taken of {taken}"
+        f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length; only {supported} may"
         for group in model.cache_groups
         if group.key_dim != group.value_dim and (group.key_dim, group.value_dim) not in limits.PACKED_DIMS
     ]
     return reasons
 
 
-def _against_rows(context: ResolutionContext, model: ModelFacts) -> list[str]:
-    """Where keys and values differ in length, every step is one packed call, whose rows have a limit."""
+def _row_reasons(context: ResolutionContext, model: ModelFacts) -> list[str]:
+    """If key and value dims differ, every step is one packed call, which takes a limited number of rows."""
     running = context["max_running_requests"]
     if running is None or running <= limits.PACKED_ROWS:
         return []
     return [
-        f"max_running_requests {running} is more than the {limits.PACKED_ROWS} rows of one call, which keys of "
-        f"{group.key_dim} with values of {group.value_dim} elements need"
+        f"max_running_requests {running} is more than the {limits.PACKED_ROWS} rows that one call takes for keys of "
+        f"{group.key_dim} and values of {group.value_dim} elements"
         for group in model.cache_groups
         if (group.key_dim, group.value_dim) in limits.PACKED_DIMS and group.key_dim != group.value_dim
     ]
 
 
-def _against_masks(model: ModelFacts) -> list[str]:
-    """Decode masks by length alone, and scores are scaled, never capped."""
+def _mask_reasons(model: ModelFacts) -> list[str]:
+    """Decode masks by length only, and the operator has no logit soft-capping."""
     reasons: list[str] = []
     window = _window(model)
     if window is not None and window < model.context_length:
-        reasons.append(f"decode has no sliding window, and layers of this model see {window} tokens")
+        reasons.append(f"decode has no sliding window, and this model has layers with a window of {window} tokens")
     if model.config.get("attn_logit_softcapping"):
         reasons.append("attention scores cannot be capped (attn_logit_softcapping)")
     return reasons
@@ -110,7 +110,7 @@ def _window(model: ModelFacts) -> int | None:
     """The shortest window of any layer; None if every layer sees all tokens."""
     try:
         windows = decoder_config(model.architecture, model.config).windows
-    except (KeyError, TypeError, ValueError):  # a model that transformers will run
+    except (KeyError, TypeError, ValueError):  # a model that runs through transformers
         given = model.config.get("sliding_window") if model.config.get("use_sliding_window", True) else None
         windows = (given,) if isinstance(given, int) else ()
     return min((window for window in windows if window is not None), default=None)
@@ -131,7 +131,7 @@ def _graph_batch(context: ResolutionContext) -> int | None:
     return None if context["disable_graphs"] else _graph_rows(context)
 
 
-def _tier_layout(context: ResolutionContext) -> str | None:
+def _hicache_layout(context: ResolutionContext) -> str | None:
     if not context["enable_hierarchical_cache"]:
         return None
     latent = context.model is not None and "kv_lora_rank" in context.model.config
@@ -142,13 +142,17 @@ DEFAULTS = (
     Default(
         "disable_hybrid_swa_memory",
         lambda context: False,
-        "the KV pool keeps one kind of layer anyway, whatever the family of the model",
+        "the KV pool holds one kind of layer, whatever the model family",
     ),
-    Default("chunked_prefill_size", _chunk, "cards of up to 32 GiB have room for 4096 tokens, up to 64 GiB for 8192"),
+    Default(
+        "chunked_prefill_size",
+        _chunked_prefill_size,
+        "cards of up to 32 GiB have memory for chunks of 4096 tokens, cards of up to 64 GiB for 8192",
+    ),
     Default(
         "graph_max_batch_size",
         _graph_batch,
-        "graphs of that size fit into cards of up to 32 or 64 GiB, and into more of them together",
+        "larger graphs do not fit into cards of up to 32 or 64 GiB; with tp_size 4 or more they may be larger",
         reads=("disable_graphs", "tp_size"),
     ),
     Default(
@@ -159,8 +163,8 @@ DEFAULTS = (
     ),
     Default(
         "hicache_mem_layout",
-        _tier_layout,
-        "the copy kernel reads whole pages, latent ones in two parts",
+        _hicache_layout,
+        "the copy kernel reads whole pages, and those of latent attention (MLA) in two parts",
         reads=("enable_hierarchical_cache",),
     ),
     published_fraction(),

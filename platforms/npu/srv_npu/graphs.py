@@ -1,13 +1,13 @@
 """Captured steps through ACL graphs (torch.npu.graph).
 
-The fused attention takes sequence lengths as host integers, and a capture records them with the call. Captured with
-`auto_dispatch_capture`, a graph knows which of its calls took such values, and `update` gives them new ones; a
-replay without it would attend over the lengths of the capture. Which lengths those are comes with the step's
-attention metadata (`srv_npu.attention.Step`); this module knows nothing else of attention.
+The fused attention operator takes sequence lengths as host integers, and a capture records them with the call. With
+`auto_dispatch_capture`, a graph knows which of its calls took such values, and `update` changes them; a replay without
+an update would use the lengths of the capture. The new lengths are in the step's attention metadata
+(`srv_npu.attention.AttentionMetadata.kv_lens`), the only field that this module reads.
 
-    replay n      captured calls wait for their new lengths, take them, and ask for the next ones
-    update n + 1  must not arrive before that: it would change calls that still run, and a call that takes the news of
-                  two updates for one waits forever at the next replay. So the host waits for the graph's last replay.
+    replay n      the captured calls wait for their new lengths, run with them, and wait for the next update
+    update n + 1  must not come before that: it would change calls that are still running, and a call that sees two
+                  updates as one waits forever at the next replay. So the host waits for the graph's last replay.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import torch
 from srv.errors import InternalError
 from srv_npu.sdk import Sdk
 
-_WARM_UPS = 2  # the first call loads kernels, the second settles what is allocated
+_WARM_UPS = 2  # the first call loads kernels; by the second, all buffers are allocated
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph of torch_npu, and an event behind its last replay (complete while there was none)."""
+    """A torch_npu graph, and an event recorded after its last replay (complete before the first one)."""
 
     graph: Any
     replayed: Any
 
 
 class NpuGraphs:
-    """Implements `srv.platform.interface.Graphs`. All graphs of a worker share one pool of memory."""
+    """Implements `srv.platform.interface.Graphs`. All graphs of a worker share one memory pool."""
 
     def __init__(self, sdk: Callable[[], Sdk]) -> None:
         self._sdk = sdk
@@ -58,7 +58,7 @@ class NpuGraphs:
         """See `srv.platform.interface.Graphs`. InternalError if nothing was captured under this key."""
         captured = self._graphs.get(key)
         if captured is None:
-            raise InternalError(f"a step of {key} rows is to be replayed, but none was captured")
+            raise InternalError(f"cannot replay a step of {key} rows: no graph was captured for that number of rows")
         captured.replayed.synchronize()
         captured.graph.update(cpu_update_input=[{"actual_seq_lengths_kv": metadata.kv_lens}])
         captured.graph.replay()

@@ -1,6 +1,6 @@
-"""The Ascend NPU platform, described.
+"""The manifest of the Ascend NPU platform.
 
-Imports neither torch nor a vendor's package: that is for `create`, in a worker.
+It imports neither torch nor a vendor package; `create` does, in a worker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The model's ops through torch_npu's operators, with plain torch where an operator does not reach.
+"""Model ops implemented with torch_npu's operators.
 
-Owns the translation between the signatures of `srv_kernels.contracts` and those of torch_npu. The operators want
-contiguous inputs, except those that round to 8 bits, and have kernels for 16 bits; the platform computes in those
-alone, since its attention does.
+It adapts the signatures of `srv_kernels.contracts` to those of torch_npu. The operators need contiguous inputs, except
+those that quantize to int8. Only 16-bit dtypes are offered, since attention on NPUs computes in those alone.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from srv.platform.interface import OpArgs, OpImpl
 from srv_npu.sdk import Sdk
 
 _DTYPES = (torch.float16, torch.bfloat16)
-_MOST = 65535  # inputs, and outputs, that one int8 product takes
-_PIECE = _MOST // 32 * 32  # FRACTAL_NZ holds int8 outputs in blocks of 32
+_MAX_FEATURES = 65535  # input features, and output features, that one npu_quant_matmul takes
+_SHARD = _MAX_FEATURES // 32 * 32  # FRACTAL_NZ stores int8 output features in blocks of 32
 
 
 class Operators:
-    """torch_npu's operators under the signatures of the contracts; the SDK is loaded by the first call."""
+    """torch_npu's operators with the signatures of the contracts; the first call loads the SDK."""
 
     def __init__(self, sdk: Callable[[], Sdk]) -> None:
         self._sdk = sdk
@@ -41,13 +40,13 @@ class Operators:
         """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k')."""
         angles = cos_sin.index_select(0, positions).to(q.dtype)
         cos, sin = (torch.cat((half, half), -1)[None, :, None] for half in angles.chunk(2, -1))
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [T, N, D]; cos, sin [1, T, 1, R], each half twice. Entries from R on stay."""
-        turned = cos.shape[-1]
-        part: Tensor = self._sdk().npu_rotary_mul(x[None, ..., :turned].contiguous(), cos, sin)
-        return part[0] if turned == x.shape[-1] else torch.cat((part[0], x[..., turned:]), -1)
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [T, N, D]; cos, sin [1, T, 1, R], each with its half repeated. Entries from R on are not rotated."""
+        rotary_dim = cos.shape[-1]
+        part: Tensor = self._sdk().npu_rotary_mul(x[None, ..., :rotary_dim].contiguous(), cos, sin)
+        return part[0] if rotary_dim == x.shape[-1] else torch.cat((part[0], x[..., rotary_dim:]), -1)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """x [..., 2 I] -> [..., I]: silu of the first half times the second."""
@@ -56,16 +55,16 @@ class Operators:
 
     def linear_w8a8(self, x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]."""
-        return self.dynamic_product(x, in_columns(weight), weight_scale, bias)
+        return self.dynamic_product(x, column_shards(weight), weight_scale, bias)
 
-    def dynamic_product(
-        self, x: Tensor, columns: Sequence[Tensor], weight_scale: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """The same of a weight that lies as `in_columns` gives it, in whatever format."""
-        steps, row_scale = self._sdk().npu_dynamic_quant(x)
-        # The operator adds a bias of float32 or bfloat16, in float32; float16 it does not take.
-        late = None if bias is None else bias.float()
-        return self._product(steps, columns, weight_scale, late, output_dtype=x.dtype, pertoken_scale=row_scale)
+    def dynamic_product(self, x: Tensor, shards: Sequence[Tensor], weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+        """`linear_w8a8` for a weight already in the shards of `column_shards`, in ND or FRACTAL_NZ format."""
+        quantized, token_scale = self._sdk().npu_dynamic_quant(x)
+        # The operator takes a float32 or bfloat16 bias, added in float32, but no float16 one.
+        wide_bias = None if bias is None else bias.float()
+        return self._product(
+            quantized, shards, weight_scale, wide_bias, output_dtype=x.dtype, pertoken_scale=token_scale
+        )
 
     def linear_w8a8_static(
         self,
@@ -79,52 +78,53 @@ class Operators:
         """x [T, K], weight int8 [N, K], input_scale, input_offset float32 [1], quant_bias int32 [N],
         deq_scale float32 [N] -> [T, N].
         """
-        return self.static_product(x, in_columns(weight), 1 / input_scale, input_offset, quant_bias, deq_scale)
+        return self.static_product(x, column_shards(weight), 1 / input_scale, input_offset, quant_bias, deq_scale)
 
     def static_product(
         self,
         x: Tensor,
-        columns: Sequence[Tensor],
-        per_input: Tensor,
+        shards: Sequence[Tensor],
+        inverse_scale: Tensor,
         input_offset: Tensor,
         quant_bias: Tensor,
         deq_scale: Tensor,
     ) -> Tensor:
-        """The same of a weight that lies as `in_columns` gives it, in whatever format; `per_input` is 1 / input_scale.
+        """`linear_w8a8_static` for a weight already in the shards of `column_shards`, in ND or FRACTAL_NZ format.
 
-        The operator wants scale and offset in the dtype of its input. Rounding those to 16 bits would move every
-        step, so the input is widened: one more pass over x, which is written and read again in 4 bytes an entry.
+        inverse_scale: 1 / input_scale. The operator needs scale and offset in the dtype of its input. Rounding them to
+        16 bits would change every quantized value, so x is converted to float32: one more pass over x, with 4 bytes
+        per element.
         """
-        steps = self._sdk().npu_quantize(x.float(), per_input, input_offset, torch.qint8, -1, False)
-        return self._product(steps, columns, deq_scale, quant_bias, output_dtype=x.dtype)
+        quantized = self._sdk().npu_quantize(x.float(), inverse_scale, input_offset, torch.qint8, -1, False)
+        return self._product(quantized, shards, deq_scale, quant_bias, output_dtype=x.dtype)
 
     def _product(
-        self, steps: Tensor, columns: Sequence[Tensor], scale: Tensor, bias: Tensor | None, **options: Any
+        self, quantized: Tensor, shards: Sequence[Tensor], scale: Tensor, bias: Tensor | None, **options: Any
     ) -> Tensor:
-        """steps int8 [T, K] times every piece of a weight, side by side: [T, N]. scale, bias: [N]."""
-        scales = torch.split(scale, _PIECE)
-        biases = (None,) * len(columns) if bias is None else torch.split(bias, _PIECE)
+        """quantized int8 [T, K] times every shard of a weight, concatenated: [T, N]. scale, bias: [N]."""
+        scales = torch.split(scale, _SHARD)
+        biases = (None,) * len(shards) if bias is None else torch.split(bias, _SHARD)
         multiply = self._sdk().npu_quant_matmul
         parts = [
-            multiply(steps, piece, each, bias=added, **options)
-            for piece, each, added in zip(columns, scales, biases, strict=True)
+            multiply(quantized, shard, each, bias=added, **options)
+            for shard, each, added in zip(shards, scales, biases, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def in_columns(weight: Tensor) -> tuple[Tensor, ...]:
-    """A weight int8 [N, K] as the operator reads it: views [K, n] whose n add up to N.
+def column_shards(weight: Tensor) -> tuple[Tensor, ...]:
+    """An int8 weight [N, K] as the operator reads it: views [K, n] whose n add up to N.
 
-    More than one where a product does not take so many outputs, as for the head of a large vocabulary.
+    There is more than one if N exceeds what the operator takes, as in the LM head of a large vocabulary.
     """
-    return tuple(piece.t() for piece in torch.split(weight, _PIECE))
+    return tuple(shard.t() for shard in torch.split(weight, _SHARD))
 
 
 def implementations(operators: Operators) -> tuple[OpImpl, ...]:
-    """What `Platform.ops` offers."""
+    """The value of `Platform.ops`."""
 
     def offer(
-        op: str, operator: str, target: Callable[..., Any], supports: Callable[[OpArgs], str | None] = _sixteen_bits
+        op: str, operator: str, target: Callable[..., Any], supports: Callable[[OpArgs], str | None] = _check_dtype
     ) -> OpImpl:
         return OpImpl(op=op, name=f"torch_npu ({operator})", supports_args=supports, target=target)
 
@@ -133,19 +133,19 @@ def implementations(operators: Operators) -> tuple[OpImpl, ...]:
         offer("add_rms_norm", "npu_add_rms_norm", operators.add_rms_norm),
         offer("rotary", "npu_rotary_mul", operators.rotary),
         offer("silu_and_mul", "npu_swiglu", operators.silu_and_mul),
-        offer("linear_w8a8", "npu_dynamic_quant, npu_quant_matmul", operators.linear_w8a8, _narrow),
-        offer("linear_w8a8_static", "npu_quantize, npu_quant_matmul", operators.linear_w8a8_static, _narrow),
+        offer("linear_w8a8", "npu_dynamic_quant, npu_quant_matmul", operators.linear_w8a8, _check_int8),
+        offer("linear_w8a8_static", "npu_quantize, npu_quant_matmul", operators.linear_w8a8_static, _check_int8),
     )
 
 
-def _sixteen_bits(args: OpArgs) -> str | None:
+def _check_dtype(args: OpArgs) -> str | None:
     if args.dtype in _DTYPES:
         return None
     return f"{args.dtype} is not float16 or bfloat16, and attention on NPUs computes in those"
 
 
-def _narrow(args: OpArgs) -> str | None:
+def _check_int8(args: OpArgs) -> str | None:
     inputs = args.sizes.get("inputs", 0)
-    if inputs > _MOST:
-        return f"{inputs} inputs are more than the {_MOST} of npu_quant_matmul"
-    return _sixteen_bits(args)
+    if inputs > _MAX_FEATURES:
+        return f"{inputs} input features are more than the {_MAX_FEATURES} that npu_quant_matmul takes"
+    return _check_dtype(args)

@@ -1,4 +1,4 @@
-"""The NPU platform at work in one worker process, on real devices or on the simulated one."""
+"""The NPU platform in one worker process, on real devices or on the simulated one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _GIB = 1 << 30
 class NpuPlatform:
     """Implements `srv.platform.interface.Platform` for Ascend NPUs.
 
-    The SDK (torch_npu, or what stands in for it) is loaded when it is first needed, at the latest by `init_worker`:
-    which ops the package brings can be asked anywhere.
+    The SDK (torch_npu or the simulator) is loaded when it is first needed, at the latest by `init_worker`, so that
+    `ops` can be read without it.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -43,21 +43,21 @@ class NpuPlatform:
         return NAME
 
     def device(self, local_rank: int) -> torch.device:
-        """PlatformUnavailable for a rank that has no device of its own."""
+        """Raises PlatformUnavailable for a rank without a device of its own."""
         count = self._context.device.count
         if local_rank >= count:
             raise PlatformUnavailable(
                 NAME,
                 f"rank {local_rank} needs a device of its own, but this host has {count}",
-                "Use fewer ranks, or look at ASCEND_RT_VISIBLE_DEVICES",
+                "Use fewer ranks, or check ASCEND_RT_VISIBLE_DEVICES",
                 "too_few_devices",
             )
         return torch.device(NAME, local_rank)
 
     def init_worker(self, rank: int) -> None:
-        """Select the device; kernels come ready-made, and weights may be kept in the device's own formats.
+        """Select the device, use precompiled kernels, and allow weights in the device's internal formats.
 
-        PlatformUnavailable, with reason and remedy, if the SDK cannot be loaded.
+        Raises PlatformUnavailable, with reason and remedy, if the SDK cannot be loaded.
         """
         npu = self._sdk().npu
         npu.set_device(self.device(self._context.local_rank))
@@ -72,13 +72,13 @@ class NpuPlatform:
         npu = self._sdk().npu
         event = npu.Event()
         event.record(npu.current_stream(device))
-        found: Event = event
-        return found
+        recorded: Event = event
+        return recorded
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        """Zeroed, so that no page holds what would be read as NaN."""
+        """Zeroed, so that no page holds bytes that would be read as NaN."""
         if layout.order != KV_ORDER:
-            raise InternalError(f"npu lays its KV pool out as {KV_ORDER}, not as {layout.order}")
+            raise InternalError(f"the KV pool of npu has the layout {KV_ORDER}, not {layout.order}")
         group, device = layout.group, self.device(self._context.local_rank)
         dtype = torch_dtype(layout.dtype)
 
@@ -97,7 +97,7 @@ class NpuPlatform:
         return self._graphs
 
     def post_load(self, model: torch.nn.Module) -> None:
-        """Cast weights into the format that the matrix unit reads in place."""
+        """Cast weights into the format that the matrix unit reads directly."""
         logger.info("%d of %d weight matrices are in FRACTAL_NZ", *cast_weights(self._sdk(), self._operators, model))
 
     def diagnose(self) -> list[Check]:
@@ -111,21 +111,23 @@ class NpuPlatform:
                 "memory",
                 memory.free > 0,
                 f"{memory.free / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free",
-                "" if memory.free > 0 else "End what else runs on the device (npu-smi info shows it).",
+                "" if memory.free > 0 else "Stop the other processes on the device (npu-smi info lists them).",
             ),
             self._compute(device),
         ]
 
     def _compute(self, device: torch.device) -> Check:
-        """A product and a norm, both of which must be right."""
+        """Check the results of a matmul and a norm."""
         ones = torch.ones(64, 64, dtype=torch.float16, device=device)
         norm = self._sdk().npu_rms_norm(ones @ ones, ones[0], 1e-6)[0]
         right = bool(((ones @ ones) == 64).all()) and bool(((norm - 1).abs() < 1e-2).all())
         return Check(
             "compute",
             right,
-            f"a 64 x 64 product and its norm are {'right' if right else 'wrong'}",
-            "" if right else "Install the CANN release that this torch_npu names, with the kernels of this generation.",
+            f"a 64 x 64 matmul and its norm are {'right' if right else 'wrong'}",
+            ""
+            if right
+            else "Install the CANN release that this torch_npu needs, with the kernels for this generation.",
         )
 
 

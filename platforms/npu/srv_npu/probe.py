@@ -1,7 +1,7 @@
-"""Is there an Ascend NPU with its driver, CANN, and torch_npu? Or is one to be simulated?
+"""Is there an Ascend NPU with its driver, CANN, and torch_npu? Or does the environment ask for a simulated one?
 
-torch_npu without driver or CANN fails when it is imported (ImportError, OSError or RuntimeError, by what is
-missing), so it is imported last, in the probe's child process, which was started without torch's autoload.
+Without driver or CANN, importing torch_npu fails with ImportError, OSError or RuntimeError, depending on what is
+missing. So it is imported last, in the probe's child process, which was started without torch's backend autoload.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def probe(context: ProbeContext) -> ProbeResult:
     """Ascend NPUs of this machine, or the simulated one that the environment asks for."""
     simulated = simulated_device() is not None
     if not simulated:
-        before = obstacle(_DEV, is_installed("torch_npu"))
-        if before is not None:
-            return before
+        missing = missing_part(_DEV, is_installed("torch_npu"))
+        if missing is not None:
+            return missing
     try:
         return look(load_sdk(), simulated=simulated)
     except PlatformUnavailable as error:
         return ProbeResult(False, error.reason, error.remedy, error.code)
-    except (OSError, RuntimeError) as error:  # the runtime's own refusal to open a device
+    except (OSError, RuntimeError) as error:  # the runtime cannot open a device
         return _not_opened(error)
 
 
-def obstacle(dev: Path, has_wheel: bool) -> ProbeResult | None:
-    """What stands in the way before torch_npu need be imported."""
+def missing_part(dev: Path, has_wheel: bool) -> ProbeResult | None:
+    """The result if torch_npu or its driver is missing, found without importing torch_npu."""
     has_driver = (dev / _MANAGER).exists()
     if not has_wheel:
         driver = "" if has_driver else f", and no Ascend driver is here either ({dev / _MANAGER} is missing)"
@@ -51,11 +51,11 @@ def obstacle(dev: Path, has_wheel: bool) -> ProbeResult | None:
 
 
 def look(sdk: Sdk, *, simulated: bool) -> ProbeResult:
-    """What the SDK sees. The SoC's number can be asked for only once a device is open."""
+    """The devices that the SDK sees. The SoC number can be read only once a device is open."""
     npu = sdk.npu
     count = npu.device_count() if npu.is_available() else 0
     if count == 0:
-        remedy = "Look at ASCEND_RT_VISIBLE_DEVICES, and at npu-smi for what the driver sees"
+        remedy = "Check ASCEND_RT_VISIBLE_DEVICES, and whether npu-smi lists the device"
         return ProbeResult(False, "torch_npu sees no device", remedy, "no_device")
     npu.set_device(0)
     first = npu.get_device_properties(0)
@@ -63,17 +63,17 @@ def look(sdk: Sdk, *, simulated: bool) -> ProbeResult:
 
 
 def judge(soc: int, name: str, memory: int, count: int, *, simulated: bool = False) -> ProbeResult:
-    """The result for `count` devices of one SoC number, which the SDK calls `name`."""
+    """The result for `count` devices with one SoC number, which the SDK calls `name`."""
     variant = variant_of(soc)
     if variant is None:
-        remedy = "This platform knows A2 (Ascend 910B) and A3 (Ascend 910_93)"
-        reason = f"{name} is of {generation_of(soc)}, which is not supported yet"
+        remedy = "Use a device of a supported generation: A2 (Ascend 910B) or A3 (Ascend 910_93)"
+        reason = f"{name} is {generation_of(soc)}, which is not supported yet"
         return ProbeResult(False, reason, remedy, "unsupported_variant")
     if simulated and _SIMULATED not in name.lower():
         name = f"{name} ({_SIMULATED})"
     found = versions("torch", "srv-npu-simulator" if simulated else "torch-npu", "triton-ascend")
     device = DeviceFacts(variant, memory, count, name, found, simulated=simulated)
-    note = f"{name} is played by software, slowly, because {SIMULATOR_VARIABLE} is set: it is for development alone"
+    note = f"{name} is simulated in software because {SIMULATOR_VARIABLE} is set: slow, and for development only"
     return ProbeResult(True, device=device, notes=(note,) if simulated else ())
 
 

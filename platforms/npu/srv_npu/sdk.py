@@ -1,11 +1,11 @@
-"""Where the vendor's operators come from: torch_npu, or the stand-in that an operator asked for by name.
+"""Loads the vendor's operators: from torch_npu, or from the simulator that the environment names.
 
     SRV_NPU_SIMULATOR unset             the installed torch_npu
     SRV_NPU_SIMULATOR=a2|a2-32g|a3      the simulator of that device, from the distribution srv-npu-simulator
 
-The rest of the package calls operators on the object that `load_sdk` gives; nothing else here imports torch_npu.
-Loading takes seconds, and claims torch's device name "npu" for the rest of the process: it is for workers and
-for the probe's child.
+The rest of the package calls operators on the object that `load_sdk` returns; no other module imports torch_npu.
+Loading takes seconds and claims torch's device name "npu" for the rest of the process, so only workers and the probe's
+child process do it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SIMULATED = ("a2", "a2-32g", "a3")
 _SDK = "torch_npu"
 _SIMULATOR = "srv_npu_simulator"
 
-WHEEL_REMEDY = "Install the torch_npu release that carries torch's own version number, together with CANN"
-_CANN_REMEDY = "Install the CANN release that torch_npu names, source its set_env.sh, and start again"
+WHEEL_REMEDY = "Install the torch_npu release with the same version number as torch, together with CANN"
+_CANN_REMEDY = "Install the CANN release that torch_npu needs, source its set_env.sh, and start again"
 _UNSET_REMEDY = f"Unset {SIMULATOR_VARIABLE}"
 
 
 class Sdk(Protocol):
-    """The module torch_npu, or what stands in for it: its operators, and the device's functions under `npu`."""
+    """The module torch_npu or the simulator: its operators, and the device functions under `npu`."""
 
     @property
     def npu(self) -> Any: ...
@@ -39,12 +39,12 @@ class Sdk(Protocol):
 
 
 def simulated_device(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The device that the environment asks to simulate; None for real ones. An empty value counts as unset."""
+    """The device to simulate, from the environment; None for real ones. An empty value counts as unset."""
     return environ.get(SIMULATOR_VARIABLE) or None
 
 
 def load_sdk(environ: Mapping[str, str] = os.environ) -> Sdk:
-    """The SDK, imported and ready. PlatformUnavailable with reason and remedy if it cannot be."""
+    """Import the SDK. Raises PlatformUnavailable, with reason and remedy, if that fails."""
     soc = simulated_device(environ)
     return _real() if soc is None else _simulator(soc)
 
@@ -54,7 +54,7 @@ def _real() -> Sdk:
         raise PlatformUnavailable(NAME, "torch_npu is not installed", WHEEL_REMEDY, "torch_npu_missing")
     try:
         return cast(Sdk, importlib.import_module(_SDK))
-    except (ImportError, OSError, RuntimeError) as error:  # by which of its libraries is missing
+    except (ImportError, OSError, RuntimeError) as error:  # depends on which of its libraries is missing
         lines = str(error).strip().splitlines()
         reason = f"torch_npu is installed but cannot be loaded: {lines[0] if lines else type(error).__name__}"
         raise PlatformUnavailable(NAME, reason, _CANN_REMEDY, "toolkit_missing") from error
@@ -63,8 +63,8 @@ def _real() -> Sdk:
 def _simulator(soc: str) -> Sdk:
     asked = f"{SIMULATOR_VARIABLE}={soc} (set by the environment) asks for a simulated device"
     if soc not in SIMULATED:
-        reason = f"{asked}, but there is none of that name"
-        remedy = f"{_UNSET_REMEDY}, or choose of {', '.join(SIMULATED)}"
+        reason = f"{asked}, but there is no such device"
+        remedy = f"{_UNSET_REMEDY}, or set it to one of {', '.join(SIMULATED)}"
         raise PlatformUnavailable(NAME, reason, remedy, "unknown_simulated_device")
     if is_installed(_SDK):
         reason = f"{asked}, but torch_npu is installed here: both would be the device npu of torch"

@@ -1,12 +1,12 @@
-"""Which generation a device is of, by the SoC number that its runtime reports. Torch-free data.
+"""The generation of a device, by the SoC number that its runtime reports. Imports no torch.
 
-The numbers are those of torch_npu (csrc/core/npu/NpuVariables.h). A number is asked for at run time, in the probe:
-one wheel of torch_npu serves all generations, and so does this package.
+The numbers are those of torch_npu (csrc/core/npu/NpuVariables.h). The probe reads the number at run time, since one
+wheel of torch_npu serves all generations, and so does this package.
 """
 
 from __future__ import annotations
 
-# First and last number, the generation, and whether this platform serves it.
+# First and last number, the generation, and this platform's variant if it supports the generation.
 _GENERATIONS = (
     (100, 104, "Ascend 910A", None),
     (200, 205, "Ascend 310P", None),
@@ -18,11 +18,11 @@ _GENERATIONS = (
 
 
 def variant_of(soc: int) -> str | None:
-    """The platform's variant of a SoC number; None if it serves none such."""
+    """The platform's variant for a SoC number; None if the generation is not supported."""
     return next((variant for first, last, _, variant in _GENERATIONS if first <= soc <= last), None)
 
 
 def generation_of(soc: int) -> str:
-    """The generation's name, for people; a number of which nothing is known names itself."""
+    """The generation's name, for messages; an unknown generation is named by its SoC number."""
     known = (name for first, last, name, _ in _GENERATIONS if first <= soc <= last)
     return next(known, f"an unknown generation (SoC number {soc})")

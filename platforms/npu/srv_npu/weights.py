@@ -1,8 +1,9 @@
-"""Weights in FRACTAL_NZ, the blocked format that the matrix unit reads in place.
+"""Weights in FRACTAL_NZ, the blocked format that the matrix unit reads directly.
 
-A matrix in the plain format (ND) is rearranged at every product. The cast is made once, after loading, where the
-format allows it: both axes of a 16-bit matrix are multiples of 16; of 8-bit ones, which lie as [inputs, outputs], the
-outputs are multiples of 32. A weight that is also the embedding stays as it is, since rows are read from it.
+A matrix in the plain format (ND) is rearranged at every matmul. Weights are cast once, after loading, if their shape
+allows it: both axes of a 16-bit matrix must be multiples of 16; an int8 matrix, stored as [inputs, outputs], needs
+inputs that are a multiple of 16 and outputs that are a multiple of 32. A weight tied to the embedding is not cast,
+since the embedding reads rows from it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from torch import Tensor, nn
 
 from srv.models.layers.linear import Linear, Projection
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
-from srv_npu.ops import Operators, in_columns
+from srv_npu.ops import Operators, column_shards
 from srv_npu.sdk import Sdk
 
 FRACTAL_NZ = 29  # the format's number in ACL
-_MULTIPLES = {torch.float16: (16, 16), torch.bfloat16: (16, 16), torch.int8: (32, 16)}  # of outputs, of inputs
+_MULTIPLES = {torch.float16: (16, 16), torch.bfloat16: (16, 16), torch.int8: (32, 16)}  # (outputs, inputs)
 
 
 def cast_weights(sdk: Sdk, operators: Operators, model: nn.Module) -> tuple[int, int]:
-    """Cast what allows it, in place of the plain weight; how many matrices that were, and of how many.
+    """Cast every weight that allows it, in place. Returns (matrices cast, all matrices).
 
-    operators: the platform's, which multiply by 8-bit weights from then on.
+    operators: the platform's operators, which run the int8 layers from then on.
     """
     matrices = [module for module in model.modules() if isinstance(module, Projection)]
     cast = 0
@@ -35,16 +36,16 @@ def cast_weights(sdk: Sdk, operators: Operators, model: nn.Module) -> tuple[int,
             if isinstance(each, Linear) and allowed:
                 each.weight.data = sdk.npu_format_cast(each.weight.data, FRACTAL_NZ)
             elif isinstance(each, (DynamicInt8Linear, StaticInt8Linear)):
-                columns = tuple(piece.contiguous() for piece in in_columns(each.weight.data))
+                shards = tuple(shard.contiguous() for shard in column_shards(each.weight.data))
                 each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
                 if allowed:
-                    columns = tuple(sdk.npu_format_cast(piece, FRACTAL_NZ) for piece in columns)
-                _multiply_columns(operators, each, columns)
+                    shards = tuple(sdk.npu_format_cast(shard, FRACTAL_NZ) for shard in shards)
+                _use_shards(operators, each, shards)
     return cast, len(matrices)
 
 
 def may_cast(projection: Projection) -> bool:
-    """Whether FRACTAL_NZ can hold the weight, and nothing but products reads it."""
+    """Whether FRACTAL_NZ can hold the weight and only matmuls read it."""
     weight = projection.weight
     multiples = _MULTIPLES.get(weight.dtype)
     aligned = multiples is not None and all(
@@ -53,18 +54,16 @@ def may_cast(projection: Projection) -> bool:
     return aligned and not (isinstance(projection, Linear) and projection.tied)
 
 
-def _multiply_columns(
-    operators: Operators, linear: DynamicInt8Linear | StaticInt8Linear, columns: tuple[Tensor, ...]
-) -> None:
-    """Let the layer multiply by a weight that lies as int8 [inputs, outputs], in one piece or more."""
+def _use_shards(operators: Operators, linear: DynamicInt8Linear | StaticInt8Linear, shards: tuple[Tensor, ...]) -> None:
+    """Let the layer use a weight stored as int8 [inputs, outputs], in one shard or more."""
     if isinstance(linear, DynamicInt8Linear):
-        bias = None if linear.bias is None else linear.bias.float()  # as the operator takes it: widened once
-        linear.kernel = partial(operators.dynamic_product, columns=columns, weight_scale=linear.weight_scale, bias=bias)
+        bias = None if linear.bias is None else linear.bias.float()  # converted once to what the operator takes
+        linear.kernel = partial(operators.dynamic_product, shards=shards, weight_scale=linear.weight_scale, bias=bias)
         return
     linear.kernel = partial(
         operators.static_product,
-        columns=columns,
-        per_input=1 / linear.input_scale,
+        shards=shards,
+        inverse_scale=1 / linear.input_scale,
         input_offset=linear.input_offset,
         quant_bias=linear.quant_bias,
         deq_scale=linear.deq_scale,

@@ -14,7 +14,7 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv_kernels import oracles
-from srv_npu.attention import AscendAttention, Step
+from srv_npu.attention import AscendAttention, AttentionMetadata
 from srv_npu.limits import PAGE
 from srv_npu.platform import NpuPlatform
 
@@ -153,7 +153,7 @@ class CapturedStep:
             self.rows, lambda: world.backend.forward(world.layer, self.inputs[0], *self.inputs[1:], captured)
         )
 
-    def plan(self) -> Step:
+    def plan(self) -> AttentionMetadata:
         batch = self.world.batch([1] * self.rows, graph=self.rows)
         self.table.copy_(batch.page_table)
         return self.world.backend.plan(replace(batch, page_table=self.table))
@@ -247,7 +247,7 @@ def test_ends_of_single_queries_are_worked_out_once_a_step(
     assert decode.ends == ends
 
 
-@pytest.mark.parametrize(("changes", "says"), [({"soft_cap": 30.0}, "caps its scores"), ({"window": 4}, "window of 4")])
+@pytest.mark.parametrize(("changes", "says"), [({"soft_cap": 30.0}, "has logit soft-capping"), ({"window": 4}, "window of 4")])
 def test_what_it_cannot_mask_is_refused(platform: NpuPlatform, changes: dict[str, float], says: str) -> None:
     world = World(platform, 64, torch.bfloat16, rows=2)
     q, k, v = (each.to(world.device) for each in world.fresh(7))
@@ -260,7 +260,7 @@ def test_a_pool_of_another_shape_is_refused(platform: NpuPlatform) -> None:
     given = context(platform)
     assert given.kv is not None
     kv = replace(given.kv, layout=replace(given.kv.layout, page_size=64))
-    with pytest.raises(InternalError, match="pages of 128, not page_token_flat of 64"):
+    with pytest.raises(InternalError, match="pages of 128 tokens, not page_token_flat pages of 64"):
         AscendAttention(replace(given, kv=kv))
 
 

@@ -166,7 +166,7 @@ def test_a_head_of_more_outputs_than_one_product_takes(
 def test_more_inputs_than_one_product_takes_are_refused(platform: NpuPlatform, op: str) -> None:
     (offered,) = (impl for impl in platform.ops if impl.op == op)
     assert offered.supports_args(OpArgs(torch.float16, {"inputs": 65535, "outputs": 64})) is None
-    assert "65536 inputs" in str(offered.supports_args(OpArgs(torch.float16, {"inputs": 65536, "outputs": 64})))
+    assert "65536 input features" in str(offered.supports_args(OpArgs(torch.float16, {"inputs": 65536, "outputs": 64})))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_weights_are_cast_where_the_format_can_hold_them(
 @pytest.mark.parametrize(("outputs", "inputs", "cast"), [(64, 48, True), (48, 48, False), (64, 40, False)])
 @pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_of_8_bits_are_turned_round_and_cast(
+def test_int8_weights_are_transposed_and_cast(
     platform: NpuPlatform,
     kind: type[DynamicInt8Linear | StaticInt8Linear],
     outputs: int,
@@ -204,7 +204,7 @@ def test_weights_of_8_bits_are_turned_round_and_cast(
     cast: bool,
     dtype: torch.dtype,
 ) -> None:
-    """The operator reads [inputs, outputs], and what it gives is what the op gave before."""
+    """The operator reads [inputs, outputs], and its output equals that of the op before the cast."""
     place = BuildContext(platform.device(0), dtype, Ops("npu", platform.ops))
     further = {"bias": True} if kind is DynamicInt8Linear else {}
     linear = kind(place, {"first": 16, "second": outputs - 16}, inputs, **further)
@@ -214,10 +214,10 @@ def test_weights_of_8_bits_are_turned_round_and_cast(
     x = torch.randn(5, inputs).to(dtype).to(platform.device(0))
     before = linear(x).cpu()
     platform.post_load(nn.ModuleList([linear]))
-    (columns,) = linear.kernel.keywords["columns"]  # type: ignore[attr-defined]
+    (shard,) = linear.kernel.keywords["shards"]  # type: ignore[attr-defined]
     assert {linear.kernel.func.__self__} == {impl.target.__self__ for impl in platform.ops}  # type: ignore[attr-defined, union-attr]
-    assert tuple(columns.shape) == (inputs, outputs)
-    assert (platform._sdk().get_npu_format(columns) == FRACTAL_NZ) is cast
+    assert tuple(shard.shape) == (inputs, outputs)
+    assert (platform._sdk().get_npu_format(shard) == FRACTAL_NZ) is cast
     assert linear.weight.numel() == 0
     assert torch.equal(linear(x).cpu(), before)
 

@@ -1,15 +1,15 @@
 """Paged attention for the toy device, written to be read: gather the pages, then an explicit softmax.
 
 Rows of equal query length are computed together (all decoding rows are one such group), padded to the
-group's longest context. A large group is cut into pieces, so that the memory for gathered keys and for
+group's longest context. A large group is split into tiles, so that the memory for gathered keys and for
 scores has a bound, which `srv_toy_device.facts` reserves. Scores are float32, whatever the model's dtype.
 
     pool [pages + 1, page_size, kv_heads, head_dim], seen as slots [(pages + 1) * page_size, ...]
 
     slot of token t of a row = page_table[row, t // page_size] * page_size + t % page_size
 
-A step that will be replayed (`AttentionBatch.graph`) takes the device's fused operator instead: it gets the lengths as
-host numbers, which `srv_toy_device.graphs` brings up to date, and reads everything else at the same address each time.
+A captured step (`AttentionBatch.graph`) calls the device's fused operator instead. It takes the lengths as host
+integers, which `srv_toy_device.graphs` updates for each replay, and reads everything else at fixed addresses.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from srv_toy_device.limits import GATHERED_TOKENS, SCORES_PER_HEAD
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of one query length, or a stretch of one row's queries.
+class Tile:
+    """What is computed at once: a range of the query tokens of rows with one query length.
 
-    tokens: int64 [rows * queries], their places in the token axis. slots: int64 [rows, keys], where each key
-    lies in the pool. positions: int64 [rows, queries], the position of each query in its row.
+    tokens: int64 [rows * queries], indices of the query tokens in the step. slots: int64 [rows, keys], the pool
+    slot of each key. positions: int64 [rows, queries], the position of each query token in its row.
     """
 
     rows: int
@@ -40,7 +40,7 @@ class Piece:
     positions: Tensor
 
     def visible(self, window: int | None) -> Tensor:
-        """bool [rows, 1, 1, queries, keys]: which keys a query attends to."""
+        """bool [rows, 1, 1, queries, keys]: which keys each query attends to."""
         key = torch.arange(self.slots.shape[1], device=self.slots.device)
         distance = self.positions[:, :, None] - key
         visible = distance >= 0
@@ -51,15 +51,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """One step. new_slots: int64 [tokens], where the step's own keys and values go."""
+    """One step. new_slots: int64 [tokens], where the keys and values of its tokens are written."""
 
     new_slots: Tensor
-    pieces: tuple[Piece, ...]
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphMetadata:
-    """One step that is captured or replayed: one new token a row. `new_slots` and `page_table` never move."""
+    """A captured or replayed step: one new token per row. `new_slots` and `page_table` stay at their addresses."""
 
     new_slots: Tensor
     page_table: Tensor
@@ -68,7 +68,7 @@ class GraphMetadata:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row on the host: its index in the batch, the place of its first token, and its lengths."""
+    """A row on the host: its index in the batch, the index of its first query token, and its lengths."""
 
     index: int
     begin: int
@@ -86,7 +86,7 @@ class ToyPagedAttention:
         self._page_size = context.kv.layout.page_size
         self._keys = [_as_slots(buffer) for buffer in context.kv.keys]
         self._values = [_as_slots(buffer) for buffer in context.kv.values]
-        self._new_slots: dict[int, Tensor] = {}  # by the rows of the graph
+        self._new_slots: dict[int, Tensor] = {}  # by the number of rows of the graph
 
     def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
         if batch.graph is not None:
@@ -100,10 +100,10 @@ class ToyPagedAttention:
         positions = [position for row in rows for position in range(row.length - row.queries, row.length)]
         return Metadata(
             new_slots=self._slots(batch.page_table, self._on_device(owners), self._on_device(positions)),
-            pieces=tuple(
-                self._piece(batch.page_table, some, first, last)
-                for some in _together(rows)
-                for first, last in _stretches(some)
+            tiles=tuple(
+                self._tile(batch.page_table, group, first, last)
+                for group in _groups(rows)
+                for first, last in _query_ranges(group)
             ),
         )
 
@@ -115,17 +115,17 @@ class ToyPagedAttention:
         new_slots.copy_(self._slots(batch.page_table, self._on_device(list(range(count))), last))
         return GraphMetadata(new_slots, batch.page_table, tuple(batch.kv_lens))
 
-    def _piece(self, page_table: Tensor, rows: list[_Row], first: int, last: int) -> Piece:
+    def _tile(self, page_table: Tensor, rows: list[_Row], first: int, last: int) -> Tile:
         """Queries `first` to `last` (exclusive) of each of `rows`, with the keys that any of them can see."""
         ends = [row.length - row.queries + last for row in rows]
         end = self._on_device(ends)[:, None]
         key = torch.arange(max(ends), device=self._device)
-        return Piece(
+        return Tile(
             rows=len(rows),
             queries=last - first,
             tokens=self._on_device([row.begin + query for row in rows for query in range(first, last)]),
             # Past its end a row reads its own last token again, masked: another row's memory may hold NaN,
-            # and a probability of zero does not make NaN go away.
+            # and NaN times a probability of zero is still NaN.
             slots=self._slots(
                 page_table, self._on_device([row.index for row in rows])[:, None], torch.minimum(key, end - 1)
             ),
@@ -149,9 +149,9 @@ class ToyPagedAttention:
         if isinstance(metadata, GraphMetadata):
             return self._decode(layer, q, metadata)
         out = torch.empty_like(q)
-        for piece in metadata.pieces:
-            attended = _attend(layer, piece, q[piece.tokens], keys[piece.slots], values[piece.slots])
-            out.index_copy_(0, piece.tokens, attended.to(out.dtype))
+        for tile in metadata.tiles:
+            attended = _attend(layer, tile, q[tile.tokens], keys[tile.slots], values[tile.slots])
+            out.index_copy_(0, tile.tokens, attended.to(out.dtype))
         return out
 
     def _decode(self, layer: AttentionLayer, q: Tensor, metadata: GraphMetadata) -> Tensor:
@@ -169,25 +169,25 @@ class ToyPagedAttention:
         return out
 
 
-def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Rows of one query length, in parts that gather at most `GATHERED_TOKENS` keys where there are several."""
+def _groups(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Groups of rows with one query length; a group of several rows gathers at most `GATHERED_TOKENS` keys."""
     by_queries: dict[int, list[_Row]] = defaultdict(list)
     for row in rows:
         by_queries[row.queries].append(row)
-    for equal in by_queries.values():
-        part: list[_Row] = []
+    for same_length in by_queries.values():
+        group: list[_Row] = []
         longest = 0
-        for row in sorted(equal, key=lambda row: row.length):
+        for row in sorted(same_length, key=lambda row: row.length):
             longest = max(longest, row.length)
-            if part and (len(part) + 1) * longest > GATHERED_TOKENS:
-                yield part
-                part = []
-            part.append(row)
-        yield part
+            if group and (len(group) + 1) * longest > GATHERED_TOKENS:
+                yield group
+                group = []
+            group.append(row)
+        yield group
 
 
-def _stretches(rows: list[_Row]) -> Iterator[tuple[int, int]]:
-    """Ranges of queries of `rows` with at most `SCORES_PER_HEAD` scores, or of one query each."""
+def _query_ranges(rows: list[_Row]) -> Iterator[tuple[int, int]]:
+    """Ranges of query tokens with at most `SCORES_PER_HEAD` scores over all `rows`, but at least one token per row."""
     step = max(1, SCORES_PER_HEAD // (len(rows) * max(row.length for row in rows)))
     for first in range(0, rows[0].queries, step):
         yield first, min(first + step, rows[0].queries)
@@ -198,20 +198,20 @@ def _as_slots(buffer: Tensor) -> Tensor:
     return buffer.view(-1, buffer.shape[2], buffer.shape[3])
 
 
-def _attend(layer: AttentionLayer, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of one piece.
+def _attend(layer: AttentionLayer, tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention for one tile.
 
     q: [rows * queries, heads, head_dim]; k, v: [rows, keys, kv_heads, head_dim].
     Returns float32 [rows * queries, heads, head_dim]. Query heads h * n .. h * n + n - 1 share KV head h.
     """
     sharing = layer.heads // layer.kv_heads
-    shape = (piece.rows, piece.queries, layer.kv_heads, sharing, layer.head_dim)
+    shape = (tile.rows, tile.queries, layer.kv_heads, sharing, layer.head_dim)
     query = q.float().view(shape).permute(0, 2, 3, 1, 4)
     key = k.float().permute(0, 2, 3, 1)[:, :, None]
     value = v.float().permute(0, 2, 1, 3)[:, :, None]
     scores = (query @ key) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    scores = scores.masked_fill(~piece.visible(layer.window), float("-inf"))
+    scores = scores.masked_fill(~tile.visible(layer.window), float("-inf"))
     attended = scores.softmax(dim=-1) @ value
     return attended.permute(0, 3, 1, 2, 4).reshape(-1, layer.heads, layer.head_dim)

@@ -1,4 +1,4 @@
-"""What the toy platform says without its device: one variant, its capabilities, its backends. Torch-free."""
+"""What is known about the toy platform without its device: variant, capabilities, backends. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICE_NAME = "toy accelerator (simulated)"
 # The KV pool's axes that `toy_paged` reads: [pages + 1, page_size, kv_heads, head_dim].
 KV_ORDER = "page_token_head"
 
-# The words are core's; srv.platform.capabilities says what each promises.
+# The names are defined by core; srv.platform.capabilities says what each one promises.
 _CAPABILITIES = frozenset(
     {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "w8a8", "float32", "float16", "bfloat16"}
 )
@@ -32,7 +32,7 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
 
 
 def check_attention(context: ResolutionContext) -> Requires | Unfit:
-    """Any page size and head size; one pool of full attention, with keys as long as values."""
+    """Any page size and head dim, full attention only, with key and value dims that are equal."""
     reasons = []
     for group in context.model.cache_groups if context.model else ():
         if group.kind != "full":
@@ -56,13 +56,13 @@ def workspace(context: ResolutionContext) -> float:
 
 FACTS = PlatformFacts(
     capabilities=capabilities,
-    defaults=(Default("dtype", dtype, "the host's kernels do the work, and few hosts are fast in float16"),),
+    defaults=(Default("dtype", dtype, "the device runs the host's kernels, and few hosts are fast in float16"),),
     contributions=(
         Contribution(
             "reserved_memory",
             "workspace",
             workspace,
-            "attention gathers pages and holds scores, and sampling sorts in float64",
+            "attention gathers pages and computes scores, and sampling sorts in float64",
         ),
     ),
     profiles={VARIANT: DeviceFacts(variant=VARIANT, memory_bytes=DEFAULT_MEMORY, count=1, name=DEVICE_NAME)},

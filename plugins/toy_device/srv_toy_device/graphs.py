@@ -1,4 +1,4 @@
-"""Captured steps: the platform's side of `srv.platform.interface.Graphs`, over the accelerator's own graphs."""
+"""Captured steps: `srv.platform.interface.Graphs` on top of the accelerator's own graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from srv_toy_device.device import Accelerator, Graph
 
 
 class ToyGraphs:
-    """Graphs by key, all in one memory: core replays one at a time and keeps no result past the next."""
+    """Graphs by key, in one memory pool: core replays one at a time and reads each result before the next replay."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -27,7 +27,7 @@ class ToyGraphs:
         return output
 
     def replay(self, key: int, metadata: GraphMetadata) -> None:
-        """The lengths were host numbers when attention was captured; without the update they would stay those."""
+        """A capture records the lengths, which are host integers; without the update a replay would use those."""
         graph = self._graphs[key]
         graph.update(lengths=metadata.lengths)
         graph.replay()

@@ -20,17 +20,17 @@ from srv_toy_device.settings import device_memory
 if TYPE_CHECKING:
     from srv.platform.interface import Platform
 
-# The function of PyTorch that lets Python claim the PrivateUse1 backend, and the file it is written in.
+# The PyTorch function with which Python code can claim the PrivateUse1 backend, and the file that defines it.
 _SETUP = "_setup_privateuseone_for_python_backend"
 _SETUP_FILE = Path("utils", "backend_registration.py")
 
 
 def probe(context: ProbeContext) -> ProbeResult:
-    """Look for a PyTorch that can be given a device from Python: by its files, so that it is not imported."""
+    """Look for a PyTorch that supports backends written in Python, by its files, without importing it."""
     try:
         memory = device_memory(os.environ)
     except ValueError as error:
-        return ProbeResult(False, str(error), "Correct it, or unset it.", "bad_setting")
+        return ProbeResult(False, str(error), "Correct or unset it.", "bad_setting")
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return ProbeResult(False, "PyTorch is not installed", "Install torch.", "torch_missing")
@@ -39,7 +39,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     if not source.is_file() or _SETUP not in source.read_text(encoding="utf-8"):
         return ProbeResult(
             False,
-            f"torch {version} cannot be given a device from Python: {_SETUP_FILE} lacks {_SETUP}",
+            f"torch {version} does not support backends written in Python: {_SETUP_FILE} lacks {_SETUP}",
             "Install a newer torch; 2.13 is known to work.",
             "torch_too_old",
         )
@@ -48,7 +48,7 @@ def probe(context: ProbeContext) -> ProbeResult:
 
 
 def create(context: EngineContext) -> Platform:
-    """Register the device with PyTorch in this process, and return the platform. The first import of torch."""
+    """Register the device with PyTorch in this process, and return the platform. This is the first import of torch."""
     from srv_toy_device.device import install
     from srv_toy_device.platform import ToyPlatform
 
@@ -61,7 +61,7 @@ MANIFEST = Manifest(
     core=">=0.1,<0.2",
     variants=(VARIANT,),
     priority=0,
-    summary="a simulated accelerator with its own memory space: an example and a test bench, not for speed",
+    summary="a simulated accelerator with its own memory, as an example and for tests; not for speed",
     facts=FACTS,
     probe=probe,
     create=create,

@@ -1,4 +1,4 @@
-"""The toy platform at work in one worker process: the live side of the contract, member by member."""
+"""The toy platform in one worker process: the runtime part of the contract, member by member."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _supports(args: OpArgs) -> str | None:
     return None if args.dtype in _DTYPES else f"{args.dtype} is not float32, float16 or bfloat16"
 
 
-# The reference functions are made of torch operators alone, and the device has all of those.
+# The reference functions use only PyTorch operators, and the device has all of those.
 OPS = tuple(
     OpImpl(op=name, name="reference", supports_args=_supports, target=f"srv_kernels.reference:{name}")
     for name in ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
@@ -39,7 +39,7 @@ class ToyPlatform:
         return "toy"
 
     def device(self, local_rank: int) -> torch.device:
-        """PlatformUnavailable for any rank but 0: PyTorch's hooks for Python know one device."""
+        """Raises PlatformUnavailable for any rank but 0: PyTorch's Python hooks support one device."""
         if local_rank != 0:
             raise PlatformUnavailable(
                 self.name,
@@ -61,7 +61,7 @@ class ToyPlatform:
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
         if layout.order != KV_ORDER:
-            raise ValueError(f"toy lays its KV pool out as {KV_ORDER}, not as {layout.order}")
+            raise ValueError(f"the KV pool of toy has the layout {KV_ORDER}, not {layout.order}")
         group = layout.group
         dtype = getattr(torch, layout.dtype)
 
@@ -80,7 +80,7 @@ class ToyPlatform:
         return self._graphs
 
     def post_load(self, model: torch.nn.Module) -> None:
-        """Nothing to repack: the device reads weights as they come."""
+        """Nothing to repack: the device reads weights as they are loaded."""
 
     def diagnose(self) -> list[Check]:
         memory = self.memory(self.device(0))

@@ -1,6 +1,6 @@
-"""What an operator can set on the simulated accelerator. Torch-free: the manifest reads it too.
+"""The settings of the simulated accelerator. The manifest reads them too, so no torch is imported.
 
-SRV_TOY_MEMORY: memory of the device; bytes, or a number with KiB, MiB or GiB ("512MiB"). 2 GiB if unset.
+SRV_TOY_MEMORY: memory of the device, in bytes or as a number with KiB, MiB or GiB ("512MiB"). 2 GiB if unset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)?\s*")
 
 
 def device_memory(environ: Mapping[str, str]) -> int:
-    """Bytes of memory of the device. ValueError, naming the variable, if its text is no size above zero."""
+    """The device's memory in bytes. Raises ValueError, naming the variable, if its value is not a size above zero."""
     text = environ.get(MEMORY_VARIABLE)
     if text is None:
         return DEFAULT_MEMORY
@@ -24,7 +24,7 @@ def device_memory(environ: Mapping[str, str]) -> int:
     size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if size <= 0:
         raise ValueError(
-            f"{MEMORY_VARIABLE} = {text!r} (set by the environment) is no size above zero; "
-            "write bytes, or a number with KiB, MiB or GiB, such as 512MiB"
+            f"{MEMORY_VARIABLE} = {text!r} (set by the environment) is not a size above zero; "
+            "write a number of bytes, or one with KiB, MiB or GiB, such as 512MiB"
         )
     return size

@@ -122,9 +122,9 @@ def test_long_steps_are_cut_into_pieces(toy: Accelerator, monkeypatch: pytest.Mo
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-6)
     device = pool.platform.device(0)
     table = torch.zeros((3, 20), dtype=torch.int32, device=device)
-    pieces = pool.backend.plan(AttentionBatch([30, 1, 1], [36, 18, 20], table)).pieces
-    assert all(piece.rows * piece.queries * piece.slots.shape[1] <= 64 for piece in pieces)
-    assert len(pieces) > 30
+    tiles = pool.backend.plan(AttentionBatch([30, 1, 1], [36, 18, 20], table)).tiles
+    assert all(tile.rows * tile.queries * tile.slots.shape[1] <= 64 for tile in tiles)
+    assert len(tiles) > 30
 
 
 def test_memory_for_attention_stays_within_what_the_facts_reserve(toy: Accelerator) -> None:

@@ -50,10 +50,10 @@ def test_the_variant_comes_from_the_soc_number(soc: int, variant: str | None) ->
 @pytest.mark.parametrize(
     ("soc", "name", "says"),
     [
-        (202, "Ascend310P3", "Ascend310P3 is of Ascend 310P, which is not supported yet"),
-        (260, "Ascend950", "Ascend950 is of A5 (Ascend 950), which is not supported yet"),
-        (103, "Ascend910B", "Ascend910B is of Ascend 910A, which is not supported yet"),
-        (777, "Thing", "Thing is of an unknown generation (SoC number 777), which is not supported yet"),
+        (202, "Ascend310P3", "Ascend310P3 is Ascend 310P, which is not supported yet"),
+        (260, "Ascend950", "Ascend950 is A5 (Ascend 950), which is not supported yet"),
+        (103, "Ascend910B", "Ascend910B is Ascend 910A, which is not supported yet"),
+        (777, "Thing", "Thing is an unknown generation (SoC number 777), which is not supported yet"),
     ],
 )
 def test_other_generations_are_recognised_and_refused(soc: int, name: str, says: str) -> None:
@@ -78,7 +78,7 @@ def test_a_simulated_device_says_so_in_its_name_and_in_a_note(name: str) -> None
     result = npu.look(sdk(222, name), simulated=True)
     assert result.device is not None
     assert (result.device.name, result.device.simulated) == ("Ascend910B3 (simulated)", True)
-    assert "played by software" in result.notes[0]
+    assert "simulated in software" in result.notes[0]
 
 
 @pytest.mark.parametrize("seen", [sdk(220, "", count=0), sdk(220, "", available=False)])

@@ -1,10 +1,10 @@
-"""The accelerator, simulated: what a vendor has already, as a PyTorch backend, which takes the place of this folder.
+"""The simulated accelerator. A vendor already has a PyTorch backend, which replaces this folder.
 
     accelerator   `torch.toy`: its name, its memory, its graphs; and `install()`, which registers it
-    fused         its own operators, `torch.ops.toy`
+    fused         the device's own operators, `torch.ops.toy`
 
-Everything else of a simulated device is in `srv.testing.simulated_device`, which is for tests and examples, and which
-only this folder knows.
+The rest of a simulated device is in `srv.testing.simulated_device`, which is for tests and examples; only this folder
+imports it.
 """
 
 from srv.testing.simulated_device import Graph

@@ -1,4 +1,4 @@
-"""`torch.toy`: what makes the simulated device of `srv.testing` this one.
+"""`torch.toy`: the simulated device of `srv.testing` under this plugin's name, with its memory and operators.
 
 `install` is called by the platform's `create`, in a worker process.
 """
@@ -16,13 +16,13 @@ from srv_toy_device.settings import MEMORY_VARIABLE, device_memory
 
 NAME = "toy"
 EXHAUSTED = (
-    "{device} is out of memory: tried to allocate {nbytes} bytes, but {free} of {capacity} are free. Use less of it "
+    "{device} is out of memory: tried to allocate {nbytes} bytes, but {free} of {capacity} are free. Use less memory "
     f"(a smaller batch, a smaller KV pool), or set {MEMORY_VARIABLE} to a larger size."
 )
 
 
 class Accelerator(simulated_device.SimulatedAccelerator):
-    """`torch.toy`: one simulated device with `capacity` bytes of memory, and operators of its own."""
+    """`torch.toy`: one simulated device with `capacity` bytes of memory and its own operators."""
 
     def __init__(self, capacity: int) -> None:
         refusals = Refusals(f"{NAME}:0", exhausted=EXHAUSTED)
@@ -30,7 +30,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         self.Graph = Graph
 
     def graph(self, graph: Graph, memory: GraphMemory | None = None) -> AbstractContextManager[Graph]:
-        """Record what this thread does into `graph`, which may share `memory` with graphs replayed at other times."""
+        """Capture this thread's operators into `graph`; graphs that share `memory` are never replayed at once."""
         return self.recorder.recording(graph, memory if memory is not None else self.graph_memory())
 
     def graph_memory(self) -> GraphMemory:
@@ -39,8 +39,8 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 
 
 def install() -> Accelerator:
-    """Register the device in this process, once and for good, and return `torch.toy`.
+    """Register the device in this process, once and permanently, and return `torch.toy`.
 
-    Its memory is SRV_TOY_MEMORY at the first call. RuntimeError if another backend has claimed PrivateUse1.
+    The first call reads SRV_TOY_MEMORY. Raises RuntimeError if another backend has claimed PrivateUse1.
     """
     return simulated_device.install(NAME, Accelerator, lambda: Accelerator(device_memory(os.environ)))

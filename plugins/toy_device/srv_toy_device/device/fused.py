@@ -1,6 +1,6 @@
-"""The device's own operators, beside PyTorch's: `torch.ops.toy`. Host functions over the device's bytes.
+"""The device's own operators, besides PyTorch's: `torch.ops.toy`. Host functions on the device's memory.
 
-paged_decode    one query a row over a paged KV pool; the lengths are host numbers, as in Ascend's fused attention
+paged_decode    one query per row over a paged KV pool; the lengths are host integers, as in Ascend's fused attention
 """
 
 from __future__ import annotations
