@@ -156,9 +156,9 @@ def test_a_head_of_more_outputs_than_one_product_takes(
     assert tuple(before.shape) == (2, HEAD)
     assert torch.equal(before[:, -160:].cpu(), want)
     platform.post_load(nn.ModuleList([head]))
-    columns = head.kernel.keywords["columns"]  # type: ignore[attr-defined]
-    assert [tuple(piece.shape) for piece in columns] == [(32, 65504), (32, HEAD - 65504)]
-    assert all(platform._sdk().get_npu_format(piece) == FRACTAL_NZ for piece in columns)
+    shards = head.kernel.keywords["shards"]  # type: ignore[attr-defined]
+    assert [tuple(shard.shape) for shard in shards] == [(32, 65504), (32, HEAD - 65504)]
+    assert all(platform._sdk().get_npu_format(shard) == FRACTAL_NZ for shard in shards)
     assert torch.equal(head(x).cpu(), before.cpu())
 
 
