@@ -247,7 +247,9 @@ def test_ends_of_single_queries_are_worked_out_once_a_step(
     assert decode.ends == ends
 
 
-@pytest.mark.parametrize(("changes", "says"), [({"soft_cap": 30.0}, "has logit soft-capping"), ({"window": 4}, "window of 4")])
+@pytest.mark.parametrize(
+    ("changes", "says"), [({"soft_cap": 30.0}, "has logit soft-capping"), ({"window": 4}, "window of 4")]
+)
 def test_what_it_cannot_mask_is_refused(platform: NpuPlatform, changes: dict[str, float], says: str) -> None:
     world = World(platform, 64, torch.bfloat16, rows=2)
     q, k, v = (each.to(world.device) for each in world.fresh(7))
