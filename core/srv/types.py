@@ -1,4 +1,4 @@
-"""Values shared by many modules: sampling parameters, finish reasons, log-probabilities.
+"""Values shared by many modules: requests, their parameters, finish reasons, log-probabilities.
 
 Plain data without behaviour: msgspec structs, so that messages between processes can contain them. Imports no torch.
 """
@@ -19,7 +19,7 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"  # the engine failed on this request
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """How the tokens of one request are sampled. The API server validates the values; the engine relies on them.
 
     temperature: 0 means greedy sampling. top_k: -1 keeps all tokens. top_p in (0, 1]. min_p in [0, 1].
@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: end-of-sequence tokens and stop token ids are masked until the output has that many tokens.
     logprobs: number of top alternatives to report (0: only the chosen token), or None.
     prompt_logprobs: the same for the prompt, from position `prompt_logprobs_start` on.
+    hidden_states: return the hidden state of every computed position (after the last norm).
     """
 
     max_tokens: int
@@ -52,10 +53,44 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    hidden_states: bool = False
 
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+class Pooling(str, enum.Enum):
+    """Which hidden states (after the last norm) become the embedding of a prompt."""
+
+    LAST = "last"  # that of the last token
+    MEAN = "mean"  # the mean over all tokens
+
+
+class PoolingParams(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """How the embedding of one prompt is computed: pooled, cut to `dimensions`, then scaled to length 1.
+
+    dimensions: the number of leading elements to keep (None: all), as models trained with Matryoshka representation
+    learning allow (Kusupati et al. 2022, arXiv:2205.13147). normalize: whether the result is divided by its L2 norm.
+    """
+
+    pooling: Pooling
+    dimensions: int | None = None
+    normalize: bool = True
+
+
+class RequestSpec(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One request to the engine. It travels unchanged from the API server to the scheduler and the worker.
+
+    `id` is unique among live requests. `tokens` is the prompt. `params` say what is computed: generated tokens, or an
+    embedding. The API server expands `n` into as many requests. `namespace` separates entries of the prefix cache:
+    requests in different namespaces share no pages even if their tokens are equal.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    params: SamplingParams | PoolingParams
+    namespace: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srv.io.messages import Generate
 from srv.sched.plan import Result
 from srv.testing.engine import LocalEngine
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 
 
 def request_of(
     number: int, tokens: Sequence[int], output: int, temperature: float = 0.0, top_p: float = 1.0
-) -> Generate:
+) -> RequestSpec:
     """A request that ends only by its length; greedy unless it has a temperature."""
     params = SamplingParams(max_tokens=output, temperature=temperature, top_p=top_p, seed=number, ignore_eos=True)
-    return Generate(request=f"request {number}", tokens=list(tokens), params=params)
+    return RequestSpec(id=f"request {number}", tokens=tuple(tokens), params=params)
 
 
 class Stepping:

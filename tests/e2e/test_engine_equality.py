@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from srv.io.messages import FlushCache, Generate
+from srv.io.messages import FlushCache
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
 from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import GenerationResult, LocalEngine
-from srv.types import FinishReason, SamplingParams
+from srv.types import FinishReason, RequestSpec, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -188,7 +188,8 @@ def test_at_most_one_prompt_in_a_hundred_needed_the_excuse(tally: Tally) -> None
 def generate(engine: LocalEngine, wanted: Sequence[Expected], count: int = OUTPUT) -> list[GenerationResult]:
     params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     return engine.generate(
-        Generate(request=f"request {number}", tokens=one.prompt, params=params) for number, one in enumerate(wanted)
+        RequestSpec(id=f"request {number}", tokens=tuple(one.prompt), params=params)
+        for number, one in enumerate(wanted)
     )
 
 

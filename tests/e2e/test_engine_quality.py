@@ -20,14 +20,13 @@ from gguf import GGMLQuantizationType as Kind
 from models_small import write_gguf
 from safetensors.torch import load_file, save_file
 
-from srv.io.messages import Generate
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
 from srv.quantization.storage import quantize_int8
 from srv.quantization.w8a8_int8 import is_quantized_online
 from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import CheckedEngine
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -72,7 +71,7 @@ def read(windows: Sequence[list[int]], *flags: str, model: Path | None = None) -
     arguments = ["--device", "cpu", "--model-path", str(model or demo_model()), *flags]
     with CheckedEngine.launch(arguments) as engine:
         for number, window in enumerate(windows):
-            (result,) = engine.generate([Generate(request=str(number), tokens=window, params=params)])
+            (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=params)])
             found.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
             found.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
     assert len(found.logprobs) >= MIN_TOKENS

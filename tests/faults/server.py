@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         name="abandoned-request-goes-on",
         file="core/srv/server/client.py",
-        text="                self._outbox.put_nowait(Abort([message.request]))\n",
+        text="                self._outbox.put_nowait(Abort([message.id]))\n",
         planted="",
         effect="Requests of disconnected clients are generated to their end.",
         tests=(_CLIENT,),

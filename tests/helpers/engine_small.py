@@ -13,9 +13,8 @@ from models_small import SIZES, expected_logits, randomized, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from srv.io.messages import Generate
 from srv.testing.engine import CheckedEngine
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 
 # Sliding windows are shorter than the prompts, so that they have an effect; "gemma2" has no native layers.
 FIELDS: dict[str, dict[str, Any]] = {
@@ -109,11 +108,11 @@ def engine(
         torch.set_num_threads(threads)
 
 
-def message(request: str, prompt: list[int], count: int = OUTPUT, namespace: str = "", **params: Any) -> Generate:
+def message(request: str, prompt: list[int], count: int = OUTPUT, namespace: str = "", **params: Any) -> RequestSpec:
     """A greedy request that ends only by its length, unless `params` change that."""
     sampling = SamplingParams(max_tokens=count, **{"temperature": 0.0, "ignore_eos": True, **params})
-    return Generate(request=request, tokens=prompt, params=sampling, namespace=namespace)
+    return RequestSpec(id=request, tokens=tuple(prompt), params=sampling, namespace=namespace)
 
 
-def messages(prompts: Sequence[list[int]], count: int = OUTPUT, **params: Any) -> list[Generate]:
+def messages(prompts: Sequence[list[int]], count: int = OUTPUT, **params: Any) -> list[RequestSpec]:
     return [message(f"request {number}", prompt, count, **params) for number, prompt in enumerate(prompts)]

@@ -15,7 +15,7 @@ from models_reference_ops import reference_ops
 from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from srv.models.base import CausalLM
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
@@ -72,9 +72,10 @@ def our_logits(model: CausalLM, tokens: Tensor, first: int = 7) -> Tensor:
     positions = torch.arange(count)
     with torch.inference_mode():
         cache.rows = (("a", 0, first),)
-        head = model.logits(model(tokens[:first], positions[:first], cache.attend))
+        head = model.logits(model(ModelInputs(tokens[:first], positions[:first]), ForwardContext(cache.attend)))
         cache.rows = (("b", 0, count), ("a", first, count - first))
-        both = model(torch.cat((tokens, tokens[first:])), torch.cat((positions, positions[first:])), cache.attend)
+        inputs = ModelInputs(torch.cat((tokens, tokens[first:])), torch.cat((positions, positions[first:])))
+        both = model(inputs, ForwardContext(cache.attend))
         rest = model.logits(both)
     torch.testing.assert_close(torch.cat((head, rest[count:])), rest[:count], atol=2e-4, rtol=1e-4)
     return rest[:count]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 
-from srv.io.messages import Generate, Output
+from srv.io.messages import Output
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Limits, Scheduler
 from srv.testing.fake_executor import FakeExecutor
-from srv.types import SamplingParams
+from srv.types import Pooling, PoolingParams, RequestSpec, SamplingParams
 
 END = 49  # the model's end-of-sequence token in these tests; the fake executor's vocabulary is 0..49
 
@@ -26,9 +26,13 @@ def limits(**changes: object) -> Limits:
     return Limits(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def message(request: str, prompt: list[int], max_tokens: int = 8, namespace: str = "", **params: object) -> Generate:
+def message(request: str, prompt: list[int], max_tokens: int = 8, namespace: str = "", **params: object) -> RequestSpec:
     sampling = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **params})  # type: ignore[arg-type]
-    return Generate(request=request, tokens=prompt, params=sampling, namespace=namespace)
+    return RequestSpec(id=request, tokens=tuple(prompt), params=sampling, namespace=namespace)
+
+
+def embedding(request: str, prompt: list[int], pooling: Pooling, namespace: str = "") -> RequestSpec:
+    return RequestSpec(id=request, tokens=tuple(prompt), params=PoolingParams(pooling=pooling), namespace=namespace)
 
 
 class Driver:
@@ -46,7 +50,7 @@ class Driver:
         self.admitted: list[list[str]] = []
         self.in_flight: deque[tuple[Plan, Future[Result]]] = deque()
 
-    def add(self, request: Generate) -> Output | None:
+    def add(self, request: RequestSpec) -> Output | None:
         refused = self.scheduler.add(request)
         self.collect([refused] if refused else [])
         return refused
@@ -94,6 +98,9 @@ class Driver:
 
     def tokens(self, request: str) -> list[int]:
         return [token for output in self.outputs.get(request, []) for token in output.tokens]
+
+    def vectors(self, request: str) -> bytes:
+        return b"".join(output.vectors or b"" for output in self.outputs.get(request, []))
 
     def last(self, request: str) -> Output:
         finished = [output for output in self.outputs[request] if output.finish is not None]

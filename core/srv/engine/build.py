@@ -152,7 +152,7 @@ def _runner(
         max_rows=slots,
     )
     max_pages = -(-measured.max_request_tokens // measured.page_size)
-    state = SamplerState(slots, spec.model.vocab_size, device)
+    state = SamplerState(slots, spec.model.vocab_size, frozenset(spec.model.end_tokens), device)
     attention, decode = _attention(spec, context)
     captured, capture_report = capture_steps(
         config, platform, model, decode, pages=max_pages, vocab_size=spec.model.vocab_size, device=device
@@ -164,7 +164,6 @@ def _runner(
         slots=Slots(slots, [max_pages for _ in measured.pages], device),
         platform=platform,
         device=device,
-        end_tokens=frozenset(spec.model.end_tokens),
         captured=captured,
     ), capture_report
 

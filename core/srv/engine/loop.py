@@ -25,7 +25,6 @@ from srv.io.messages import (
     Finish,
     FlushCache,
     Flushed,
-    Generate,
     GetStats,
     Output,
     Outputs,
@@ -34,7 +33,7 @@ from srv.io.messages import (
 )
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Scheduler
-from srv.types import FinishReason
+from srv.types import FinishReason, RequestSpec
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         match message:
-            case Generate():
+            case RequestSpec():
                 self._add(message)
             case Abort(requests):
                 self._send(self._scheduler.abort(requests))
@@ -128,12 +127,12 @@ class EngineLoop:
             case Drain(seconds):
                 self._drain_until = time.monotonic() + seconds
 
-    def _add(self, message: Generate) -> None:
+    def _add(self, spec: RequestSpec) -> None:
         if self._drain_until is not None:
             error = ("shutting_down", "the server is shutting down; send the request to another one")
-            self._send([Output(message.request, [], finish=FinishReason.ERROR, error=error)])
+            self._send([Output(spec.id, [], finish=FinishReason.ERROR, error=error)])
             return
-        refused = self._scheduler.add(message)
+        refused = self._scheduler.add(spec)
         if refused is not None:
             self._send([refused])
 

@@ -3,7 +3,7 @@
 Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle.
 This module must not know how messages are transported (see `channel`) or what the engine does with them.
 
-    API process  -> engine   Generate, Abort, Finish, FlushCache, GetStats, Drain
+    API process  -> engine   RequestSpec, Abort, Finish, FlushCache, GetStats, Drain
     engine -> API process    Ready, LoadFailed, Outputs (one message per step), Stats, Flushed, Drained
 """
 
@@ -11,20 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from srv.types import FinishReason, SamplingParams, TokenLogprob
-
-
-class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """One sequence to generate. `request` is its identifier, unique among live requests.
-
-    The sender expands `n` into as many messages. `namespace` separates entries of the prefix cache: requests in
-    different namespaces share no pages even if their tokens are equal.
-    """
-
-    request: str
-    tokens: list[int]
-    params: SamplingParams
-    namespace: str = ""
+from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -63,6 +50,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
     `prompt_logprobs`, concatenated over all Outputs of the request, has one entry per prompt position from
     `prompt_logprobs_start` on; the first token of the prompt has no log-probability and no entry.
+    `vectors`: float32, little-endian: the embedding of a request with PoolingParams, or the hidden states of the
+    positions computed in this step, in order.
     `cached_tokens`: prompt tokens found in the prefix cache, set in every Output.
     `error` is (code, message) for the client if `finish` is FinishReason.ERROR.
     """
@@ -75,6 +64,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
     error: tuple[str, str] | None = None
+    vectors: bytes | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -135,5 +125,5 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     """Every request has ended; the engine process exits."""
 
 
-ToEngine = Generate | Abort | Finish | FlushCache | GetStats | Drain
+ToEngine = RequestSpec | Abort | Finish | FlushCache | GetStats | Drain
 FromEngine = Ready | LoadFailed | Outputs | Stats | Flushed | Drained

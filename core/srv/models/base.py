@@ -1,14 +1,14 @@
-"""The interface of a model: the class `CausalLM`, and the callable that it receives for attention.
+"""The interface of a model: the class `CausalLM`, its inputs, and what its layers receive beside them.
 
 Owns the seam between models and the rest of the engine. A model must not know pages, rows or the KV pool: it calls
-`attend` once per layer, and everything else is a function of its tokens.
+`context.attend` once per layer, and everything else is a function of its inputs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,28 @@ from srv.platform.interface import AttentionLayer
 Attend: TypeAlias = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
 
 
+class ModelInputs(NamedTuple):
+    """The inputs of one forward pass: the tokens of all rows, concatenated.
+
+    tokens: int64 [T], token ids. positions: int64 [T], the position of each token in its sequence.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+
+
+class ForwardContext(NamedTuple):
+    """What the layers of one forward pass need beside their inputs. Passed from layer to layer, never global."""
+
+    attend: Attend
+
+
 class CausalLM(nn.Module, ABC):
     """A causal language model for inference: its weights are loaded, and it computes no gradients."""
 
     @abstractmethod
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the last norm.
-
-        tokens, positions: int64 [T], the rows of a batch concatenated. Returns [T, hidden] of the model's dtype.
-        """
+    def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        """Hidden states after the last norm: [T, hidden] of the model's dtype."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

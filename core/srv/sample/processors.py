@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srv.sched.plan import Start
 from srv.types import SamplingParams
 
 
@@ -28,20 +29,13 @@ class SampleRow(NamedTuple):
     position: int
 
 
-class SlotStart(NamedTuple):
-    """The start of a request in a slot. `tokens`: the prompt, then the output generated before a retraction."""
-
-    slot: int
-    tokens: Sequence[int]
-    prompt_tokens: int
-    params: SamplingParams
-    end_tokens: frozenset[int]
-
-
 class LogitsProcessor(Protocol):
-    """One kind of change to logits. `start` and `end` mark the start and the end of a request in a slot."""
+    """One kind of change to logits. `start` and `end` mark the start and the end of a request in a slot.
 
-    def start(self, start: SlotStart) -> None: ...
+    `params` are those of `start.request`, which generates tokens.
+    """
+
+    def start(self, start: Start, params: SamplingParams) -> None: ...
     def end(self, slot: int) -> None: ...
 
     def prepare(self, rows: Sequence[SampleRow]) -> Any | None:
@@ -95,18 +89,17 @@ class Penalties:
         self._free: list[int] = []
         self._prepared, self._observed = _Latest(), _Latest()
 
-    def start(self, start: SlotStart) -> None:
-        if not start.params.has_penalties:
+    def start(self, start: Start, params: SamplingParams) -> None:
+        if not params.has_penalties:
             return
         if not self._free:
             self._grow()
         row = self._storage[start.slot] = self._free.pop()
-        tokens = np.asarray(start.tokens, dtype=np.int64)
-        prompt, output = tokens[: start.prompt_tokens], tokens[start.prompt_tokens :]
+        prompt = np.asarray(start.request.tokens, dtype=np.int64)
+        output = np.asarray(start.output, dtype=np.int64)
         counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
         self._counts[row].copy_(torch.from_numpy(counts))
         self._prompt[row].copy_(torch.from_numpy(np.bincount(prompt, minlength=self._vocab_size) > 0))
-        params = start.params
         self._factors[row] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         self._forget()
 
@@ -204,9 +197,9 @@ class LogitBias:
         self._bias: dict[int, tuple[tuple[int, float], ...]] = {}
         self._prepared = _Latest()
 
-    def start(self, start: SlotStart) -> None:
-        if start.params.logit_bias:
-            self._bias[start.slot] = start.params.logit_bias
+    def start(self, start: Start, params: SamplingParams) -> None:
+        if params.logit_bias:
+            self._bias[start.slot] = params.logit_bias
             self._prepared.forget()
 
     def end(self, slot: int) -> None:
@@ -238,16 +231,16 @@ class MinTokens:
     The number of generated tokens follows from the row's position, which the host knows, so there is no device state.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, end_tokens: frozenset[int], device: torch.device) -> None:
+        self._vocab_size, self._end_tokens, self._device = vocab_size, end_tokens, device
         self._masked: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> first free position, token ids
         self._prepared = _Latest()
 
-    def start(self, start: SlotStart) -> None:
-        if start.params.min_tokens > 0:
-            ids = start.end_tokens.union(start.params.stop_token_ids)
+    def start(self, start: Start, params: SamplingParams) -> None:
+        if params.min_tokens > 0:
+            ids = self._end_tokens.union(params.stop_token_ids)
             within = tuple(sorted(token for token in ids if 0 <= token < self._vocab_size))
-            self._masked[start.slot] = start.prompt_tokens + start.params.min_tokens, within
+            self._masked[start.slot] = len(start.request.tokens) + params.min_tokens, within
             self._prepared.forget()
 
     def end(self, slot: int) -> None:

@@ -10,20 +10,27 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties, SlotStart
+from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties
+from srv.sched.plan import Start
 from srv.types import SamplingParams
 
 
 class SamplerState:
     """Per-slot state. `extra` processors run after the built-in ones (a grammar mask, say).
 
-    `params[slot]` is None if the slot is not in use. `version` changes with every start and end, so that callers can
-    cache values that they derive from the state. The arrays have, for each slot, the fields of `SamplingBatch`:
-    temperature, top_p, min_p (float32), top_k (int32; no limit: the vocabulary size), and the seed (int64).
+    `params[slot]` is None if no request generates tokens in the slot. `version` changes with every start and end, so
+    that callers can cache values that they derive from the state. The arrays have, for each slot, the fields of
+    `SamplingBatch`: temperature, top_p, min_p (float32), top_k (int32; no limit: the vocabulary size), and the seed
+    (int64).
     """
 
     def __init__(
-        self, max_slots: int, vocab_size: int, device: torch.device, extra: Sequence[LogitsProcessor] = ()
+        self,
+        max_slots: int,
+        vocab_size: int,
+        end_tokens: frozenset[int],
+        device: torch.device,
+        extra: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.max_slots, self.vocab_size, self.device = max_slots, vocab_size, device
         self.params: list[SamplingParams | None] = [None] * max_slots
@@ -36,31 +43,23 @@ class SamplerState:
         self.processors: tuple[LogitsProcessor, ...] = (
             Penalties(vocab_size, device),
             LogitBias(device),
-            MinTokens(vocab_size, device),
+            MinTokens(vocab_size, end_tokens, device),
             *extra,
         )
 
-    def start(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        prompt_tokens: int,
-        params: SamplingParams,
-        end_tokens: frozenset[int],
-    ) -> None:
-        """Start a request in the slot. `tokens`: all known tokens, of which the first `prompt_tokens` are its prompt.
-
-        Replaces state that the slot still has after a failed step.
-        """
+    def start(self, start: Start) -> None:
+        """Start a request in a slot. Replaces state that the slot still has after a failed step."""
+        slot, params = start.slot, start.request.params
         self.end(slot)
+        if not isinstance(params, SamplingParams):
+            return
         self.params[slot] = params
         self.version += 1
         self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
         self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
         self.seed[slot] = params.seed
-        start = SlotStart(slot, tokens, prompt_tokens, params, end_tokens)
         for processor in self.processors:
-            processor.start(start)
+            processor.start(start, params)
 
     def end(self, slot: int) -> None:
         """End the request of the slot. Does nothing if the slot is not in use, because its start may have failed."""

@@ -2,8 +2,8 @@
 
 Plain values that know no torch and no device. Types that are created once per row are named tuples, which are the
 cheapest to construct.
-A plan is a delta: the runner keeps, for each slot, the tokens that its Start carried, its page tables and, on the
-device, its last sampled token.
+A plan is a delta: the runner keeps, for each slot, its Start, its page tables and, on the device, its last sampled
+token.
 
     scheduler.schedule() -> Plan -> executor.submit(plan) -> Future[Result] -> scheduler.apply(plan, result)
 
@@ -17,21 +17,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from srv.types import SamplingParams, TokenLogprob
+from srv.types import RequestSpec, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Assigns a slot to a request, either for the first time or after a retraction.
 
-    `tokens`: every token known so far: the prompt, then the output generated before a retraction.
-    `prompt_tokens`: length of the prompt within `tokens` (penalties count the rest as output).
+    `output`: the tokens generated before a retraction.
     """
 
     slot: int
-    tokens: tuple[int, ...]
-    prompt_tokens: int
-    params: SamplingParams
+    request: RequestSpec
+    output: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Every token known so far: the prompt, then the output."""
+        return self.request.tokens + self.output
 
 
 class Row(NamedTuple):
@@ -45,6 +48,7 @@ class Row(NamedTuple):
     `score`: number of the row's last prompt positions to score: for each position p in
     [computed + scheduled - score, computed + scheduled) whose successor p + 1 is within the prompt, the result
     contains the log-probability of prompt token p + 1. 0: none.
+    `vectors`: number of the row's last positions whose hidden states are pooled or returned. 0: none.
     """
 
     slot: int
@@ -54,6 +58,7 @@ class Row(NamedTuple):
     new_pages: tuple[tuple[int, ...], ...]
     score: int = 0
     lookahead: int = 0
+    vectors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,16 @@ class RowResult(NamedTuple):
     """The result of a row. `tokens`: none for a chunk in mid-prompt, one sampled token, or several with speculation.
 
     `logprobs` has one entry per token in `tokens` if the request asked for log-probabilities. `scores` are the
-    prompt log-probabilities in order of position. `error`: (code, message) if this request failed (for example,
-    because its logits are not finite); the other rows are not affected.
+    prompt log-probabilities in order of position. `vectors`: the hidden states of the row's last `Row.vectors`
+    positions, or the embedding once the whole prompt has been pooled, as little-endian float32. `error`: (code,
+    message) if this request failed (for example, because its logits are not finite); the other rows are not affected.
     """
 
     slot: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     scores: tuple[TokenLogprob, ...] | None = None
+    vectors: bytes | None = None
     error: tuple[str, str] | None = None
 
 

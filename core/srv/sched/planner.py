@@ -78,7 +78,8 @@ class Planner:
         elif (output_left := request.max_total_tokens - request.total) > 0:
             if self._limits.lookahead and request.sampling:
                 return  # the number of accepted drafts in flight decides where the next row begins
-            lookahead = min(self._limits.lookahead, output_left - 1)
+            drafts_allowed = request.next_vector_position is None  # hidden states are returned for known tokens only
+            lookahead = min(self._limits.lookahead, output_left - 1) if drafts_allowed else 0
             if self._ensure_pages(request, request.planned + 1 + lookahead, step):
                 self._add_row(request, 1, lookahead, step)
 
@@ -92,12 +93,14 @@ class Planner:
         begin, end = request.planned, request.planned + count
         new_pages = self._running.extend(request, end + lookahead)
         sample = end == request.total and end < request.max_total_tokens
+        vectors = 0 if request.next_vector_position is None else request.vector_count(end)
         if begin < len(request.start_tokens):
-            row = Row(request.slot, begin, count, sample, new_pages, request.score_count(end), lookahead)
+            row = Row(request.slot, begin, count, sample, new_pages, request.score_count(end), lookahead, vectors)
             step.extend.append((request, row))
             step.budget -= count
         else:
-            step.decode.append((request, Row(request.slot, begin, count, sample, new_pages, lookahead=lookahead)))
+            row = Row(request.slot, begin, count, sample, new_pages, 0, lookahead, vectors)
+            step.decode.append((request, row))
         request.planned = end
         request.in_flight += 1
         request.sampling += sample

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import enum
 
-from srv.io.messages import Generate
 from srv.memory.cache import Lease
 from srv.memory.radix import Match
-from srv.types import FinishReason
+from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec
 
 
 class State(enum.Enum):
@@ -47,11 +46,10 @@ class Request:
         "match",
         "match_version",
         "max_total_tokens",
-        "namespace",
         "next_scored_position",
+        "next_vector_position",
         "num_pages_sent",
         "output",
-        "params",
         "planned",
         "prefix_producer",
         "prompt",
@@ -59,28 +57,38 @@ class Request:
         "retractions",
         "sampling",
         "slot",
+        "spec",
         "start_tokens",
         "state",
         "stop_tokens",
         "times_bypassed",
     )
 
-    def __init__(self, message: Generate, arrival: int, context_length: int, end_tokens: frozenset[int]) -> None:
-        self.id = message.request
-        self.params = message.params
-        self.namespace = message.namespace
-        self.prompt = tuple(message.tokens)
+    def __init__(self, spec: RequestSpec, arrival: int, context_length: int, end_tokens: frozenset[int]) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.prompt = spec.tokens
         self.arrival = arrival
-        self.max_total_tokens = min(len(self.prompt) + self.params.max_tokens, context_length)
-        stop_tokens = frozenset() if self.params.ignore_eos else end_tokens
-        self.stop_tokens = stop_tokens.union(self.params.stop_token_ids) if self.params.stop_token_ids else stop_tokens
+        self.stop_tokens: frozenset[int] = frozenset()
+        self.next_scored_position = len(self.prompt)
+        # The first position whose hidden state is still needed, to be pooled or returned; None: none ever.
+        self.next_vector_position: int | None = None
+        params = spec.params
+        if isinstance(params, PoolingParams):
+            self.max_total_tokens = len(self.prompt)
+            self.next_vector_position = 0 if params.pooling is Pooling.MEAN else len(self.prompt) - 1
+        else:
+            self.max_total_tokens = min(len(self.prompt) + params.max_tokens, context_length)
+            stop_tokens = frozenset() if params.ignore_eos else end_tokens
+            self.stop_tokens = stop_tokens.union(params.stop_token_ids) if params.stop_token_ids else stop_tokens
+            if params.prompt_logprobs is not None:  # scoring begins one position before the first scored token
+                self.next_scored_position = max(params.prompt_logprobs_start, 1) - 1
+            if params.hidden_states:
+                self.next_vector_position = 0
 
         self.state = State.WAITING
         self.output: list[int] = []
         self.start_tokens = self.prompt  # all tokens known when it last entered the queue; `Start.tokens`
-        self.next_scored_position = (
-            self.first_scored_position if self.params.prompt_logprobs is not None else len(self.prompt)
-        )
         self.cached_tokens = 0
         self.retractions = 0
         self.times_bypassed = 0
@@ -109,20 +117,23 @@ class Request:
         return max(len(self.prompt), self.max_total_tokens - 1)
 
     @property
-    def first_scored_position(self) -> int:
-        """The first position to score: the one before the first prompt token whose logprob was requested."""
-        return max(self.params.prompt_logprobs_start, 1) - 1
-
-    @property
     def prefix_limit(self) -> int:
-        """Maximum tokens of a prefix hit: at least one token must be computed, and so must every position to score."""
+        """Maximum tokens of a prefix hit. At least one token must be computed, and so must every position to score and
+        every one whose hidden state is needed.
+        """
         limit = len(self.start_tokens) - 1
-        return min(limit, self.next_scored_position) if self.next_scored_position < len(self.prompt) - 1 else limit
+        if self.next_scored_position < len(self.prompt) - 1:
+            limit = min(limit, self.next_scored_position)
+        return limit if self.next_vector_position is None else min(limit, self.next_vector_position)
 
     def score_count(self, end: int) -> int:
         """`Row.score` of a row that computes [planned, end)."""
         begin = max(self.planned, self.next_scored_position)
         return end - begin if begin < min(end, len(self.prompt) - 1) else 0
+
+    def vector_count(self, end: int) -> int:
+        """`Row.vectors` of a row that computes [planned, end); 0 unless hidden states are still needed."""
+        return 0 if self.next_vector_position is None else max(0, end - max(self.planned, self.next_vector_position))
 
     def computed_tokens(self) -> tuple[int, ...]:
         """Tokens whose KV is computed and valid."""

@@ -43,7 +43,7 @@ class RunningBatch:
     def match(self, request: Request) -> Match:
         """The cached prefix of a waiting request, looked up again only when the tree has changed."""
         if request.match_version != self.cache.version:
-            request.match = self.cache.match(request.namespace, request.start_tokens, request.prefix_limit)
+            request.match = self.cache.match(request.spec.namespace, request.start_tokens, request.prefix_limit)
             request.match_version = self.cache.version
         return request.match
 
@@ -58,13 +58,13 @@ class RunningBatch:
 
     def admit(self, request: Request) -> Start:
         """Give a waiting request a slot and a lease on its cached prefix."""
-        lease = self.cache.open(request.namespace, request.start_tokens, request.prefix_limit)
+        lease = self.cache.open(request.spec.namespace, request.start_tokens, request.prefix_limit)
         request.state, request.lease, request.slot = State.RUNNING, lease, self._free_slots.pop()
         request.computed = request.planned = lease.pages * self.cache.page_size
         request.num_pages_sent = 0
         request.prefix_producer = None
         insort(self._requests, request, key=lambda one: one.arrival)
-        return Start(request.slot, request.start_tokens, len(request.prompt), request.params)
+        return Start(request.slot, request.spec, tuple(request.output))
 
     def extend(self, request: Request, tokens: int) -> Pages:
         """Allocate pages for the first `tokens` positions; returns the pages that the runner does not have yet.

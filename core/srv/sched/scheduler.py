@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from srv.errors import InternalError
-from srv.io.messages import Generate, Output
+from srv.io.messages import Output
 from srv.memory.cache import Cache
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
@@ -26,7 +26,7 @@ from srv.sched.planner import Planner
 from srv.sched.queue import WaitingQueue
 from srv.sched.request import Request, State
 from srv.sched.running_batch import RunningBatch
-from srv.types import FinishReason, TokenLogprob
+from srv.types import FinishReason, PoolingParams, RequestSpec, SamplingParams
 
 __all__ = ["Limits", "Scheduler", "SchedulerStats"]
 
@@ -59,12 +59,12 @@ class Scheduler:
 
     # ---- requests of the API process
 
-    def add(self, message: Generate) -> Output | None:
+    def add(self, spec: RequestSpec) -> Output | None:
         """Queue a request. Returns an Output (ERROR, with code and message) if the request is refused."""
-        request = Request(message, self._arrivals, self.limits.context_length, self._end_tokens)
+        request = Request(spec, self._arrivals, self.limits.context_length, self._end_tokens)
         error = self._admission_error(request)
         if error is not None:
-            return _output(request, finish=FinishReason.ERROR, error=error)
+            return _output(request, RowResult(-1, error=error), FinishReason.ERROR)
         self._arrivals += 1
         self._live[request.id] = request
         self._queue.push(request)
@@ -166,7 +166,7 @@ class Scheduler:
 
     def _admission_error(self, request: Request) -> tuple[str, str] | None:
         """The error code and message for the client if this request cannot be queued."""
-        prompt, limits = len(request.prompt), self.limits
+        spec, prompt, limits = request.spec, len(request.prompt), self.limits
         if request.id in self._live:
             return (
                 "duplicate_request",
@@ -174,13 +174,14 @@ class Scheduler:
             )
         if prompt == 0:
             return "empty_prompt", "the prompt has no tokens; at least one is needed"
-        if (message := self._invalid_token(request)) is not None:
+        if (message := self._invalid_token(spec)) is not None:
             return "invalid_token_id", message
-        if prompt + min(request.params.max_tokens, 1) > limits.context_length:
+        if prompt + _min_output(spec) > limits.context_length:
+            left = " and at least one token of it must be left for the output" if _min_output(spec) else ""
             return (
                 "context_length_exceeded",
-                f"the prompt has {prompt} tokens, but the context length is {limits.context_length}"
-                " and at least one token of it must be left for the output; shorten the prompt",
+                f"the prompt has {prompt} tokens, but the context length is {limits.context_length}{left};"
+                " shorten the prompt",
             )
         needed = self._cache.pages_for(request.max_kv_tokens)
         if needed > self._cache.total:
@@ -197,17 +198,16 @@ class Scheduler:
             )
         return None
 
-    def _invalid_token(self, request: Request) -> str | None:
+    def _invalid_token(self, spec: RequestSpec) -> str | None:
         """The error message for a token id outside the vocabulary, which would fail the whole step on the device."""
-        size, params = self.limits.vocab_size, request.params
+        size, params = self.limits.vocab_size, spec.params
         if size is None:
             return None
-        biased = tuple(token for token, _ in params.logit_bias)
-        for source, ids in (
-            ("prompt", request.prompt),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", biased),
-        ):
+        sources = [("prompt", spec.tokens)]
+        if isinstance(params, SamplingParams):
+            biased = tuple(token for token, _ in params.logit_bias)
+            sources += [("stop_token_ids", params.stop_token_ids), ("logit_bias", biased)]
+        for source, ids in sources:
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 bad = next(token for token in ids if not 0 <= token < size)
                 return f"{source} contains token id {bad}, but the vocabulary is 0 to {size - 1}; leave it out"
@@ -226,7 +226,7 @@ class Scheduler:
             if request.state is State.ENDING:
                 output = self._handle_late_result(request, row)
             elif result.error is not None:
-                output = self._end(request, FinishReason.ERROR, error=result.error)
+                output = self._end(request, FinishReason.ERROR, RowResult(row.slot, error=result.error))
             else:
                 output = self._process_row(request, row, result)
             if output is not None:
@@ -254,24 +254,24 @@ class Scheduler:
         self._counters.generated_tokens += appended
         if row.score:
             request.next_scored_position = min(end, len(request.prompt) - 1)
-        if request.computed >= request.max_total_tokens:  # max_tokens is 0: the prompt was only scored
-            reason = FinishReason.LENGTH
+        pooled = isinstance(request.spec.params, PoolingParams)
+        if row.vectors and not pooled:
+            request.next_vector_position = end
+        if request.computed >= request.max_total_tokens:  # nothing to sample: the prompt was scored or pooled
+            reason = FinishReason.STOP if pooled else FinishReason.LENGTH
         self._running.publish(request)
-        tokens = result.tokens[:appended]
+        result = result._replace(tokens=result.tokens[:appended])
         if reason is not None:
-            return self._end(request, reason, tokens, result.logprobs, result.scores)
-        if tokens or result.scores:
-            return _output(request, tokens, result.logprobs, result.scores)
+            return self._end(request, reason, result)
+        if result.tokens or result.scores or result.vectors:
+            return _output(request, result)
         return None
 
     def _end(
         self,
         request: Request,
         reason: FinishReason,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] | None = None,
-        scores: tuple[TokenLogprob, ...] | None = None,
-        error: tuple[str, str] | None = None,
+        result: RowResult | None = None,
     ) -> Output:
         """End a live request and return its last Output. Its pages are released now or with its last row in flight."""
         del self._live[request.id]
@@ -287,17 +287,14 @@ class Scheduler:
             request.state = State.ENDING
         else:
             self._running.release(request)
-        return _output(request, tokens, logprobs, scores, reason, error)
+        return _output(request, result, reason)
 
 
-def _output(
-    request: Request,
-    tokens: tuple[int, ...] = (),
-    logprobs: tuple[TokenLogprob, ...] | None = None,
-    scores: tuple[TokenLogprob, ...] | None = None,
-    finish: FinishReason | None = None,
-    error: tuple[str, str] | None = None,
-) -> Output:
+def _output(request: Request, result: RowResult | None = None, finish: FinishReason | None = None) -> Output:
+    """The Output of a row's result, of which `tokens` are those that belong to the request."""
+    if result is None:
+        return Output(request.id, [], finish, cached_tokens=request.cached_tokens)
+    tokens, logprobs, scores = result.tokens, result.logprobs, result.scores
     return Output(
         request=request.id,
         tokens=list(tokens),
@@ -306,12 +303,18 @@ def _output(
         logprobs=None if logprobs is None else list(logprobs[: len(tokens)]),
         prompt_logprobs=list(scores) if scores else None,
         cached_tokens=request.cached_tokens,
-        error=error,
+        error=result.error,
+        vectors=result.vectors,
     )
 
 
+def _min_output(spec: RequestSpec) -> int:
+    """1 if the request generates tokens, 0 if its prompt is only scored or pooled."""
+    return 0 if isinstance(spec.params, PoolingParams) else min(spec.params.max_tokens, 1)
+
+
 def _check_row_result(request: Request, row: Row, result: RowResult) -> None:
-    """Raises InternalError unless the row's result has as many tokens and scores as the plan asked for."""
+    """Raises InternalError unless the row's result has the tokens, scores and vectors that the plan asked for."""
     min_tokens, max_tokens = (1, 1 + row.lookahead) if row.sample else (0, 0)
     end = row.computed + row.scheduled
     scores = min(end, len(request.prompt) - 1) - (end - row.score) if row.score else 0
@@ -319,4 +322,12 @@ def _check_row_result(request: Request, row: Row, result: RowResult) -> None:
         raise InternalError(
             f"request {request.id}: the row of positions {row.computed}..{end - 1} returned {len(result.tokens)} tokens"
             f" and {len(result.scores or ())} scores; expected {min_tokens} to {max_tokens} tokens and {scores} scores"
+        )
+    pooled = isinstance(request.spec.params, PoolingParams)
+    wanted = row.vectors > 0 and (not pooled or end == len(request.prompt))
+    if (result.vectors is not None) != wanted:
+        found, expected = ("none", "some") if wanted else ("some", "none")
+        raise InternalError(
+            f"request {request.id}: the row of positions {row.computed}..{end - 1} returned {found} of the hidden"
+            f" states; expected {expected}"
         )

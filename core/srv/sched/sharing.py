@@ -37,7 +37,9 @@ def find_prefix_producer(
     needed = max(cached + 1, cached + -(-(len(request.start_tokens) - cached) // MIN_SAVED_DIVISOR))
     best: Request | None = None
     for other in running:
-        if other.arrival >= request.arrival or other.namespace != request.namespace or not is_prefix_producer(other):
+        if other.arrival >= request.arrival or not is_prefix_producer(other):
+            continue
+        if other.spec.namespace != request.spec.namespace:
             continue
         full_pages = min(limit, len(other.start_tokens) // page_size * page_size)
         common = common_prefix_length(request.start_tokens, other.start_tokens, full_pages) // page_size * page_size

@@ -3,7 +3,7 @@
 Owns which requests wait for outputs and what happens to them when the caller or the engine goes away.
 Must not know HTTP, text or protocols, nor how messages travel (`Channel`).
 
-    generate() --Generate/Abort/Finish--> outbox --run()--> Channel.send
+    generate() --RequestSpec/Abort/Finish--> outbox --run()--> Channel.send
     generate() <-------- inbox <--------------- run() <---- Channel.receive
 """
 
@@ -24,7 +24,6 @@ from srv.io.messages import (
     FlushCache,
     Flushed,
     FromEngine,
-    Generate,
     GetStats,
     LoadFailed,
     Output,
@@ -33,6 +32,7 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
+from srv.types import RequestSpec
 
 log = logging.getLogger(__name__)
 DRAIN_MARGIN_SECONDS = 5.0  # beyond the grace period: the time the engine gets to say Drained
@@ -179,16 +179,16 @@ class EngineClient:
 
     # ---- requests ---------------------------------------------------------------------------------------
 
-    async def generate(self, message: Generate) -> AsyncGenerator[Output, None]:
+    async def generate(self, message: RequestSpec) -> AsyncGenerator[Output, None]:
         """Outputs of one request, the last one with `finish` set.
 
         Closed early (or its task cancelled), the request is aborted at the engine, unless `finish` was
         called for it. Raises EngineDead, at once or in the midst; RequestError if the id is in use.
         """
         self.check_alive()
-        if message.request in self._inboxes:
-            raise RequestError(f"request id {message.request!r} is in use", code="duplicate_request", param="rid")
-        inbox = self._inboxes[message.request] = _Inbox()
+        if message.id in self._inboxes:
+            raise RequestError(f"request id {message.id!r} is in use", code="duplicate_request", param="rid")
+        inbox = self._inboxes[message.id] = _Inbox()
         self._outbox.put_nowait(message)
         try:
             while True:
@@ -197,9 +197,9 @@ class EngineClient:
                 if output.finish is not None:
                     return
         finally:
-            if self._inboxes.get(message.request) is inbox:
-                del self._inboxes[message.request]
-                self._outbox.put_nowait(Abort([message.request]))
+            if self._inboxes.get(message.id) is inbox:
+                del self._inboxes[message.id]
+                self._outbox.put_nowait(Abort([message.id]))
 
     def abort(self, requests: Sequence[str] | None) -> None:
         """Ask the engine to drop these requests (None: all). Their readers get a last output, ABORT."""

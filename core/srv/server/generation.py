@@ -20,13 +20,13 @@ from itertools import repeat
 import msgspec
 
 from srv.errors import EngineDead, RequestError
-from srv.io.messages import Generate, Output
+from srv.io.messages import Output
 from srv.server.client import EngineClient
 from srv.server.http.failures import engine_error
 from srv.server.metrics import Metrics
 from srv.server.preprocessor import TokenizedPrompt
 from srv.server.text.processor import TextProcessor
-from srv.types import FinishReason, TokenLogprob
+from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Sequence:
             yield self._delta("", [])
             return
         params = msgspec.structs.replace(self.prompt.params, seed=self.prompt.seeds[self.output_index])
-        message = Generate(request=self._name, tokens=self.prompt.tokens, params=params)
+        message = RequestSpec(id=self._name, tokens=tuple(self.prompt.tokens), params=params)
         ended = FinishReason.ABORT  # unless the engine reports another
         try:
             async with aclosing(self._engine.generate(message)) as outputs:

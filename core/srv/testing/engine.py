@@ -1,7 +1,7 @@
 """An engine without processes or HTTP: the real scheduler, runner and platform, driven from a test.
 
     with LocalEngine.launch(["--device", "NAME", "--model-path", path, "--dtype", "float32"]) as engine:
-        outputs = engine.generate([Generate(...), ...])
+        outputs = engine.generate([RequestSpec(...), ...])
 
 It is the same engine that `srv launch` would build from the same arguments; only the sockets are replaced by queues.
 """
@@ -23,9 +23,9 @@ from srv.engine.loop import EngineLoop
 from srv.errors import EngineDead, IntegrityError
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
-from srv.io.messages import FlushCache, FromEngine, Generate, GetStats, Outputs, Stats, ToEngine
+from srv.io.messages import FlushCache, FromEngine, GetStats, Outputs, Stats, ToEngine
 from srv.planning.resolution import LaunchContext, resolve_launch
-from srv.types import FinishReason, TokenLogprob
+from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 TIMEOUT_S = 300.0
 _STATS_CALL = 1  # identifies answers to GetStats; periodic reports have another number
@@ -78,8 +78,8 @@ class LocalEngine:
         self._engine.executor.close()
 
     def send(self, message: ToEngine) -> None:
-        if isinstance(message, Generate):
-            self.results[message.request] = GenerationResult()
+        if isinstance(message, RequestSpec):
+            self.results[message.id] = GenerationResult()
         self._channel.put(message)
 
     def step(self) -> None:
@@ -91,13 +91,13 @@ class LocalEngine:
             except queue.Empty:
                 return
 
-    def generate(self, messages: Iterable[Generate]) -> list[GenerationResult]:
+    def generate(self, messages: Iterable[RequestSpec]) -> list[GenerationResult]:
         """Send these requests together, step until all have ended, and return their results in the same order."""
         requests = list(messages)
         for message in requests:
             self.send(message)
-        self.run([message.request for message in requests])
-        return [self.results[message.request] for message in requests]
+        self.run([message.id for message in requests])
+        return [self.results[message.id] for message in requests]
 
     def run(self, requests: Sequence[str]) -> None:
         """Step until these requests have ended. Raises EngineDead after TIMEOUT_S seconds."""

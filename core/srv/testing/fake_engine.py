@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,6 @@ from srv.io.messages import (
     FlushCache,
     Flushed,
     FromEngine,
-    Generate,
     GetStats,
     Output,
     Outputs,
@@ -30,23 +30,25 @@ from srv.io.messages import (
     ToEngine,
 )
 from srv.server.text.processor import Piece
-from srv.types import FinishReason, TokenLogprob
+from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, TokenLogprob
 
 BOS, EOS, SPECIAL_TOKENS = 256, 257, 4
 PAGE_SIZE, PAGES = 16, 1000
+HIDDEN = 4  # elements of an embedding
 DEFAULT_OUTPUT = b"The quick brown fox jumps over the lazy dog. "
 
-Script = Callable[[Generate], Sequence[int]]
+Script = Callable[[RequestSpec], Sequence[int]]
 
 
-def echo_forever(message: Generate) -> Sequence[int]:
+def echo_forever(message: RequestSpec) -> Sequence[int]:
     """The default script: a sentence, repeated up to `max_tokens`."""
-    return (DEFAULT_OUTPUT * (message.params.max_tokens // len(DEFAULT_OUTPUT) + 1))[: message.params.max_tokens]
+    count = 0 if isinstance(message.params, PoolingParams) else message.params.max_tokens
+    return (DEFAULT_OUTPUT * (count // len(DEFAULT_OUTPUT) + 1))[:count]
 
 
 @dataclass(slots=True)
 class _Running:
-    message: Generate
+    message: RequestSpec
     script: Sequence[int]
     generated: int = 0
 
@@ -78,8 +80,8 @@ class FakeEngine:
     async def send(self, message: ToEngine) -> None:
         self.received.append(message)
         match message:
-            case Generate():
-                self.running[message.request] = _Running(message, self.script(message))
+            case RequestSpec():
+                self.running[message.id] = _Running(message, self.script(message))
                 self._counts["prompt"] += len(message.tokens)
                 if self._task is None or self._task.done():
                     self._task = asyncio.create_task(self._work())
@@ -115,10 +117,15 @@ class FakeEngine:
                 self._outbox.put_nowait(Outputs(outputs))
 
     def _step(self, running: _Running) -> Output:
-        request, params = running.message.request, running.message.params
+        request, params = running.message.id, running.message.params
         if self.request_error is not None:
             del self.running[request]
             return Output(request, [], FinishReason.ERROR, error=self.request_error)
+        if isinstance(params, PoolingParams):
+            del self.running[request]
+            self._counts["done"] += 1
+            vector = fake_vector(running.message.tokens, params)
+            return Output(request, [], FinishReason.STOP, cached_tokens=self.cached_tokens, vectors=vector)
         first = running.generated == 0
         tokens = list(running.script[running.generated : running.generated + self.tokens_per_step])
         tokens = tokens[: params.max_tokens - running.generated]
@@ -145,6 +152,7 @@ class FakeEngine:
             [fake_logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None,
             [fake_logprob(token, params.prompt_logprobs or 0) for token in scored] if send_prompt_logprobs else None,
             self.cached_tokens,
+            vectors=fake_hidden_states([*(prompt if first else ()), *tokens][:-1]) if params.hidden_states else None,
         )
 
     def _abort(self, requests: Sequence[str]) -> None:
@@ -175,6 +183,20 @@ class FakeEngine:
             finished=self._counts["done"],
             aborted=self._counts["aborted"],
         )
+
+
+def fake_vector(tokens: Sequence[int], params: PoolingParams) -> bytes:
+    """A predictable embedding of HIDDEN elements: the sum of the tokens (mean) or the last one, plus 0, 1, ..."""
+    first = sum(tokens) if params.pooling is Pooling.MEAN else tokens[-1]
+    elements = [float(first + index) for index in range(HIDDEN)][: params.dimensions]
+    length = math.hypot(*elements) if params.normalize else 1.0
+    return struct.pack(f"<{len(elements)}f", *(element / length for element in elements))
+
+
+def fake_hidden_states(tokens: Sequence[int]) -> bytes:
+    """HIDDEN elements per token: the token plus 0, 1, 2, ..."""
+    elements = [float(token + index) for token in tokens for index in range(HIDDEN)]
+    return struct.pack(f"<{len(elements)}f", *elements)
 
 
 def fake_logprob(token: int, top: int) -> TokenLogprob:

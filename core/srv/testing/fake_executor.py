@@ -7,18 +7,27 @@ tokens. A plan that violates a rule raises AssertionError immediately. Steps run
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from srv.sched.plan import Plan, Result, Row, RowResult, Start
-from srv.types import TokenLogprob
+from srv.types import Pooling, PoolingParams, SamplingParams, TokenLogprob
 
 
 def checksum(token: int, before: int) -> int:
     """The KV cell of a position: the checksum of its token and the previous cell (0 at the first position)."""
     return zlib.crc32(token.to_bytes(8, "little"), before)
+
+
+def cells_of(tokens: Sequence[int]) -> list[int]:
+    """The KV cells of a sequence."""
+    cells: list[int] = []
+    for token in tokens:
+        cells.append(checksum(token, cells[-1] if cells else 0))
+    return cells
 
 
 @dataclass(slots=True)
@@ -29,6 +38,7 @@ class _Slot:
     tables: tuple[list[int], ...]
     computed: int = 0
     damaged: bool = field(default=False)
+    pooled: list[int] = field(default_factory=list)  # the cells that were pooled so far
 
 
 class FakeExecutor:
@@ -68,16 +78,10 @@ class FakeExecutor:
             return future
         for start in plan.starts:
             tables: tuple[list[int], ...] = tuple([] for _ in self._kv)
-            self._slots[start.slot] = _Slot(start, list(start.tokens), self._cells(start.tokens), tables)
+            self._slots[start.slot] = _Slot(start, list(start.tokens), cells_of(start.tokens), tables)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
         future.set_result(Result(plan.step, tuple(self._run(plan.step, row) for row in plan.rows)))
         return future
-
-    def _cells(self, tokens: Sequence[int]) -> list[int]:
-        cells: list[int] = []
-        for token in tokens:
-            cells.append(checksum(token, cells[-1] if cells else 0))
-        return cells
 
     def _run(self, step: int, row: Row) -> RowResult:
         slot = self._slots.get(row.slot)
@@ -94,9 +98,10 @@ class FakeExecutor:
         self._write(slot, row.computed, end)
         tokens = self._sample(slot, row) if row.sample else ()
         slot.computed = end + max(0, len(tokens) - 1)
-        params = slot.start.params
-        logprobs = None if params.logprobs is None else tuple(TokenLogprob(token, -1.0, 1) for token in tokens)
-        return RowResult(row.slot, tokens, logprobs, self._scores(slot, row))
+        params = slot.start.request.params
+        wanted = isinstance(params, SamplingParams) and params.logprobs is not None
+        logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in tokens) if wanted else None
+        return RowResult(row.slot, tokens, logprobs, self._scores(slot, row), self._vectors(slot, row))
 
     def _append_pages(self, slot: _Slot, row: Row) -> None:
         for table, new, pool in zip(slot.tables, row.new_pages, self._kv, strict=True):
@@ -143,15 +148,32 @@ class FakeExecutor:
         if not row.score:
             return None
         end = row.computed + row.scheduled
-        last = min(end, slot.start.prompt_tokens - 1)
+        last = min(end, len(slot.start.request.tokens) - 1)
         return tuple(TokenLogprob(slot.tokens[p + 1], -float(p + 1), 1) for p in range(end - row.score, last))
+
+    def _vectors(self, slot: _Slot, row: Row) -> bytes | None:
+        """One element per cell, as `expected_vectors` gives them; a mean is the sum of the pooled cells."""
+        if not row.vectors:
+            return None
+        end, request = row.computed + row.scheduled, slot.start.request
+        cells = [self._read(slot, position) for position in range(end - row.vectors, end)]
+        if not isinstance(request.params, PoolingParams):
+            return expected_vectors(cells)
+        slot.pooled += cells
+        if end < len(request.tokens):
+            return None
+        assert len(slot.pooled) == (len(request.tokens) if request.params.pooling is Pooling.MEAN else 1)
+        return expected_vectors([sum(slot.pooled)])
+
+
+def expected_vectors(cells: Sequence[int]) -> bytes:
+    """The vectors that FakeExecutor returns for KV cells: one float32 per cell, the cell modulo 2**16."""
+    return struct.pack(f"<{len(cells)}f", *(cell % (1 << 16) for cell in cells))
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 50) -> list[int]:
     """The tokens that FakeExecutor generates for a prompt, independent of scheduling and of other requests."""
-    state = 0
-    for token in prompt:
-        state = checksum(token, state)
+    state = cells_of(prompt)[-1]
     tokens: list[int] = []
     for _ in range(count):
         tokens.append(state % vocab_size)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from srv.models.base import ModelInputs
+from srv.sample.pooling import VectorRow
 from srv.sched.plan import Row
 from srv.worker.slots import IntArray, Slots
 
@@ -16,27 +18,28 @@ from srv.worker.slots import IntArray, Slots
 class Inputs:
     """Inputs of one step. The tokens of all rows are concatenated along the token axis.
 
-    tokens, positions: int64 [scheduled tokens] on the device. query_lens, kv_lens: on the host, one value per row.
+    model: the model's inputs, on the device. query_lens, kv_lens: on the host, one value per row.
     outputs: int64 [n] on the device, the token-axis positions whose logits are needed: one for each row that samples,
     then those to score; None: every position, in order. sampled: indices of the plan's rows that sample.
     scores: (index, targets) for each row with positions to score; targets are int64, one token per scored position.
+    vectors: the rows whose hidden states are pooled or returned, by index.
     sources: host tensors that are being copied to the device asynchronously. They must be kept alive until the step
     has finished.
     """
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
+    model: ModelInputs
     query_lens: list[int]
     kv_lens: list[int]
     outputs: torch.Tensor | None
     sampled: list[int]
     scores: list[tuple[int, IntArray]]
+    vectors: dict[int, VectorRow]
     sources: tuple[torch.Tensor, ...] = ()
 
 
 def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     """The inputs of a step. Every tensor is built on the host as a whole and copied to the device once."""
-    if slots.all_decode(rows) and all(row.sample and not row.score for row in rows):
+    if slots.all_decode(rows) and all(row.sample and not row.score and not row.vectors for row in rows):
         return _decode(rows, slots)
     lens = np.fromiter((row.scheduled for row in rows), dtype=np.int64, count=len(rows))
     computed = np.fromiter((row.computed for row in rows), dtype=np.int64, count=len(rows))
@@ -48,13 +51,17 @@ def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     tokens, token_sources = _tokens(rows, slots, ends, device)
     host_positions = torch.from_numpy(positions)
     return Inputs(
-        tokens=tokens,
-        positions=host_positions.to(device, non_blocking=True),
+        model=ModelInputs(tokens, host_positions.to(device, non_blocking=True)),
         query_lens=lens.tolist(),
         kv_lens=(computed + lens).tolist(),
         outputs=_outputs(rows, sampled, ends, scores, device),
         sampled=sampled,
         scores=scores,
+        vectors={
+            index: VectorRow(row.slot, int(ends[index]) - row.vectors, int(ends[index]), row.computed + row.scheduled)
+            for index, row in enumerate(rows)
+            if row.vectors
+        },
         sources=(host_positions, *token_sources),
     )
 
@@ -64,13 +71,13 @@ def _decode(rows: Sequence[Row], slots: Slots) -> Inputs:
     computed = [row.computed for row in rows]
     positions, sources = slots.positions(computed)
     return Inputs(
-        tokens=slots.last_tokens(tuple([row.slot for row in rows])),
-        positions=positions,
+        model=ModelInputs(slots.last_tokens(tuple([row.slot for row in rows])), positions),
         query_lens=[1] * len(rows),
         kv_lens=[position + 1 for position in computed],
         outputs=None,
         sampled=list(range(len(rows))),
         scores=[],
+        vectors={},
         sources=sources,
     )
 

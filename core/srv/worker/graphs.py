@@ -1,6 +1,7 @@
 """Captured steps: which steps replay a captured graph, and the static buffers that the graphs read.
 
-A step whose rows all compute one token and score nothing is padded to the next captured row count and replayed:
+A step whose rows all compute one token, and score and return nothing else, is padded to the next captured row count
+and replayed:
 
     tokens, positions, page table ──copied──► static buffers ──► attention.plan(graph=count) ──► replay ──► logits
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from srv.models.base import CausalLM
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
 from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
@@ -54,8 +55,8 @@ class StaticBuffers:
         if self._table is not table:
             self._fill_pages(count, table)
         tokens, positions = self._row_views
-        tokens.copy_(inputs.tokens)
-        positions.copy_(inputs.positions)
+        tokens.copy_(inputs.model.tokens)
+        positions.copy_(inputs.model.positions)
 
     def _pad(self, count: int, rows: int) -> None:
         self._row_views = self.tokens[:rows], self.positions[:rows]
@@ -105,19 +106,19 @@ class CapturedSteps:
         return time.monotonic() - started
 
     def _capture(self, count: int) -> torch.Tensor:
-        attend = PlannedAttention(self._attention, self._plan(count, ()))
-        tokens, positions = self._buffers.tokens[:count], self._buffers.positions[:count]
+        context = ForwardContext(PlannedAttention(self._attention, self._plan(count, ())))
+        inputs = ModelInputs(self._buffers.tokens[:count], self._buffers.positions[:count])
         out = self._buffers.logits[:count]
 
         def run() -> torch.Tensor:
-            return out.copy_(self._model.logits(self._model(tokens, positions, attend)))
+            return out.copy_(self._model.logits(self._model(inputs, context)))
 
         return self._graphs.capture(count, run)
 
     def count_for(self, inputs: Inputs) -> int | None:
         """The row count of the graph that can run this step; None: the step must run eagerly."""
         rows = len(inputs.query_lens)
-        if inputs.scores or rows > self.rows[-1] or inputs.tokens.numel() != rows:
+        if inputs.scores or inputs.vectors or rows > self.rows[-1] or inputs.model.tokens.numel() != rows:
             return None
         count = self.rows[bisect_left(self.rows, rows)]
         return count if self._padding or count == rows else None

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from srv.models.base import CausalLM
+from srv.models.base import CausalLM, ForwardContext
 from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Platform
 from srv.sample.logprobs import Scores, score
+from srv.sample.pooling import NON_FINITE, Pooler, Vectors
 from srv.sample.processors import SampleRow
 from srv.sample.sampler import SampledBatch, SampledToken, Sampler
 from srv.sched.plan import Plan, Result, Row, RowResult
@@ -40,6 +41,7 @@ class LaunchedStep:
     table: torch.Tensor
     sampled: SampledBatch | None
     scores: tuple[Scores, ...]
+    vectors: Vectors | None
     event: Event
     replayed: bool
 
@@ -49,16 +51,26 @@ class LaunchedStep:
         tokens = dict(zip(self.inputs.sampled, sampled, strict=True))
         scored = zip(self.inputs.scores, self.scores, strict=True)
         scores = {index: each.to_host() for (index, _), each in scored}
-        rows = [_row_result(row.slot, tokens.get(index), scores.get(index)) for index, row in enumerate(self.plan.rows)]
+        values = [] if self.vectors is None else self.vectors.to_host()
+        vectors = dict(zip(self.inputs.vectors, values, strict=True))
+        rows = [
+            _row_result(row.slot, tokens.get(index), scores.get(index), vectors.get(index))
+            for index, row in enumerate(self.plan.rows)
+        ]
         return Result(self.plan.step, tuple(rows), self.replayed)
 
 
-def _row_result(slot: int, sampled: SampledToken | None, scores: tuple[TokenLogprob, ...] | None) -> RowResult:
+def _row_result(
+    slot: int, sampled: SampledToken | None, scores: tuple[TokenLogprob, ...] | None, vectors: bytes | None
+) -> RowResult:
+    if vectors == b"":
+        return RowResult(slot, error=NON_FINITE)
     if sampled is None:
-        return RowResult(slot, scores=scores)
+        return RowResult(slot, scores=scores, vectors=vectors)
     if sampled.error:
         return RowResult(slot, scores=scores, error=sampled.error)
-    return RowResult(slot, (sampled.token,), None if sampled.logprob is None else (sampled.logprob,), scores)
+    logprobs = None if sampled.logprob is None else (sampled.logprob,)
+    return RowResult(slot, (sampled.token,), logprobs, scores, vectors)
 
 
 class Runner:
@@ -72,7 +84,6 @@ class Runner:
         slots: Slots,
         platform: Platform,
         device: torch.device,
-        end_tokens: frozenset[int],
         captured: CapturedSteps | None = None,
     ) -> None:
         self._model = model
@@ -81,8 +92,8 @@ class Runner:
         self._slots = slots
         self._platform = platform
         self._device = device
-        self._end_tokens = end_tokens
         self._captured = captured
+        self._pooler = Pooler()
 
     def launch(self, plan: Plan) -> LaunchedStep:
         """Enqueue one step, from the forward pass to the sampled tokens, without waiting for the device."""
@@ -91,12 +102,12 @@ class Runner:
             inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
             table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
-            logits = self._forward(inputs, table, count)
+            hidden, logits = self._forward(inputs, table, count)
             sampled = self._sample(plan.rows, inputs, logits)
             scores = self._score(plan.rows, inputs, logits)
-        return LaunchedStep(
-            plan, inputs, table, sampled, scores, self._platform.record_event(self._device), replayed=count is not None
-        )
+            vectors = None if hidden is None else self._pooler.pool(hidden, list(inputs.vectors.values()))
+        event = self._platform.record_event(self._device)
+        return LaunchedStep(plan, inputs, table, sampled, scores, vectors, event, replayed=count is not None)
 
     def _update_slots(self, plan: Plan) -> None:
         """Apply the plan's changes to the slots before any other part of the step can fail.
@@ -108,10 +119,12 @@ class Runner:
         for slot in plan.ends:
             self._slots.end(slot)
             self._sampler.state.end(slot)
+            self._pooler.end(slot)
         for start in plan.starts:
             self._slots.start(start)
+            self._pooler.start(start)
             try:
-                self._sampler.state.start(start.slot, start.tokens, start.prompt_tokens, start.params, self._end_tokens)
+                self._sampler.state.start(start)
             except Exception as error:  # noqa: BLE001 - raised again below
                 failures.append(error)
         for row in plan.rows:
@@ -120,20 +133,24 @@ class Runner:
         if failures:
             raise failures[0]
 
-    def _forward(self, inputs: Inputs, table: torch.Tensor, count: int | None) -> torch.Tensor | None:
-        """Logits of the positions `inputs.outputs`, [outputs, vocab] in the model's dtype; None if there are none.
+    def _forward(
+        self, inputs: Inputs, table: torch.Tensor, count: int | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Hidden states and logits, both of the model's dtype.
 
-        Replays the graph captured for `count` rows, or runs eagerly if `count` is None. table: page table, int32
-        [rows, columns] on the host.
+        hidden: [tokens, hidden] after the last norm; None if no row has vectors. logits: [outputs, vocab] at the
+        positions `inputs.outputs`; None if there are none. Replays the graph captured for `count` rows, or runs
+        eagerly if `count` is None. table: page table, int32 [rows, columns] on the host.
         """
         if self._captured and count is not None:
-            logits = self._captured.replay(count, inputs, table)
-            return logits if inputs.outputs is None else _select(logits, inputs.outputs)
+            replayed = self._captured.replay(count, inputs, table)
+            return None, replayed if inputs.outputs is None else _select(replayed, inputs.outputs)
         pages = table.to(self._device, non_blocking=True)
         attend = StepAttention(self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages))
-        hidden = self._model(inputs.tokens, inputs.positions, attend)
+        hidden = self._model(inputs.model, ForwardContext(attend))
         selected = hidden if inputs.outputs is None else _select(hidden, inputs.outputs)
-        return None if selected is None else self._model.logits(selected)
+        logits = None if selected is None else self._model.logits(selected)
+        return hidden if inputs.vectors else None, logits
 
     def _sample(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> SampledBatch | None:
         if not inputs.sampled or logits is None:

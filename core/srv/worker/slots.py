@@ -19,6 +19,7 @@ import torch
 
 from srv.errors import InternalError
 from srv.sched.plan import Row, Start
+from srv.types import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 
@@ -52,8 +53,9 @@ class Slots:
     def start(self, start: Start) -> None:
         self.end(start.slot)
         self._tokens[start.slot] = np.asarray(start.tokens, dtype=np.int64)
-        self._prompt_tokens[start.slot] = start.prompt_tokens
-        self._prompt_logprobs[start.slot] = start.params.prompt_logprobs or 0
+        self._prompt_tokens[start.slot] = len(start.request.tokens)
+        params = start.request.params
+        self._prompt_logprobs[start.slot] = (isinstance(params, SamplingParams) and params.prompt_logprobs) or 0
 
     def end(self, slot: int) -> None:
         self._tokens[slot] = None

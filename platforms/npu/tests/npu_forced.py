@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from srv.models.base import CausalLM, torch_dtype
+from srv.models.base import CausalLM, ForwardContext, ModelInputs, torch_dtype
 from srv.models.build import build
 from srv.models.read import read_facts
 from srv.platform.facts import DeviceFacts
@@ -42,8 +42,8 @@ class Forced:
                 table = torch.arange(1, 1 + -(-(done + chunk) // PAGE), dtype=torch.int32)[None].to(device)
                 attend = StepAttention(self.attention, AttentionBatch([chunk], [done + chunk], table))
                 ids = torch.tensor(tokens[done : done + chunk]).to(device)
-                positions = torch.arange(done, done + chunk).to(device)
-                parts.append(self.model.logits(self.model(ids, positions, attend)).float().cpu())
+                inputs = ModelInputs(ids, torch.arange(done, done + chunk).to(device))
+                parts.append(self.model.logits(self.model(inputs, ForwardContext(attend))).float().cpu())
                 done += chunk
         return torch.cat(parts)
 

@@ -26,12 +26,12 @@ from npu_forced import Forced, on_cpu, on_npu
 from npu_rounding import FURTHER, MEASURED, Rounding, comes_from_rounding, distance
 from torch import Tensor
 
-from srv.io.messages import FlushCache, Generate
+from srv.io.messages import FlushCache
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
 from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import GenerationResult, LocalEngine
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 from srv_npu.platform import NpuPlatform
 
 pytestmark = pytest.mark.timeout(900)
@@ -133,7 +133,7 @@ def engine(path: Path, device: str, dtype: str, *flags: str) -> Iterator[LocalEn
 def generate(served: LocalEngine, prompts: list[list[int]], **params: Any) -> list[GenerationResult]:
     given = SamplingParams(max_tokens=OUTPUT, ignore_eos=True, **{"temperature": 0.0, **params})
     return served.generate(
-        Generate(request=f"request {number}", tokens=prompt, params=given) for number, prompt in enumerate(prompts)
+        RequestSpec(id=f"request {number}", tokens=tuple(prompt), params=given) for number, prompt in enumerate(prompts)
     )
 
 

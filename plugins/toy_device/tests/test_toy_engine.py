@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from srv.io.messages import Abort, FlushCache, Generate
+from srv.io.messages import Abort, FlushCache
 from srv.testing.engine import LocalEngine
-from srv.types import FinishReason, SamplingParams
+from srv.types import FinishReason, RequestSpec, SamplingParams
 
 OUTPUT = 8
 LENGTHS = (1, 6, 16, 17, 23)
@@ -72,10 +72,10 @@ def engine(small: Small, *flags: str) -> Iterator[LocalEngine]:
         assert made.stats().pages_held == 0
 
 
-def messages(small: Small, **params: Any) -> list[Generate]:
+def messages(small: Small, **params: Any) -> list[RequestSpec]:
     given = {"temperature": 0.0, "ignore_eos": True, "max_tokens": OUTPUT, **params}
     return [
-        Generate(request=f"request {number}", tokens=prompt, params=SamplingParams(**given))
+        RequestSpec(id=f"request {number}", tokens=tuple(prompt), params=SamplingParams(**given))
         for number, prompt in enumerate(small.prompts)
     ]
 
@@ -104,7 +104,7 @@ def test_retraction_and_abort_give_every_page_back(small: Small, overlap: list[s
         for _ in range(3):
             served.step()
         served.send(Abort(None))
-        served.run([message.request for message in messages(small)])
+        served.run([message.id for message in messages(small)])
         assert {result.finish for result in served.results.values()} <= {FinishReason.ABORT, FinishReason.LENGTH}
         served.step()
         served.send(FlushCache(0))

@@ -12,9 +12,8 @@ import torch
 from test_toy_engine import Small, messages
 
 from srv.errors import Refusal
-from srv.io.messages import Generate
 from srv.testing.engine import LocalEngine
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 from srv_toy_device.device import Accelerator
 from srv_toy_device.graphs import ToyGraphs
@@ -160,8 +159,8 @@ def test_tokens_are_those_of_eager_steps(small: Small, graphs: list[str], overla
 
 
 def test_steps_are_counted_and_rows_are_told(small: Small) -> None:
-    message = Generate(
-        request="a", tokens=[5, 6, 7], params=SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    message = RequestSpec(
+        id="a", tokens=(5, 6, 7), params=SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     )
     with engine(small, PLAIN) as served:
         served.generate([message])
@@ -240,8 +239,8 @@ def test_padded_rows_write_page_zero_and_no_other(small: Small) -> None:
         for pool in _device_pools(served):
             pool[:4] = float("nan")  # page 0: whoever reads more of it than was just written says NaN
         before = _pools(served)
-        alone = Generate(
-            request="b", tokens=[9, 9, 9], params=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        alone = RequestSpec(
+            id="b", tokens=(9, 9, 9), params=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
         )
         (result,) = served.generate([alone])
         assert result.error is None
@@ -283,7 +282,7 @@ def test_graphs_stay_within_what_is_reserved_for_them(small: Small) -> None:
 def _counts(small: Small, *flags: str) -> tuple[list[int], int]:
     """Captured row counts, and steps replayed for three requests of equal length, which always run together."""
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
-    three = [Generate(request=str(number), tokens=[9 + number, 5, 6], params=params) for number in range(3)]
+    three = [RequestSpec(id=str(number), tokens=(9 + number, 5, 6), params=params) for number in range(3)]
     with engine(small, PLAIN, *flags) as served:
         served.generate(three)
         return served.ready.graph_rows, served.stats().replayed_steps

@@ -400,7 +400,7 @@ def _send(served: CheckedEngine, prompts: Sequence[list[int]], count: int = OUTP
     sent = messages(prompts, count)
     for one in sent:
         served.send(one)
-    return [one.request for one in sent]
+    return [one.id for one in sent]
 
 
 @covers("max_running_requests=1", "max_running_requests=3", platform="cpu")

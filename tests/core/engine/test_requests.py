@@ -224,13 +224,13 @@ def test_equal_prompts_share_the_pages_of_their_prefix(small: Small, served: Che
         served.send(one)
     served.step()
     running = served.stats()
-    served.run([one.request for one in sent])
+    served.run([one.id for one in sent])
     shared_pages = (len(prompt) - 1) // PAGE
-    assert [served.results[one.request].cached_tokens for one in sent] == [shared_pages * PAGE] * 4
+    assert [served.results[one.id].cached_tokens for one in sent] == [shared_pages * PAGE] * 4
     assert before.pages_cached == len(prompt) // PAGE
     most = shared_pages + 4 * (-(-(len(prompt) + OUTPUT) // PAGE) - shared_pages)
     assert shared_pages < running.pages_held <= most
-    assert len({tuple(served.results[one.request].tokens) for one in sent}) == 4
+    assert len({tuple(served.results[one.id].tokens) for one in sent}) == 4
 
 
 def test_namespaces_share_nothing(small: Small, served: CheckedEngine) -> None:
@@ -252,7 +252,7 @@ def test_an_aborted_request_is_reported_and_frees_its_pages(small: Small, served
     for _ in range(9):
         served.step()
     served.send(Abort(["request 1", "request 7", "no such request"]))
-    served.run([one.request for one in sent])
+    served.run([one.id for one in sent])
     for number in (1, 7):
         result = served.results[f"request {number}"]
         assert result.finish is FinishReason.ABORT
@@ -298,8 +298,8 @@ def test_abort_all_empties_the_engine(small: Small, served: CheckedEngine) -> No
     for _ in range(4):
         served.step()
     served.send(Abort(None))
-    served.run([one.request for one in sent])
-    assert {served.results[one.request].finish for one in sent} == {FinishReason.ABORT}
+    served.run([one.id for one in sent])
+    assert {served.results[one.id].finish for one in sent} == {FinishReason.ABORT}
 
 
 def test_a_request_that_can_never_run_is_refused_with_the_reason(small: Small, served: CheckedEngine) -> None:

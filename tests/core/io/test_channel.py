@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from srv.io.channel import ApiChannel, EngineChannel, SocketDirectory
-from srv.io.messages import Abort, FlushCache, Flushed, FromEngine, Generate, ToEngine
-from srv.types import SamplingParams
+from srv.io.messages import Abort, FlushCache, Flushed, FromEngine, ToEngine
+from srv.types import RequestSpec, SamplingParams
 
 TO_ENGINE: list[ToEngine] = [
-    Generate(request="a", tokens=[1, 2, 3], params=SamplingParams(max_tokens=4, logit_bias=((7, -1.5),))),
+    RequestSpec(id="a", tokens=(1, 2, 3), params=SamplingParams(max_tokens=4, logit_bias=((7, -1.5),))),
     Abort(None),
     FlushCache(3),
 ]

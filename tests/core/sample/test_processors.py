@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from srv.sample.processors import SampleRow, SlotStart
+from srv.sample.processors import SampleRow
 from srv.sample.state import SamplerState
-from srv.types import SamplingParams
+from srv.sched.plan import Start
+from srv.types import RequestSpec, SamplingParams
 
 VOCAB = 12
 CPU = torch.device("cpu")
@@ -20,8 +21,8 @@ def params(**options: Any) -> SamplingParams:
     return SamplingParams(max_tokens=16, **options)
 
 
-def state(*, slots: int = 8) -> SamplerState:
-    return SamplerState(slots, VOCAB, CPU)
+def state(*, slots: int = 8, end: Sequence[int] = ()) -> SamplerState:
+    return SamplerState(slots, VOCAB, frozenset(end), CPU)
 
 
 def start(
@@ -29,10 +30,10 @@ def start(
     slot: int,
     prompt: Sequence[int],
     output: Sequence[int] = (),
-    end: Sequence[int] = (),
     **options: Any,
 ) -> None:
-    target.start(slot, (*prompt, *output), len(prompt), params(**options), frozenset(end))
+    request = RequestSpec(id=str(slot), tokens=tuple(prompt), params=params(**options))
+    target.start(Start(slot, request, tuple(output)))
 
 
 def process(target: SamplerState, rows: Sequence[tuple[int, int]], logits: torch.Tensor) -> torch.Tensor:
@@ -104,8 +105,8 @@ def test_a_sampled_token_counts_in_the_next_step() -> None:
 
 
 def test_a_slot_forgets_its_last_request() -> None:
-    target = state()
-    start(target, 0, [1, 2], [3, 3], end=[9], frequency_penalty=1.0, logit_bias=((4, 5.0),), min_tokens=5)
+    target = state(end=[9])
+    start(target, 0, [1, 2], [3, 3], frequency_penalty=1.0, logit_bias=((4, 5.0),), min_tokens=5)
     process(target, [(0, 4)], random_logits(1))
     target.observe([0], torch.tensor([3]))
     target.end(0)
@@ -158,8 +159,8 @@ def test_bias_is_added_to_its_row() -> None:
 
 
 def test_end_tokens_are_masked_until_min_tokens_are_out() -> None:
-    target = state()
-    start(target, 0, [1, 1, 1], end=[10, 99], min_tokens=2, stop_token_ids=(4,))
+    target = state(end=[10, 99])
+    start(target, 0, [1, 1, 1], min_tokens=2, stop_token_ids=(4,))
     logits = random_logits(1)
     for position, masked in ((3, True), (4, True), (5, False)):
         got = process(target, [(0, position)], logits)
@@ -189,7 +190,7 @@ class Allow:
         self.allowed: dict[int, int] = {}
         self.observed: list[tuple[list[int], list[int]]] = []
 
-    def start(self, start: SlotStart) -> None:
+    def start(self, start: Start, params: SamplingParams) -> None:
         self.allowed[start.slot] = start.tokens[-1]
 
     def end(self, slot: int) -> None:
@@ -208,7 +209,7 @@ class Allow:
 
 def test_a_custom_processor_is_applied() -> None:
     grammar = Allow()
-    target = SamplerState(4, VOCAB, CPU, extra=(grammar,))
+    target = SamplerState(4, VOCAB, frozenset(), CPU, extra=(grammar,))
     start(target, 0, [7])
     start(target, 1, [2])
     assert process(target, [(1, 1), (0, 1)], random_logits(2)).argmax(-1).tolist() == [2, 7]

@@ -14,7 +14,8 @@ from srv.platform.interface import SamplingBatch
 from srv.sample.logprobs import score
 from srv.sample.noise import uniform
 from srv.sample.sampler import SampledToken, Sampler, SampleRow, SamplerState
-from srv.types import SamplingParams
+from srv.sched.plan import Start
+from srv.types import RequestSpec, SamplingParams
 
 VOCAB = 40
 
@@ -48,13 +49,14 @@ class GreedyBackend(FakeBackend):
 class World:
     def __init__(self, *asks: dict[str, Any], backend: FakeBackend | None = None) -> None:
         self.backend = backend or FakeBackend()
-        self.state = SamplerState(16, VOCAB, torch.device("cpu"))
+        self.state = SamplerState(16, VOCAB, frozenset({0}), torch.device("cpu"))
         self.sampler = Sampler(self.backend, self.state)
         for slot, ask in enumerate(asks):
             self.start(slot, **ask)
 
     def start(self, slot: int, **ask: Any) -> None:
-        self.state.start(slot, (1, 2, 3), 3, SamplingParams(max_tokens=9, **ask), frozenset({0}))
+        request = RequestSpec(id=str(slot), tokens=(1, 2, 3), params=SamplingParams(max_tokens=9, **ask))
+        self.state.start(Start(slot, request))
 
     def sample(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> list[SampledToken]:
         return self.sampler.sample(logits, [SampleRow(*row) for row in rows]).to_host()

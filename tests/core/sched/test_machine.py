@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sched_driver import END, Driver, limits, message
+from sched_driver import END, Driver, embedding, limits, message
 
 from srv.io.messages import Output
 from srv.sched.scheduler import Limits
-from srv.testing.fake_executor import FakeExecutor, expected_tokens
-from srv.types import FinishReason
+from srv.testing.fake_executor import FakeExecutor, cells_of, expected_tokens, expected_vectors
+from srv.types import FinishReason, Pooling, RequestSpec
 
 CONTEXT = 40
 LIMITS = st.builds(
@@ -52,6 +52,8 @@ class Expectation:
     prompt: list[int]
     tokens: list[int]  # the expected output, up to the token that ends it
     scores: list[float]
+    vectors: bytes
+    embedding: bool = False
     finished_by_client: bool = False
 
 
@@ -79,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         scores_from=st.sampled_from([None, None, None, 0, 5]),
         namespace=st.sampled_from(["", "", "tenant"]),
+        hidden_states=st.sampled_from([False, False, False, True]),
     )
     def add(
         self,
@@ -88,10 +91,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         scores_from: int | None,
         namespace: str,
+        hidden_states: bool,
     ) -> None:
         for prompt in prompts:
-            name = f"r{len(self.expected) + self.refused}"
-            output = self.driver.add(
+            name = self.next_name()
+            accepted = self.accepted(
                 message(
                     name,
                     prompt,
@@ -101,18 +105,43 @@ class SchedulerMachine(RuleBasedStateMachine):
                     ignore_eos=ignore_eos,
                     prompt_logprobs=None if scores_from is None else 0,
                     prompt_logprobs_start=scores_from or 0,
+                    hidden_states=hidden_states,
                 )
             )
-            if output is not None:
-                self.refused += 1
-                assert output.error is not None
-                assert output.error[0] in ("exceeds_pool", "queue_full")
+            if not accepted:
                 continue
             tokens = expected_tokens(prompt, min(max_tokens, CONTEXT - len(prompt)))
             ends = [place for place, token in enumerate(tokens) if token in stops or (token == END and not ignore_eos)]
             places = () if scores_from is None else range(max(scores_from, 1), len(prompt))
             scores = [-float(place) for place in places]
-            self.expected[name] = Expectation(prompt, tokens[: ends[0] + 1] if ends else tokens, scores)
+            tokens = tokens[: ends[0] + 1] if ends else tokens
+            vectors = expected_vectors(cells_of(prompt + tokens[:-1])) if hidden_states else b""
+            self.expected[name] = Expectation(prompt, tokens, scores, vectors)
+
+    @rule(
+        prompts=st.one_of(st.lists(PROMPTS, min_size=1, max_size=4), SIBLINGS),
+        pooling=st.sampled_from(Pooling),
+        namespace=st.sampled_from(["", "", "tenant"]),
+    )
+    def embed(self, prompts: list[list[int]], pooling: Pooling, namespace: str) -> None:
+        for prompt in prompts:
+            name = self.next_name()
+            if self.accepted(embedding(name, prompt, pooling, namespace)):
+                cells = cells_of(prompt)
+                pooled = sum(cells) if pooling is Pooling.MEAN else cells[-1]
+                self.expected[name] = Expectation(prompt, [], [], expected_vectors([pooled]), embedding=True)
+
+    def next_name(self) -> str:
+        return f"r{len(self.expected) + self.refused}"
+
+    def accepted(self, request: RequestSpec) -> bool:
+        output = self.driver.add(request)
+        if output is None:
+            return True
+        self.refused += 1
+        assert output.error is not None
+        assert output.error[0] in ("exceeds_pool", "queue_full")
+        return False
 
     def alive(self) -> list[str]:
         return [
@@ -172,6 +201,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens = [token for output in sent for token in output.tokens]
         scores = [score.logprob for output in sent for score in output.prompt_logprobs or ()]
         reasons = [output.finish for output in sent if output.finish]
+        vectors = b"".join(output.vectors or b"" for output in sent)
+        assert vectors == one.vectors[: len(vectors)], "hidden states depend on how they were scheduled"
         assert tokens == one.tokens[: len(tokens)], "tokens depend on how they were scheduled"
         assert scores == one.scores[: len(scores)], "a prompt position was scored twice or out of order"
         if one.finished_by_client:
@@ -182,7 +213,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if reasons[0] in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == one.tokens
             assert scores == one.scores
-            assert (sent[-1].stop_token is None) == (reasons[0] is FinishReason.LENGTH)
+            assert vectors == one.vectors
+            assert one.embedding or (sent[-1].stop_token is None) == (reasons[0] is FinishReason.LENGTH)
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 from every import every
-from sched_driver import END, Driver, limits, message
+from sched_driver import END, Driver, embedding, limits, message
 
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.sched.plan import Plan, Result, RowResult
-from srv.testing.fake_executor import FakeExecutor, expected_tokens
-from srv.types import FinishReason
+from srv.testing.fake_executor import FakeExecutor, cells_of, expected_tokens, expected_vectors
+from srv.types import FinishReason, Pooling
 
 
 def prompt_of(length: int, first: int = 0) -> list[int]:
@@ -433,6 +433,63 @@ def test_each_prompt_position_is_scored_once(depth: int, chunk: int) -> None:
     assert scores == [-float(place) for place in range(5, 14)]
 
 
+# ---- embeddings and hidden states
+
+
+@every("pooling", list(Pooling))
+@every("depth", [1, 2])
+@every("chunk", [1, 3, 16, -1])
+def test_an_embedding_pools_each_position_once_and_ends_with_its_prompt(
+    pooling: Pooling, depth: int, chunk: int
+) -> None:
+    driver = Driver(limits(page_size=4, depth=depth, chunked_prefill_size=chunk))
+    driver.add(embedding("a", prompt_of(14), pooling))
+    driver.run()
+    cells = cells_of(prompt_of(14))
+    pooled = sum(cells) if pooling is Pooling.MEAN else cells[-1]
+    (output,) = driver.outputs["a"]
+    assert (output.finish, output.tokens, output.stop_token) == (FinishReason.STOP, [], None)
+    assert output.vectors == expected_vectors([pooled])
+
+
+@every(("pooling", "hit"), [(Pooling.LAST, 12), (Pooling.MEAN, 0)])
+def test_a_mean_is_computed_from_every_position_and_the_last_token_hits_the_rest(pooling: Pooling, hit: int) -> None:
+    driver = Driver(limits(page_size=4))
+    driver.add(message("a", prompt_of(16), max_tokens=1))
+    driver.run()
+    driver.add(embedding("b", prompt_of(16), pooling))
+    driver.run()
+    assert driver.last("b").cached_tokens == hit
+    driver.add(message("c", prompt_of(17), max_tokens=1))
+    driver.run()
+    assert driver.last("c").cached_tokens == 16, "the pages of an embedded prompt can be hit"
+
+
+@every("depth", [1, 2])
+def test_hidden_states_are_returned_once_per_position_also_after_a_retraction(depth: int) -> None:
+    driver = Driver(limits(page_size=1, conservativeness=0.01, chunked_prefill_size=16, depth=depth), [45])
+    for number in range(3):
+        driver.add(message(str(number), prompt_of(8, number), max_tokens=30, hidden_states=number == 2))
+    driver.run()
+    assert driver.scheduler.stats().retractions > 0
+    tokens = prompt_of(8, 2) + expected_tokens(prompt_of(8, 2), 30)[:-1]
+    assert driver.vectors("2") == expected_vectors(cells_of(tokens))
+    assert driver.vectors("1") == b""
+
+
+def test_a_prompt_as_long_as_the_context_can_be_embedded_but_not_continued() -> None:
+    driver = Driver(limits(context_length=16))
+    assert driver.add(embedding("a", prompt_of(16), Pooling.LAST)) is None
+    refused = driver.add(embedding("b", prompt_of(17), Pooling.LAST))
+    assert refused is not None
+    assert refused.error == (
+        "context_length_exceeded",
+        "the prompt has 17 tokens, but the context length is 16; shorten the prompt",
+    )
+    driver.run()
+    assert driver.vectors("a") != b""
+
+
 # ---- retraction
 
 
@@ -506,9 +563,8 @@ def test_a_resumed_request_starts_with_its_output() -> None:
         if name == "2"
     ]
     again = started[1]
-    assert again.prompt_tokens == 8
-    assert again.tokens[:8] == tuple(prompt_of(8, 2))
-    assert list(again.tokens[8:]) == driver.tokens("2")[: len(again.tokens) - 8] != []
+    assert again.request.tokens == tuple(prompt_of(8, 2))
+    assert list(again.output) == driver.tokens("2")[: len(again.output)] != []
 
 
 def test_cached_tokens_do_not_count_a_resumed_requests_own_prefix() -> None:
@@ -635,3 +691,9 @@ def test_results_are_checked_against_the_plan() -> None:
         driver.scheduler.apply(second, Result(second.step, (RowResult(0, (1,)),)))
     with pytest.raises(InternalError, match="returned 2 tokens and 0 scores; expected 1 to 1 tokens and 0 scores"):
         driver.scheduler.apply(first, Result(first.step, (RowResult(0, (1, 2)),)))
+    driver = Driver(limits())
+    driver.add(embedding("b", prompt_of(8), Pooling.LAST))
+    only = driver.submit()
+    assert only is not None
+    with pytest.raises(InternalError, match="returned none of the hidden states; expected some"):
+        driver.scheduler.apply(only, Result(only.step, (RowResult(0),)))

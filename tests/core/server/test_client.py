@@ -10,10 +10,10 @@ import pytest
 from server_support import eventually
 
 from srv.errors import EngineDead, RequestError
-from srv.io.messages import Abort, Finish, Generate, LoadFailed, Output
+from srv.io.messages import Abort, Finish, LoadFailed, Output
 from srv.server.client import EngineClient
 from srv.testing.fake_engine import FakeEngine
-from srv.types import FinishReason, SamplingParams
+from srv.types import FinishReason, RequestSpec, SamplingParams
 
 pytestmark = pytest.mark.anyio
 
@@ -23,8 +23,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def ask(name: str, tokens: int = 3) -> Generate:
-    return Generate(request=name, tokens=[1, 2], params=SamplingParams(max_tokens=tokens))
+def ask(name: str, tokens: int = 3) -> RequestSpec:
+    return RequestSpec(id=name, tokens=(1, 2), params=SamplingParams(max_tokens=tokens))
 
 
 @asynccontextmanager
@@ -36,12 +36,12 @@ async def connected(engine: FakeEngine) -> AsyncGenerator[EngineClient, None]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def collect(client: EngineClient, message: Generate) -> list[Output]:
+async def collect(client: EngineClient, message: RequestSpec) -> list[Output]:
     return [output async for output in client.generate(message)]
 
 
 async def test_concurrent_requests_get_their_own_outputs() -> None:
-    engine = FakeEngine(script=lambda message: [int(message.request)] * 5)
+    engine = FakeEngine(script=lambda message: [int(message.id)] * 5)
     async with connected(engine) as client:
         results = await asyncio.gather(*(collect(client, ask(str(index), 4)) for index in range(8)))
         for index, outputs in enumerate(results):
@@ -56,7 +56,7 @@ async def test_closing_the_iterator_early_aborts_once() -> None:
         async with aclosing(client.generate(ask("a", 1000))) as outputs:
             await anext(outputs)
         await eventually(lambda: not engine.running)
-        assert [m for m in engine.received if not isinstance(m, Generate)] == [Abort(["a"])]
+        assert [m for m in engine.received if not isinstance(m, RequestSpec)] == [Abort(["a"])]
         assert client.waiting == 0
 
 
@@ -77,7 +77,7 @@ async def test_finish_ends_without_abort() -> None:
             await anext(outputs)
             client.finish("a")
         await eventually(lambda: not engine.running)
-        assert [m for m in engine.received if not isinstance(m, Generate)] == [Finish("a")]
+        assert [m for m in engine.received if not isinstance(m, RequestSpec)] == [Finish("a")]
 
 
 async def test_abort_all_ends_every_reader_with_a_last_output() -> None:

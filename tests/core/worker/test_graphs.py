@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from srv.models.base import Attend, CausalLM
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch
+from srv.sample.pooling import VectorRow
 from srv.worker.batch import Inputs
 from srv.worker.graphs import CapturedSteps, StaticBuffers
 
@@ -20,9 +21,9 @@ VOCAB = 3
 class Model(CausalLM):
     """Its logits are the token, the position and the first page of each row."""
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        pages = cast(Any, attend)(None, None, None, None)
-        return torch.stack([tokens, positions, pages[:, 0]], dim=-1).float()
+    def forward(self, inputs: ModelInputs, context: ForwardContext) -> torch.Tensor:
+        pages = cast(Any, context.attend)(None, None, None, None)
+        return torch.stack([inputs.tokens, inputs.positions, pages[:, 0]], dim=-1).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -70,17 +71,17 @@ def steps(
     return made, attention, graphs, buffers
 
 
-def inputs(rows: int, tokens: int | None = None, scores: bool = False) -> Inputs:
+def inputs(rows: int, tokens: int | None = None, scores: bool = False, vectors: bool = False) -> Inputs:
     """Row i has token 10 + i at position 20 + i."""
     count = rows if tokens is None else tokens
     return Inputs(
-        tokens=torch.arange(10, 10 + count),
-        positions=torch.arange(20, 20 + count),
+        model=ModelInputs(torch.arange(10, 10 + count), torch.arange(20, 20 + count)),
         query_lens=[1] * rows,
         kv_lens=list(range(21, 21 + rows)),
         outputs=None,
         sampled=list(range(rows)),
         scores=[(0, np.zeros(1, dtype=np.int64))] if scores else [],
+        vectors={0: VectorRow(0, 0, 1, 21)} if vectors else {},
     )
 
 
@@ -102,8 +103,9 @@ def test_the_largest_is_captured_first() -> None:
         (inputs(5), None, None),
         (inputs(2, tokens=3), None, None),
         (inputs(2, scores=True), None, None),
+        (inputs(2, vectors=True), None, None),
     ],
-    ids=["1", "2", "3", "4", "more than captured", "a prompt among them", "scored"],
+    ids=["1", "2", "3", "4", "more than captured", "a prompt among them", "scored", "hidden states returned"],
 )
 def test_which_graph_replays_a_step(given: Inputs, padded: int | None, exact: int | None) -> None:
     assert steps()[0].count_for(given) == padded

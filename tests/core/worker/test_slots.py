@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from srv.sched.plan import Row, Start
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 from srv.worker import batch
 from srv.worker.slots import Slots
 
@@ -20,7 +20,7 @@ def started(*names: int, pages: Sequence[int] = ()) -> Slots:
     """Slots that have computed their prompts; slot i has the pages 10 i + 1, ...; `pages`: the number of each."""
     slots = Slots(8, [6], DEVICE)
     for name in names:
-        slots.start(Start(name, PROMPT, len(PROMPT), SamplingParams(max_tokens=9)))
+        slots.start(Start(name, RequestSpec(id=str(name), tokens=PROMPT, params=SamplingParams(max_tokens=9))))
     for name, count in zip(names, pages, strict=False):
         slots.append_pages(Row(name, 0, 3, True, (tuple(range(10 * name + 1, 10 * name + 1 + count)),)))
     return slots
@@ -87,7 +87,7 @@ class TestBuild:
         slots = started(1, 3)
         slots.store_last_tokens((1, 3), torch.tensor([41, 43]))
         inputs = batch.build([decoding(1, 3), decoding(3, 6)], slots, DEVICE)
-        assert (inputs.tokens.tolist(), inputs.positions.tolist()) == ([41, 43], [3, 6])
+        assert (inputs.model.tokens.tolist(), inputs.model.positions.tolist()) == ([41, 43], [3, 6])
         assert (inputs.query_lens, inputs.kv_lens, inputs.sampled) == ([1, 1], [4, 7], [0, 1])
         assert (inputs.outputs, inputs.scores) == (None, [])
 
@@ -105,7 +105,7 @@ class TestBuild:
         slots.store_last_tokens((1, 3), torch.tensor([41, 43]))
         inputs = batch.build([decoding(1, 3), row], slots, DEVICE)
         end = row.computed + row.scheduled
-        assert inputs.tokens.tolist() == tokens
-        assert inputs.positions.tolist() == [3, *range(row.computed, end)]
+        assert inputs.model.tokens.tolist() == tokens
+        assert inputs.model.positions.tolist() == [3, *range(row.computed, end)]
         assert inputs.kv_lens == [4, end]
         assert inputs.sampled == ([0, 1] if row.sample else [0])

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.base import Attend, CausalLM
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 from srv.models.layers.mlp import GatedMLP
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         sizes = {"head_dim": dim, "rotary_dim": config.rope.rotary_dim}
         self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
 
-    def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, context: ForwardContext) -> Tensor:
         """x [T, hidden], positions int64 [T], cos_sin float32 [P, rotary_dim] -> [T, hidden]."""
         layer = self.layer
         qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
@@ -52,7 +52,7 @@ class Attention(nn.Module):
             q = self.q_norm.forward(q.reshape(-1, layer.head_dim)).view(-1, layer.heads, layer.head_dim)
             k = self.k_norm.forward(k.reshape(-1, layer.head_dim)).view(-1, layer.kv_heads, layer.head_dim)
         q, k = self._rotary(q, k, cos_sin, positions)
-        attended = attend(layer, q, k, v)
+        attended = context.attend(layer, q, k, v)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
 
 
@@ -104,15 +104,15 @@ class Decoder(CausalLM):
         cos_sin = cos_sin_table(config.rope, context_length).to(context.device)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        residual: Tensor = self.embedding(tokens)
+    def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        residual: Tensor = self.embedding(inputs.tokens)
         x: Tensor | None = None
         for layer in self.stack:
             if x is None:
                 normed = layer.attention_norm(residual)
             else:
                 normed, residual = layer.attention_norm.add_and_norm(x, residual)
-            attended = layer.attention.forward(normed, positions, self.cos_sin, attend)
+            attended = layer.attention.forward(normed, inputs.positions, self.cos_sin, context)
             normed, residual = layer.mlp_norm.add_and_norm(attended, residual)
             x = layer.mlp.forward(normed)
         if x is None:

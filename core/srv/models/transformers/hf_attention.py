@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from srv.errors import ModelError
-from srv.models.base import Attend
+from srv.models.base import ForwardContext
 from srv.platform.interface import AttentionLayer
 
 IMPLEMENTATION = "srv_paged"
@@ -40,13 +40,15 @@ KNOWN = {
 
 
 class HFForwardPass:
-    """One forward pass: looks up the layer of a module and passes it to `attend`.
+    """One forward pass: looks up the layer of a module and passes it to `context.attend`.
 
     `layers` is filled in the first forward pass (`learn`), and only read afterwards.
     """
 
-    def __init__(self, what: str, attend: Attend, layers: dict[int, AttentionLayer], learn: bool = False) -> None:
-        self.what, self.attend, self.layers, self.learn = what, attend, layers, learn
+    def __init__(
+        self, what: str, context: ForwardContext, layers: dict[int, AttentionLayer], learn: bool = False
+    ) -> None:
+        self.what, self.context, self.layers, self.learn = what, context, layers, learn
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
@@ -57,7 +59,7 @@ class HFForwardPass:
             self._learn(index, module, query, key, value, options)
         layer = self.layers[int(str(index))]
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-        return self.attend(layer, q, k, v).unsqueeze(0)
+        return self.context.attend(layer, q, k, v).unsqueeze(0)
 
     def _learn(
         self, index: object, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError
-from srv.models.base import Attend, CausalLM
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
@@ -45,12 +45,15 @@ class HFModel(CausalLM):
         self._scale = float(getattr(config, "logit_scale", None) or 1.0)
         self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        return self._pass(tokens, positions, HFForwardPass(self.what, attend, self._layers))
+    def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        return self._pass(inputs, HFForwardPass(self.what, context, self._layers))
 
-    def _pass(self, tokens: Tensor, positions: Tensor, step: HFForwardPass) -> Tensor:
+    def _pass(self, inputs: ModelInputs, step: HFForwardPass) -> Tensor:
         output = self.model.base_model(
-            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **{STEP: step}
+            input_ids=inputs.tokens.unsqueeze(0),
+            position_ids=inputs.positions.unsqueeze(0),
+            use_cache=False,
+            **{STEP: step},
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
@@ -74,8 +77,8 @@ class HFModel(CausalLM):
             return scores
 
         def ours(tokens: Tensor, positions: Tensor, cache: DenseCache) -> Tensor:
-            step = HFForwardPass(self.what, cache.attend, self._layers, learn=True)
-            return self.logits(self._pass(tokens, positions, step))
+            step = HFForwardPass(self.what, ForwardContext(cache.attend), self._layers, learn=True)
+            return self.logits(self._pass(ModelInputs(tokens, positions), step))
 
         try:
             difference = largest_difference(facts.vocab_size, device, own, ours)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from srv.errors import Refusal
-from srv.io.messages import Generate
 from srv.specs import ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
@@ -22,7 +21,7 @@ from srv.testing.conformance.setups import HEAD_DIMS, declared_dtypes, resolved
 from srv.testing.conformance.small import write_model
 from srv.testing.conformance.values import says
 from srv.testing.engine import CheckedEngine, GenerationResult
-from srv.types import SamplingParams
+from srv.types import RequestSpec, SamplingParams
 
 CONTEXT = 1024
 POOL_TOKENS = 6144
@@ -84,9 +83,9 @@ def prompt(length: int, number: int) -> list[int]:
     return [FIRST_TOKEN + number, *rest]
 
 
-def request(name: str, tokens: Sequence[int], count: int = OUTPUT, **params: Any) -> Generate:
+def request(name: str, tokens: Sequence[int], count: int = OUTPUT, **params: Any) -> RequestSpec:
     sampling = SamplingParams(max_tokens=count, **{"temperature": 0.0, "ignore_eos": True, **params})
-    return Generate(request=name, tokens=list(tokens), params=sampling)
+    return RequestSpec(id=name, tokens=tuple(tokens), params=sampling)
 
 
 def model_for(kit: Kit, dtype: str, quantization: str | None = None) -> ModelFacts:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from srv.models.base import ForwardContext, ModelInputs
 from srv.models.build import build
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
@@ -48,7 +49,8 @@ class Reference:
         cache = DenseCache()
         cache.rows = (("one", 0, len(tokens)),)
         with torch.inference_mode():
-            hidden = self._model(torch.tensor(tokens), torch.arange(len(tokens)), cache.attend)
+            inputs = ModelInputs(torch.tensor(tokens), torch.arange(len(tokens)))
+            hidden = self._model(inputs, ForwardContext(cache.attend))
             return self._model.logits(hidden).float()
 
     def logprobs(self, tokens: Sequence[int]) -> Tensor:

@@ -15,6 +15,7 @@ from models_small import HOST, built, edit_config, expected_logits, our_logits, 
 from srv.errors import ModelError, PluginError
 from srv.models.architectures.decoder import Decoder
 from srv.models.architectures.decoder_config import decoder_config
+from srv.models.base import ForwardContext, ModelInputs
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpArgs, OpImpl
@@ -133,7 +134,7 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     with torch.inference_mode():
         cache = DenseCache()
         cache.rows = (("a", 0, len(tokens)),)
-        got = narrow.logits(narrow(tokens, torch.arange(len(tokens)), cache.attend))
+        got = narrow.logits(narrow(ModelInputs(tokens, torch.arange(len(tokens))), ForwardContext(cache.attend)))
     assert got.dtype == torch.bfloat16
     assert (got.float() - exact).norm() / exact.norm() < 0.05
 

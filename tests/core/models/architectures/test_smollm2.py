@@ -6,6 +6,7 @@ import pytest
 import torch
 from models_small import built, our_logits
 
+from srv.models.base import ForwardContext, ModelInputs
 from srv.models.locate import demo_model
 from srv.models.transformers.hf_check import DenseCache
 
@@ -37,6 +38,6 @@ def test_the_demo_model_completes_a_known_fact() -> None:
     cache = DenseCache()
     cache.rows = (("a", 0, len(tokens)),)
     with torch.inference_mode():
-        hidden = model(tokens, torch.arange(len(tokens)), cache.attend)
+        hidden = model(ModelInputs(tokens, torch.arange(len(tokens))), ForwardContext(cache.attend))
         last = model.logits(hidden[-1:])
     assert int(last.argmax()) == 7042  # " Paris"

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from server_support import CONTEXT, MODEL, events_of, eventually, listening, serving, settings
 
-from srv.io.messages import Generate
 from srv.server.sampling_fields import Sampling
 from srv.testing.fake_engine import FakeEngine
-from srv.types import FinishReason
+from srv.types import FinishReason, RequestSpec
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
@@ -200,7 +199,7 @@ async def test_an_abort_between_admission_and_generation_holds() -> None:
         (result,) = await group.gather()
         ticket.close()
         assert result.finish is FinishReason.ABORT
-        assert not any(isinstance(message, Generate) for message in server.engine.received)
+        assert not any(isinstance(message, RequestSpec) for message in server.engine.received)
         assert (await server.post("/v1/completions", prompt="a", rid="mine")).status_code == 200
 
 

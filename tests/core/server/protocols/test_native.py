@@ -8,8 +8,9 @@ import pytest
 from every import every
 from server_support import eventually, serving
 
-from srv.io.messages import Abort, Generate
+from srv.io.messages import Abort
 from srv.testing.fake_engine import EOS, FakeEngine
+from srv.types import RequestSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +56,7 @@ async def test_default_length_is_128_or_what_fits() -> None:
     async with serving() as server:
         for size in (10, 250):
             await server.post("/generate", input_ids=[1] * size)
-        lengths = [message.params.max_tokens for message in server.engine.received if isinstance(message, Generate)]
+        lengths = [message.params.max_tokens for message in server.engine.received if isinstance(message, RequestSpec)]
         assert lengths == [128, 6]
 
 

@@ -8,9 +8,10 @@ import pytest
 from every import every
 from server_support import MODEL, serving
 
-from srv.io.messages import Finish, Generate
+from srv.io.messages import Finish
 from srv.server.preprocessor import seeds_for
 from srv.testing.fake_engine import BOS, EOS, ByteTokenizer, FakeEngine
+from srv.types import RequestSpec
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
@@ -26,8 +27,8 @@ def says(text: str | bytes, *after: int) -> FakeEngine:
     return FakeEngine(script=lambda message: [*data, *after])
 
 
-def generated(engine: FakeEngine) -> list[Generate]:
-    return [message for message in engine.received if isinstance(message, Generate)]
+def generated(engine: FakeEngine) -> list[RequestSpec]:
+    return [message for message in engine.received if isinstance(message, RequestSpec)]
 
 
 async def test_completion_has_openai_shape_and_default_length() -> None:
@@ -135,7 +136,7 @@ async def test_stop_string_cuts_text_usage_and_logprobs_and_finishes_the_engine_
         assert choices[-1]["matched_stop"] == " STOP"
         assert usage["completion_tokens"] == 3
         finishes = [message for message in engine.received if isinstance(message, Finish)]
-        assert [message.request for message in finishes] == [generated(engine)[0].request]
+        assert [message.request for message in finishes] == [generated(engine)[0].id]
         assert not engine.running
 
 
@@ -174,7 +175,7 @@ async def test_the_servers_seed_decides_the_seeds_of_requests_that_bring_none() 
 
 
 async def test_n_sequences_have_derived_seeds_and_one_prompt_in_usage() -> None:
-    def by_seed(message: Generate) -> Sequence[int]:
+    def by_seed(message: RequestSpec) -> Sequence[int]:
         return b"%d" % (message.params.seed % 10)
 
     async with serving(FakeEngine(script=by_seed)) as server:
