@@ -134,18 +134,18 @@ class Sequence:
 
     def _release(self, output: Output) -> OutputDelta | None:
         hidden = output.stop_token is not None and not self.prompt.include_stop
-        piece = self._detokenizer.push(output.tokens[:-1] if hidden else output.tokens, output.finish is not None)
-        used = piece.tokens_used
-        if piece.stopped is not None:
-            self.finish, self.matched = FinishReason.STOP, piece.stopped
+        delta = self._detokenizer.push(output.tokens[:-1] if hidden else output.tokens, output.finish is not None)
+        used = delta.tokens_used
+        if delta.stop_string is not None:
+            self.finish, self.matched = FinishReason.STOP, delta.stop_string
             self._engine.finish(self._name)
         elif output.finish is not None:
             self.finish, self.matched, used = output.finish, output.stop_token, self._received
         released = [self._pending.popleft() for _ in range(used - self.completion_tokens)]
         self.completion_tokens = used
-        if not (piece.text or released or self.finish):
+        if not (delta.text or released or self.finish):
             return None
-        return self._delta(piece.text, released)
+        return self._delta(delta.text, released)
 
     def _scored(self, output: Output) -> OutputDelta | None:
         if output.finish is None:
