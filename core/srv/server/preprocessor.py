@@ -160,7 +160,7 @@ class RequestPreprocessor:
 
     async def _refuse_by_part(self, text: str, param: str) -> None:
         """Refuse a text whose beginning alone has too many tokens, at a cost that its length cannot raise."""
-        room = self._settings.room
+        room = self._settings.max_total_tokens
         if len(text) <= max(PROBE_CHARACTERS * room, INLINE_CHARACTERS):
             return
         part = text[: PROBE_CHARACTERS * room]
@@ -229,14 +229,14 @@ class RequestPreprocessor:
                 code="empty_prompt",
                 param=param,
             )
-        if prompt_tokens >= settings.room:
+        if prompt_tokens >= settings.max_total_tokens:
             limit, code = self._limit()
             raise RequestError(
                 f"{param} has {about}{prompt_tokens} tokens and leaves no room for output: {limit}; shorten it",
                 code=code,
                 param=param,
             )
-        return settings.room - prompt_tokens
+        return settings.max_total_tokens - prompt_tokens
 
     def _limit(self) -> tuple[str, str]:
         settings = self._settings

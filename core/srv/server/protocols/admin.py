@@ -49,7 +49,7 @@ class Admin:
             "owned_by": "srv",
             "root": settings.model_name,
             "parent": None,
-            "max_model_len": settings.room,
+            "max_model_len": settings.max_total_tokens,
         }
 
     async def models(self, request: Request) -> Response:
@@ -60,7 +60,9 @@ class Admin:
         return answer(self._model())
 
     async def model_info(self, request: Request) -> Response:
-        return answer({**self.service.settings.model_info, "max_request_tokens": self.service.settings.room})
+        return answer(
+            {**self.service.settings.model_info, "max_request_tokens": self.service.settings.max_total_tokens}
+        )
 
     async def server_info(self, request: Request) -> Response:
         stats = await self._stats()
@@ -90,7 +92,7 @@ class Admin:
         shown: dict[str, object] = {
             "tokens": tokens if batch else tokens[0],
             "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),
-            "max_model_len": self.service.settings.room,
+            "max_model_len": self.service.settings.max_total_tokens,
         }
         if body.return_token_strs:
             names = [[self.service.text.token_text(token) for token in ids] for ids in tokens]

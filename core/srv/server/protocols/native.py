@@ -22,7 +22,7 @@ from srv.server.fields import json_type, shorten
 from srv.server.generation import CompletedSequence, RequestGroup
 from srv.server.http.events import DONE, EventStream, event, while_connected
 from srv.server.http.failures import error_body
-from srv.server.lifecycle import CUT
+from srv.server.lifecycle import SHUTDOWN_MESSAGE
 from srv.server.preprocessor import Prompt, TokenizedPrompt, read_prompts
 from srv.server.protocols.logprobs import NativeEntry, native_entry, native_logprobs, native_top
 from srv.server.protocols.native_fields import DEFAULT_NEW_TOKENS, GenerateBody, NativeSampling
@@ -223,7 +223,11 @@ class NativeGenerate:
         params = _each(body.sampling_params, count, batch, "sampling_params", _sampling_params)
         wanted = _each(body.return_logprob, count, batch, "return_logprob", _flag)
         starts = _each(
-            body.logprob_start_len, count, batch, "logprob_start_len", _number(-1, -1, self.service.settings.room)
+            body.logprob_start_len,
+            count,
+            batch,
+            "logprob_start_len",
+            _number(-1, -1, self.service.settings.max_total_tokens),
         )
         tops = _each(body.top_logprobs_num, count, batch, "top_logprobs_num", _number(0, 0, MAX_TOP_LOGPROBS))
         self.service.preprocessor.check_count(1, sum(one.n or 1 for one in params), param)
@@ -252,7 +256,7 @@ class NativeGenerate:
                 shown = formatter.show(result, rids[delta.sequence.prompt_index])
                 yield event({**shown, "index": delta.sequence.index} if several else shown)
         if aborted and self.service.lifecycle.draining:
-            yield event(error_body(CUT, 503, "shutting_down"))
+            yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
             return
         yield DONE
 

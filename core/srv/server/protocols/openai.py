@@ -23,7 +23,7 @@ from srv.errors import RequestError
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
 from srv.server.http.events import DONE, EventStream, event, while_connected
 from srv.server.http.failures import error_body
-from srv.server.lifecycle import CUT
+from srv.server.lifecycle import SHUTDOWN_MESSAGE
 from srv.server.preprocessor import TokenizedPrompt
 from srv.server.protocols.openai_fields import StreamOptions
 from srv.server.sampling_fields import SamplingBody
@@ -104,7 +104,7 @@ class OpenAIEndpoint(ABC):
             return EventStream(self._events(envelope, parsed.formatter, group, with_usage), ticket.close)
         try:
             results = await while_connected(request.receive, group.gather())
-            self.service.lifecycle.check_not_cut(result.finish for result in results)
+            self.service.lifecycle.check_not_aborted(result.finish for result in results)
         finally:
             ticket.close()
         envelope = ResponseEnvelope(rid, self.kind, self.service.settings.model_name)
@@ -124,7 +124,7 @@ class OpenAIEndpoint(ABC):
                 yield opening + b"".join(event(envelope.wrap([choice], **more)) for choice in formatter.chunk(delta))
                 opening = b""
         if aborted and self.service.lifecycle.draining:
-            yield event(error_body(CUT, 503, "shutting_down"))
+            yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
             return
         if with_usage:
             yield event(envelope.wrap([], usage=group.usage().openai()))

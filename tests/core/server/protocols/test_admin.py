@@ -60,7 +60,7 @@ async def test_information() -> None:
     async with serving() as server:
         assert (await server.http.get("/get_model_info")).json() == {
             "model_path": "/models/tiny",
-            "max_request_tokens": settings().room,
+            "max_request_tokens": settings().max_total_tokens,
         }
         info = (await server.http.get("/get_server_info")).json()
         assert info["args"]["page_size"]["story"] == "because generic default"
