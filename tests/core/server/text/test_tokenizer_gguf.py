@@ -208,7 +208,7 @@ def processor(metadata: Mapping[str, Any]) -> ModelTextProcessor:
     return ModelTextProcessor(source_from_metadata(metadata, "test.gguf"), None, "test")
 
 
-def pieces(text: ModelTextProcessor, value: str) -> list[str]:
+def token_texts(text: ModelTextProcessor, value: str) -> list[str]:
     return [text.token_text(token) for token in text.encode(value)]
 
 
@@ -222,7 +222,7 @@ def pieces(text: ModelTextProcessor, value: str) -> list[str]:
     ],
 )
 def test_pre_tokenizer_limits_merges_to_words(pre: str, expected: list[str]) -> None:
-    assert pieces(processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})), "hello 1234") == expected
+    assert token_texts(processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})), "hello 1234") == expected
 
 
 def test_nfc_normalization_only_where_the_model_uses_it() -> None:
@@ -245,7 +245,7 @@ def test_every_pre_tokenizer_preserves_the_text(name: str) -> None:
 def test_file_sets_the_bos_and_eos_tokens(add_bos: bool | None, add_eos: bool | None, expected: list[str]) -> None:
     keys = {"tokenizer.ggml.add_bos_token": add_bos, "tokenizer.ggml.add_eos_token": add_eos}
     text = processor(byte_level_metadata(**keys))
-    assert pieces(text, "he") == expected
+    assert token_texts(text, "he") == expected
     assert len(text.encode("he", add_special_tokens=False)) == 1
 
 
