@@ -45,15 +45,15 @@ FAULTS = (
     Fault(
         name="stop-string-begins-too-late",
         file="core/srv/server/text/detokenize.py",
-        text="certain = min(certain, place)",
-        planted="certain = min(certain, place + 1)",
+        text="safe_end = min(safe_end, position)",
+        planted="safe_end = min(safe_end, position + 1)",
         effect="The first character of a stop string is sent before the string is complete.",
         tests=(_DETOKENIZE,),
     ),
     Fault(
         name="later-stop-string-wins",
         file="core/srv/server/text/detokenize.py",
-        text="elif found is None or (place, len(stop)) < found:",
+        text="elif found is None or (position, len(stop)) < found:",
         planted="elif found is None:",
         effect="The text is cut at the first stop string of the list instead of the first one in the text.",
         tests=(_DETOKENIZE,),
@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         name="abandoned-request-goes-on",
         file="core/srv/server/client.py",
-        text="                self._outbox.put_nowait(Abort([message.id]))\n",
+        text="                self._outbox.put_nowait(Abort([spec.id]))\n",
         planted="",
         effect="Requests of disconnected clients are generated to their end.",
         tests=(_CLIENT,),

@@ -1,1 +1,1 @@
-"""The API process: HTTP, protocols, tokenizing, incremental detokenizing, metrics."""
+"""The API process: HTTP, protocols, tokenization, incremental detokenization, metrics."""

@@ -1,7 +1,7 @@
-"""The HTTP application: which path is served by what.
+"""The HTTP application: its routes and its OpenAPI document.
 
-`create_app` is all that a launcher needs. The caller runs `client.run()` as a task of the same event loop,
-and on SIGTERM awaits `app.state.lifecycle.drain(seconds)` before it stops the HTTP server.
+A launcher needs only `create_app`. The caller runs `client.run()` as a task of the same event loop, and on SIGTERM
+awaits `app.state.lifecycle.drain(seconds)` before it stops the HTTP server.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(settings: ServerSettings, client: EngineClient, text: TextProcessor) -> FastAPI:
-    """The app over one engine. `app.state.lifecycle` drains it; `app.state.service` holds its parts, and is closed
-    by whoever serves the app."""
+    """The app for one engine. `app.state.lifecycle` drains it; `app.state.service` holds its components, and the
+    caller closes `app.state.service.preprocessor`."""
     service = Service(settings, client, text)
 
     app = FastAPI(title="srv", version=srv.__version__, redirect_slashes=False)
@@ -78,15 +78,15 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/metrics", admin.metrics),
     ]
     for methods, path, handler in routes:
-        # A route of Starlette's own: our handlers read and check bodies themselves.
+        # A plain Starlette route, because the handlers read and validate bodies themselves.
         app.add_route(path, handler, methods=methods.split(), name=path)
     app.openapi = lambda: _openapi(routes)  # type: ignore[method-assign]
 
 
 def _openapi(routes: list[tuple[str, str, Handler]]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document made from the same schemas that check the bodies."""
-    kept: list[tuple[type[RequestBody], JsonSchemaMode]] = [(body, "validation") for body in REQUEST_BODIES.values()]
-    references, definitions = models_json_schema(kept, ref_template="#/components/schemas/{model}")
+    """An OpenAPI 3.1 document, generated from the schemas that validate the bodies."""
+    schemas: list[tuple[type[RequestBody], JsonSchemaMode]] = [(body, "validation") for body in REQUEST_BODIES.values()]
+    references, definitions = models_json_schema(schemas, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
     for methods, path, _ in routes:
         operation: dict[str, Any] = {"responses": {"200": {"description": "Success"}}}

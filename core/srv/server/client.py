@@ -1,7 +1,7 @@
-"""The API process's end of the line to the engine: one demultiplexer, one inbox a request.
+"""The API process's client of the engine: it routes each output to the inbox of its request.
 
-Owns which requests wait for outputs and what happens to them when the caller or the engine goes away.
-Must not know HTTP, text or protocols, nor how messages travel (`Channel`).
+Owns the requests that wait for outputs, and what happens to them when their caller leaves or the engine dies. Must not
+know HTTP, text, protocols or how messages are transported (`Channel`).
 
     generate() --RequestSpec/Abort/Finish--> outbox --run()--> Channel.send
     generate() <-------- inbox <--------------- run() <---- Channel.receive
@@ -35,11 +35,11 @@ from srv.io.messages import (
 from srv.types import RequestSpec
 
 log = logging.getLogger(__name__)
-DRAIN_MARGIN_SECONDS = 5.0  # beyond the grace period: the time the engine gets to say Drained
+DRAIN_MARGIN_SECONDS = 5.0  # extra time after the grace period for the engine to send Drained
 
 
 class Channel(Protocol):
-    """Carries messages to and from one engine, in order, each way. `receive` raises EngineDead at the end."""
+    """Carries messages to and from one engine, in order. `receive` raises EngineDead when the engine is gone."""
 
     async def send(self, message: ToEngine) -> None: ...
 
@@ -47,7 +47,7 @@ class Channel(Protocol):
 
 
 class _Inbox:
-    """Outputs of one request that wait for their reader. One reader; one wake-up for any number of puts."""
+    """A queue of the outputs of one request, for one reader, which wakes up once for any number of puts."""
 
     __slots__ = ("_failure", "_outputs", "_waiter")
 
@@ -69,7 +69,7 @@ class _Inbox:
             self._waiter.set_result(None)
 
     async def get(self) -> Output:
-        """The next output; what arrived before a failure is handed out before it is raised."""
+        """The next output. A failure is raised only after all outputs that arrived before it."""
         while not self._outputs:
             if self._failure is not None:
                 raise EngineDead(str(self._failure))
@@ -82,7 +82,7 @@ class _Inbox:
 
 
 class EngineClient:
-    """Talks to one engine. Every method belongs to the event loop that runs `run()`."""
+    """The client of one engine. All methods must be called on the event loop that runs `run()`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -95,7 +95,7 @@ class EngineClient:
         self.latest_stats: Stats | None = None
         self.ready: Ready | None = None
 
-    # ---- life -------------------------------------------------------------------------------------------
+    # ---- lifecycle -------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -103,7 +103,7 @@ class EngineClient:
 
     @property
     def waiting(self) -> int:
-        """Requests whose last output has not come yet."""
+        """The number of requests whose last output has not arrived."""
         return len(self._inboxes)
 
     def check_alive(self) -> None:
@@ -111,7 +111,7 @@ class EngineClient:
             raise EngineDead(str(self._failure))
 
     def fail(self, failure: EngineDead) -> None:
-        """The engine is gone: every waiting request and call fails with `failure`. The first call counts."""
+        """Fail all waiting requests and calls with `failure`, as the engine is gone. Later calls have no effect."""
         if self._failure is not None:
             return
         self._failure = failure
@@ -126,7 +126,7 @@ class EngineClient:
             self._drained.set_exception(EngineDead(str(failure)))
 
     async def run(self) -> None:
-        """Carry messages both ways until the engine is gone; then return. Run it as one task."""
+        """Send and receive messages until the engine is gone. Run it as one task."""
         sender = asyncio.create_task(self._send_all())
         sender.add_done_callback(self._sender_ended)
         try:
@@ -137,7 +137,7 @@ class EngineClient:
                 log.error("the engine is gone: %s", error)
             self.fail(error)
         except BaseException as error:
-            self.fail(EngineDead(f"the connection to the engine ended: {type(error).__name__}: {error}"))
+            self.fail(EngineDead(f"the connection to the engine failed: {type(error).__name__}: {error}"))
             raise
         finally:
             sender.cancel()
@@ -149,22 +149,22 @@ class EngineClient:
 
     def _sender_ended(self, sender: asyncio.Task[None]) -> None:
         if not sender.cancelled() and (error := sender.exception()) is not None:
-            self.fail(EngineDead(f"nothing more can be sent to the engine: {type(error).__name__}: {error}"))
+            self.fail(EngineDead(f"messages cannot be sent to the engine: {type(error).__name__}: {error}"))
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:
             case Outputs(outputs):
                 for output in outputs:
-                    # None: the request was given up or cut by a stop string; late outputs are expected.
+                    # None: the request was aborted or ended by a stop string; late outputs are expected.
                     if (inbox := self._inboxes.get(output.request)) is not None:
                         if output.finish is not None:
                             del self._inboxes[output.request]
                         inbox.put(output)
             case Stats():
                 self.latest_stats = message
-                self._answer(message.call, message)
+                self._complete_call(message.call, message)
             case Flushed():
-                self._answer(message.call, message)
+                self._complete_call(message.call, message)
             case Drained():
                 if self._drained is not None and not self._drained.done():
                     self._drained.set_result(message)
@@ -173,23 +173,23 @@ class EngineClient:
             case LoadFailed():
                 raise EngineDead("the engine could not start: " + "; ".join(message.lines))
 
-    def _answer(self, call: int, answer: Stats | Flushed) -> None:
+    def _complete_call(self, call: int, reply: Stats | Flushed) -> None:
         if (waiting := self._calls.pop(call, None)) is not None and not waiting.done():
-            waiting.set_result(answer)
+            waiting.set_result(reply)
 
     # ---- requests ---------------------------------------------------------------------------------------
 
-    async def generate(self, message: RequestSpec) -> AsyncGenerator[Output, None]:
-        """Outputs of one request, the last one with `finish` set.
+    async def generate(self, spec: RequestSpec) -> AsyncGenerator[Output, None]:
+        """Yield the outputs of one request, the last one with `finish` set.
 
-        Closed early (or its task cancelled), the request is aborted at the engine, unless `finish` was
-        called for it. Raises EngineDead, at once or in the midst; RequestError if the id is in use.
+        If the iterator is closed early or its task cancelled, the request is aborted at the engine, unless `finish` was
+        called for it. Raises EngineDead, before or between outputs; RequestError if the id is in use.
         """
         self.check_alive()
-        if message.id in self._inboxes:
-            raise RequestError(f"request id {message.id!r} is in use", code="duplicate_request", param="rid")
-        inbox = self._inboxes[message.id] = _Inbox()
-        self._outbox.put_nowait(message)
+        if spec.id in self._inboxes:
+            raise RequestError(f"request id {spec.id!r} is in use", code="duplicate_request", param="rid")
+        inbox = self._inboxes[spec.id] = _Inbox()
+        self._outbox.put_nowait(spec)
         try:
             while True:
                 output = await inbox.get()
@@ -197,16 +197,16 @@ class EngineClient:
                 if output.finish is not None:
                     return
         finally:
-            if self._inboxes.get(message.id) is inbox:
-                del self._inboxes[message.id]
-                self._outbox.put_nowait(Abort([message.id]))
+            if self._inboxes.get(spec.id) is inbox:
+                del self._inboxes[spec.id]
+                self._outbox.put_nowait(Abort([spec.id]))
 
     def abort(self, requests: Sequence[str] | None) -> None:
-        """Ask the engine to drop these requests (None: all). Their readers get a last output, ABORT."""
+        """Abort these requests at the engine (None: all). Their readers get a last output with ABORT."""
         self._outbox.put_nowait(Abort(None if requests is None else list(requests)))
 
     def finish(self, request: str) -> None:
-        """The output is complete, though the engine does not know it (a stop string was found)."""
+        """End a request whose output is complete without the engine knowing it (a stop string was found)."""
         if self._inboxes.pop(request, None) is not None:
             self._outbox.put_nowait(Finish(request))
 
@@ -220,30 +220,30 @@ class EngineClient:
         return self._next_call, future
 
     async def flush(self) -> Flushed:
-        """Forget the prefix cache. `done` is False, with a reason, while requests run."""
+        """Flush the prefix cache. `done` is False, with a reason, while requests are running."""
         call, future = self._call()
         self._outbox.put_nowait(FlushCache(call))
         try:
-            answer = await future
+            reply = await future
         finally:
             self._calls.pop(call, None)
-        assert isinstance(answer, Flushed)
-        return answer
+        assert isinstance(reply, Flushed)
+        return reply
 
     async def stats(self) -> Stats:
         call, future = self._call()
         self._outbox.put_nowait(GetStats(call))
         try:
-            answer = await future
+            reply = await future
         finally:
             self._calls.pop(call, None)
-        assert isinstance(answer, Stats)
-        return answer
+        assert isinstance(reply, Stats)
+        return reply
 
     async def drain(self, seconds: float) -> Drained | None:
-        """Let the engine finish what runs within `seconds` and abort the rest.
+        """Let the engine finish running requests within `seconds` and abort the rest.
 
-        Returns None, and fails what is left, if the engine does not answer in time or is gone already.
+        Returns None, and fails all remaining requests, if the engine does not reply in time or is gone already.
         """
         if not self.alive:
             return None

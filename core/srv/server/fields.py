@@ -1,11 +1,11 @@
-"""Request schemas as tables: every field of every request body has one status, and the same table checks.
+"""Request schemas, in which every field of every request body has a status.
 
-Owns the marks `Refused` and `NoEffect`, the base class `RequestBody`, the translation of pydantic's findings
-into sentences, and `field_table`, which the documentation and a test walk. Must not know any endpoint.
+Owns the annotations `Refused` and `NoEffect`, the base class `RequestBody`, the error messages for pydantic's
+validation errors, and `field_table`, which the tests read. Must not know any endpoint.
 
-    implemented  changes what is done; tested
-    no_effect    by its definition changes nothing that this server returns; says why
-    refused      known, but not implemented: a 400 naming it, unless its value asks for nothing
+    implemented  has an effect; tested
+    no_effect    by definition changes nothing that this server returns; has a reason
+    refused      known, but not implemented: a 400 that names it, unless its value is neutral
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from srv.errors import RequestError
 
-LONGEST_SUGGESTED_NAME = 64  # difflib is quadratic; a longer unknown name gets no suggestion
-SHOWN_PROBLEMS = 5
+MAX_SUGGESTION_LENGTH = 64  # difflib is quadratic; a longer unknown name gets no suggestion
+MAX_REPORTED_PROBLEMS = 5
 
 
 def _same(left: object, right: object) -> bool:
-    """Equality that tells 1, 1.0 and True apart."""
+    """Equality that distinguishes 1, 1.0 and True."""
     return type(left) is type(right) and left == right
 
 
@@ -34,7 +34,7 @@ def _same(left: object, right: object) -> bool:
 class Refused:
     """A field of the protocol whose feature is not implemented.
 
-    `neutral` are the values that ask for nothing (clients send them); only they are accepted.
+    Only the values in `neutral` are accepted: clients send them without asking for the feature.
     """
 
     reason: str
@@ -53,24 +53,24 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A field that by its definition changes nothing in what this server returns."""
+    """A field that by definition changes nothing that this server returns."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FieldStatus:
-    """One row of the table of fields."""
+    """One row of `field_table`."""
 
     name: str
     status: str  # implemented | no_effect | refused
-    reason: str  # of a refused field or one without effect; else what the field does
+    reason: str  # why it is refused or has no effect; for an implemented field, its description
 
 
 class RequestBody(BaseModel):
-    """Base of all request bodies: exact types, no unknown fields, finite numbers.
+    """Base of all request bodies: strict types, no unknown fields, finite numbers.
 
-    `RENAMED` names what users of other servers send, and the field that carries its meaning here.
+    `RENAMED` maps field names of other servers to the equivalent field of this one.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
@@ -78,7 +78,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def parse(cls, body: object, where: str = "") -> Self:
-        """Check a decoded JSON body. Raises RequestError (400) naming every field at fault, at most five."""
+        """Validate a decoded JSON body. Raises RequestError (400) that names all invalid fields, at most five."""
         if not isinstance(body, dict):
             place = where or "the body"
             raise RequestError(
@@ -95,14 +95,14 @@ class RequestBody(BaseModel):
         unknown = [name for name in body if name not in cls.model_fields]
         if not unknown:
             return
-        sentences = [unknown_name(cls, name, where) for name in unknown[:SHOWN_PROBLEMS]]
-        if len(unknown) > SHOWN_PROBLEMS:
-            sentences.append(f"and {len(unknown) - SHOWN_PROBLEMS} more unknown fields")
+        sentences = [unknown_name(cls, name, where) for name in unknown[:MAX_REPORTED_PROBLEMS]]
+        if len(unknown) > MAX_REPORTED_PROBLEMS:
+            sentences.append(f"and {len(unknown) - MAX_REPORTED_PROBLEMS} more unknown fields")
         raise RequestError("; ".join(sentences), code="unknown_field", param=_join(where, shorten(unknown[0])))
 
 
 def field_table(model: type[RequestBody]) -> list[FieldStatus]:
-    """Name, status and reason of every field of one request body, in the order of the schema."""
+    """Name, status and reason of every field of a request body, in the order of the schema."""
     rows = []
     for name, info in model.model_fields.items():
         marks = [mark for mark in info.metadata if isinstance(mark, Refused | NoEffect)]
@@ -115,18 +115,18 @@ def field_table(model: type[RequestBody]) -> list[FieldStatus]:
 
 
 def unknown_name(model: type[RequestBody], name: str, where: str) -> str:
-    """The sentence for a field that does not exist, with the nearest real name."""
+    """The message for a field that does not exist, with the closest existing name."""
     shown = _join(where, shorten(name))
-    if (meant := model.RENAMED.get(name)) is not None:
-        return f"unknown field {shown}: here it is called {_join(where, meant)}"
+    if (field := model.RENAMED.get(name)) is not None:
+        return f"unknown field {shown}: it is called {_join(where, field)} here"
     usable = [row.name for row in field_table(model) if row.status != "refused"]
-    near = difflib.get_close_matches(name, usable, n=1) if len(name) <= LONGEST_SUGGESTED_NAME else []
+    near = difflib.get_close_matches(name, usable, n=1) if len(name) <= MAX_SUGGESTION_LENGTH else []
     hint = f"did you mean {_join(where, near[0])}?" if near else "remove it"
     return f"unknown field {shown}: {hint}"
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """A value as a user would recognise it, cut to about `limit` characters without building it in full."""
+    """The repr of a value (a string as it is), truncated to about `limit` characters without building all of it."""
     if isinstance(value, str):
         return value if len(value) <= limit else f"{value[:limit]}... ({len(value)} characters)"
     shorter = reprlib.Repr()
@@ -135,7 +135,7 @@ def shorten(value: object, limit: int = 80) -> str:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls the type of a value; of a value that JSON does not have, its Python type (`srv.LLM`)."""
+    """The JSON type of a value, or its Python type if JSON has none (`srv.LLM`)."""
     if isinstance(value, bool):
         return "a boolean"
     for kind, name in ((dict, "an object"), (list, "an array"), (str, "a string"), (int, "an integer")):
@@ -147,7 +147,7 @@ def json_type(value: object) -> str:
 
 
 def field_error(kind: str, sentence: str) -> PydanticCustomError:
-    """What a validator of ours raises: `sentence` says why the value will not do and what will."""
+    """The error of a custom validator: `sentence` says what the value must be."""
     return PydanticCustomError(kind, "{sentence}", {"sentence": sentence})
 
 
@@ -162,7 +162,7 @@ def _path(location: tuple[int | str, ...], where: str) -> str:
     return path
 
 
-_WANTED = {
+_REQUIREMENTS = {
     "float_type": "must be a number",
     "int_type": "must be an integer",
     "bool_type": "must be true or false",
@@ -177,10 +177,10 @@ _WANTED = {
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """Why a value will not do, to go after "it"."""
+    """The requirement that a value does not meet, as a sentence that follows "it"."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind in _WANTED:
-        return _WANTED[kind]
+    if kind in _REQUIREMENTS:
+        return _REQUIREMENTS[kind]
     if kind in ("too_short", "string_too_short"):
         return f"must have a length of at least {context['min_length']}"
     if kind in ("too_long", "string_too_long"):
@@ -205,7 +205,7 @@ def _nested_body(annotation: object) -> type[RequestBody] | None:
 
 
 def _problem(model: type[RequestBody], error: ErrorDetails, where: str) -> tuple[str, str, str]:
-    """(code, path, sentence) of one finding."""
+    """(code, path, sentence) of one validation error."""
     kind, path = error["type"], _path(error["loc"], where)
     if kind == "missing":
         return "missing_field", path, f"{path} is required"
@@ -222,14 +222,14 @@ def _problem(model: type[RequestBody], error: ErrorDetails, where: str) -> tuple
 
 
 def _as_request_error(model: type[RequestBody], error: ValidationError, where: str) -> RequestError:
-    found = error.errors(include_url=False)
-    problems = [_problem(model, one, where) for one in found[:SHOWN_PROBLEMS]]
+    details = error.errors(include_url=False)
+    problems = [_problem(model, detail, where) for detail in details[:MAX_REPORTED_PROBLEMS]]
     code, param, _ = problems[0]
     sentences = []
-    for one, (_, _, sentence) in zip(found, problems, strict=False):
-        info = model.model_fields.get(str(one["loc"][0])) if len(one["loc"]) == 1 else None
-        about = info.description if info is not None and one["type"] != "not_implemented" else None
+    for detail, (_, _, sentence) in zip(details, problems, strict=False):
+        info = model.model_fields.get(str(detail["loc"][0])) if len(detail["loc"]) == 1 else None
+        about = info.description if info is not None and detail["type"] != "not_implemented" else None
         sentences.append(f"{sentence}. {about}" if about else sentence)
-    if len(found) > SHOWN_PROBLEMS:
-        sentences.append(f"and {len(found) - SHOWN_PROBLEMS} more problems")
+    if len(details) > MAX_REPORTED_PROBLEMS:
+        sentences.append(f"and {len(details) - MAX_REPORTED_PROBLEMS} more problems")
     return RequestError("; ".join(sentences), code=code, param=param)

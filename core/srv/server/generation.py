@@ -1,10 +1,10 @@
-"""Turns engine outputs into deltas that may be sent: text with the tokens and log-probabilities that belong to it.
+"""Turns engine outputs into deltas that can be sent: text with its tokens and log-probabilities.
 
 Owns one output sequence (`Sequence`), and the sequences of one client request (`RequestGroup`). Must not know HTTP or
 the format of any protocol.
 
-    Output(tokens) ── pending tokens ──► released with the text they are part of ──► OutputDelta
-                └──── detokenizer ──────► text that no stop string can cut any more
+    Output(tokens) ── pending tokens ──► released together with their text ──► OutputDelta
+                └──── detokenizer ──────► text that cannot be part of a stop string
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """New output of one sequence. `prompt_logprobs` come once, with the first delta.
+    """New output of one sequence. `prompt_logprobs` is set on the first delta only.
 
     `finish` is set on the last delta; `matched` is the stop string or token id that ended the sequence.
     """
@@ -46,7 +46,7 @@ class OutputDelta:
 
 
 class Sequence:
-    """One output. `index` is its position in the response, `prompt_index` that of its prompt."""
+    """One output sequence. `index` is its position in the response, `prompt_index` that of its prompt."""
 
     def __init__(
         self,
@@ -80,35 +80,35 @@ class Sequence:
         self._last_token_at = 0.0
 
     async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
-        """The deltas, the last with `finish`. Raises RequestError or EngineDead.
+        """Yield the deltas, the last one with `finish` set. Raises RequestError or EngineDead.
 
         Closing the iterator early aborts the sequence at the engine.
         """
-        if self._aborted():  # between its admission and now: it was never sent to the engine
+        if self._aborted():  # after its admission, before it was sent to the engine
             self.finish = FinishReason.ABORT
             self._metrics.sequence_ended(FinishReason.ABORT, time.perf_counter() - self._arrival)
             yield self._delta("", [])
             return
         params = msgspec.structs.replace(self.prompt.params, seed=self.prompt.seeds[self.output_index])
-        message = RequestSpec(id=self._name, tokens=tuple(self.prompt.tokens), params=params)
-        ended = FinishReason.ABORT  # unless the engine reports another
+        spec = RequestSpec(id=self._name, tokens=tuple(self.prompt.tokens), params=params)
+        reason = FinishReason.ABORT  # unless the engine reports another
         try:
-            async with aclosing(self._engine.generate(message)) as outputs:
+            async with aclosing(self._engine.generate(spec)) as outputs:
                 async for output in outputs:
-                    delta = self._take(output)
+                    delta = self._process_output(output)
                     if self.finish is not None:
-                        ended = self.finish
+                        reason = self.finish
                     if delta is not None:
                         yield delta
                     if self.finish is not None:
                         return
         except (EngineDead, RequestError):
-            ended = FinishReason.ERROR
+            reason = FinishReason.ERROR
             raise
         finally:
-            self._metrics.sequence_ended(ended, time.perf_counter() - self._arrival)
+            self._metrics.sequence_ended(reason, time.perf_counter() - self._arrival)
 
-    def _take(self, output: Output) -> OutputDelta | None:
+    def _process_output(self, output: Output) -> OutputDelta | None:
         if output.finish is FinishReason.ERROR:
             code, message = output.error or ("engine_error", "the engine failed on this request")
             raise engine_error(code, message)
@@ -116,15 +116,15 @@ class Sequence:
         if output.prompt_logprobs:
             self._prompt_logprobs.extend(output.prompt_logprobs)
         if output.tokens:
-            self._measure(len(output.tokens))
+            self._record_latency(len(output.tokens))
         if self.prompt.score_only:
-            return self._scored(output)
+            return self._score_output(output)
         logprobs: Iterable[TokenLogprob | None] = output.logprobs or repeat(None, len(output.tokens))
         self._pending.extend(zip(output.tokens, logprobs, strict=True))
         self._received += len(output.tokens)
         return self._release(output)
 
-    def _measure(self, tokens: int) -> None:
+    def _record_latency(self, tokens: int) -> None:
         now = time.perf_counter()
         if self._last_token_at == 0.0:
             self._metrics.first_token(now - self._arrival)
@@ -133,21 +133,23 @@ class Sequence:
         self._last_token_at = now
 
     def _release(self, output: Output) -> OutputDelta | None:
-        hidden = output.stop_token is not None and not self.prompt.include_stop
-        piece = self._detokenizer.push(output.tokens[:-1] if hidden else output.tokens, output.finish is not None)
-        used = piece.tokens_used
-        if piece.stopped is not None:
-            self.finish, self.matched = FinishReason.STOP, piece.stopped
+        hide_stop_token = output.stop_token is not None and not self.prompt.include_stop
+        delta = self._detokenizer.push(
+            output.tokens[:-1] if hide_stop_token else output.tokens, output.finish is not None
+        )
+        used = delta.tokens_used
+        if delta.stop_string is not None:
+            self.finish, self.matched = FinishReason.STOP, delta.stop_string
             self._engine.finish(self._name)
         elif output.finish is not None:
             self.finish, self.matched, used = output.finish, output.stop_token, self._received
         released = [self._pending.popleft() for _ in range(used - self.completion_tokens)]
         self.completion_tokens = used
-        if not (piece.text or released or self.finish):
+        if not (delta.text or released or self.finish):
             return None
-        return self._delta(piece.text, released)
+        return self._delta(delta.text, released)
 
-    def _scored(self, output: Output) -> OutputDelta | None:
+    def _score_output(self, output: Output) -> OutputDelta | None:
         if output.finish is None:
             return None
         self.finish = FinishReason.ABORT if output.finish is FinishReason.ABORT else FinishReason.LENGTH
@@ -170,7 +172,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class CompletedSequence:
-    """A sequence with its whole output."""
+    """A sequence with its complete output."""
 
     sequence: Sequence
     parts: list[str] = field(default_factory=list)
@@ -197,7 +199,7 @@ class CompletedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request: a prompt counts once, however many outputs it has."""
+    """Token counts of a request; a prompt counts once for all of its outputs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -227,7 +229,7 @@ class RequestGroup:
         )
 
     async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
-        """Deltas of all sequences in order of arrival. The first failure ends them all, and is raised."""
+        """Yield the deltas of all sequences as they arrive. The first failure ends all of them and is raised."""
         if len(self.sequences) == 1:
             async with aclosing(self.sequences[0].deltas()) as deltas:
                 async for delta in deltas:

@@ -1,5 +1,4 @@
-"""Shutdown: on a signal new requests are refused at once, and running ones finish or are told; so are they when the
-engine is lost."""
+"""Graceful shutdown: after a signal new requests are refused, and running ones finish or end with an error."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn, save that the first signal drains before the listener closes; a second cuts what still runs."""
+    """uvicorn, but the first signal drains before the listener closes; a second one aborts running requests."""
 
     def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, grace_seconds: float) -> None:
         super().__init__(config)
@@ -34,20 +33,22 @@ class GracefulServer(uvicorn.Server):
         if self._loop is None:
             super().handle_exit(sig, frame)
         elif self._lifecycle.draining:
-            self._loop.call_soon_threadsafe(self._lifecycle.abort, None)  # every response is told, then the drain ends
+            self._loop.call_soon_threadsafe(self._lifecycle.abort, None)  # all responses end, then the drain ends
         else:
             self._lifecycle.begin_drain()
-            self._loop.call_soon_threadsafe(self._begin)
+            self._loop.call_soon_threadsafe(self._start_drain)
 
-    def _begin(self) -> None:
+    def _start_drain(self) -> None:
         logger.info(
             "stopping: %d requests are running and have %g s to finish", self._lifecycle.active, self._grace_seconds
         )
         self._draining = asyncio.ensure_future(self._drain())
 
     def lose_engine(self) -> None:
-        """The engine has ended by itself: every response is told, then the server ends, so that whoever supervises it
-        starts another. In a shutdown it ends because it was told to."""
+        """Stop the server because the engine has exited, so that a supervisor restarts it. Responses end with errors.
+
+        Does nothing during a shutdown, when the engine is expected to exit.
+        """
         if not self._lifecycle.draining:
             self.engine_lost = self.should_exit = True
 

@@ -1,4 +1,4 @@
-"""Which client requests are live, under which names, and whether new ones are taken.
+"""Tracks the active client requests and their ids, and whether new ones are accepted.
 
 Owns request ids (`rid`) and graceful shutdown. Must not know protocols or text.
 """
@@ -12,24 +12,24 @@ from srv.errors import RequestError
 from srv.server.client import EngineClient
 from srv.types import FinishReason
 
-CUT = "the server is shutting down; the output is cut"
-LAST_WORDS_SECONDS = 2.0  # after the engine has drained: for responses to reach their clients
+SHUTDOWN_MESSAGE = "the server is shutting down; the output is incomplete"
+RESPONSE_FLUSH_SECONDS = 2.0  # after the engine has drained: time for responses to reach their clients
 
 
 class Ticket:
-    """One live HTTP request: the ids of its sequences at the engine, by request id. Close it exactly once."""
+    """One active HTTP request: its sequence ids at the engine by request id. Close it exactly once."""
 
-    def __init__(self, lifecycle: Lifecycle, named: dict[str, tuple[str, ...]]) -> None:
-        self.named = named
+    def __init__(self, lifecycle: Lifecycle, sequences_by_rid: dict[str, tuple[str, ...]]) -> None:
+        self.sequences_by_rid = sequences_by_rid
         self._lifecycle = lifecycle
 
     def is_aborted(self, sequence: str) -> bool:
-        """Whether this sequence was aborted; one that has not been sent to the engine yet must not be."""
+        """Whether this sequence was aborted, in which case it must not be sent to the engine."""
         return sequence in self._lifecycle.aborted
 
     @property
     def sequences(self) -> list[str]:
-        return [sequence for sequences in self.named.values() for sequence in sequences]
+        return [sequence for sequences in self.sequences_by_rid.values() for sequence in sequences]
 
     def close(self) -> None:
         self._lifecycle._close(self)
@@ -38,95 +38,95 @@ class Ticket:
 class Lifecycle:
     """Admits client requests while the server accepts them.
 
-    Shutdown: `begin_drain()` refuses new requests with a 503; `await drain(seconds)` does that too, lets
-    running ones finish, has the engine abort what is left, and returns when the last response has ended.
+    Shutdown: `begin_drain()` refuses new requests with a 503; `await drain(seconds)` does so too, lets running ones
+    finish, makes the engine abort the rest, and returns when the last response has ended.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._live: dict[str, tuple[str, ...]] = {}  # request id -> ids of its sequences at the engine
+        self._active: dict[str, tuple[str, ...]] = {}  # request id -> ids of its sequences at the engine
         self._serial = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
-        self.aborted: set[str] = set()  # sequences of live requests that were aborted here
+        self.aborted: set[str] = set()  # sequences of active requests that were aborted
 
     @property
     def active(self) -> int:
-        """Request ids whose responses have not ended."""
-        return len(self._live)
+        """The number of request ids whose responses have not ended."""
+        return len(self._active)
 
     @property
     def healthy(self) -> bool:
         return self._client.alive and not self.draining
 
     def check_accepting(self) -> None:
-        """Raises RequestError (503) while shutting down, EngineDead when there is no engine."""
+        """Raises RequestError (503) during a shutdown, EngineDead if the engine is gone."""
         if self.draining:
             raise RequestError(
-                "the server is shutting down and takes no new requests; try again later or elsewhere",
+                "the server is shutting down and accepts no new requests; retry later",
                 code="shutting_down",
                 status=503,
             )
         self._client.check_alive()
 
-    def check_not_cut(self, finishes: Iterable[FinishReason]) -> None:
-        """Raises RequestError (503) if a shutdown has cut an output: OpenAI's protocol has no other word for it."""
+    def check_not_aborted(self, finishes: Iterable[FinishReason]) -> None:
+        """Raises RequestError (503) if a shutdown aborted an output: OpenAI has no finish reason for that."""
         if self.draining and FinishReason.ABORT in finishes:
-            raise RequestError(CUT, code="shutting_down", status=503)
+            raise RequestError(SHUTDOWN_MESSAGE, code="shutting_down", status=503)
 
-    def admit(self, wanted: Sequence[tuple[str, int]]) -> Ticket:
-        """Take in request ids, each with its number of sequences, in order.
+    def admit(self, requests: Sequence[tuple[str, int]]) -> Ticket:
+        """Register request ids, each with its number of sequences, in order.
 
-        Raises RequestError if the server is draining, or if an id is taken, by a live request or twice here.
+        Raises RequestError if the server is draining, or if an id is in use or occurs twice in `requests`.
         """
         self.check_accepting()
-        named: dict[str, tuple[str, ...]] = {}
-        for rid, sequences in wanted:
-            if rid in self._live or rid in named:
-                why = "it is given twice" if rid in named else "a request of this id is running"
+        sequences_by_rid: dict[str, tuple[str, ...]] = {}
+        for rid, sequences in requests:
+            if rid in self._active or rid in sequences_by_rid:
+                reason = "it occurs twice" if rid in sequences_by_rid else "a request with this id is running"
                 raise RequestError(
-                    f"rid = {rid!r} is refused: {why}; choose another",
+                    f"rid = {rid!r} is refused: {reason}; use another one",
                     code="duplicate_request",
                     param="rid",
                     status=409,
                 )
-            # The serial keeps engine ids unique even when a client uses an id again while the engine still
-            # aborts its last use.
+            # The serial keeps engine ids unique if a client reuses an id while the engine is still aborting the
+            # previous request.
             self._serial += 1
-            named[rid] = tuple(f"{rid}.{self._serial}.{index}" for index in range(sequences))
-        self._live |= named
+            sequences_by_rid[rid] = tuple(f"{rid}.{self._serial}.{index}" for index in range(sequences))
+        self._active |= sequences_by_rid
         self._idle.clear()
-        return Ticket(self, named)
+        return Ticket(self, sequences_by_rid)
 
     def _close(self, ticket: Ticket) -> None:
-        for rid in ticket.named:
-            self._live.pop(rid, None)
+        for rid in ticket.sequences_by_rid:
+            self._active.pop(rid, None)
         self.aborted.difference_update(ticket.sequences)
-        if not self._live:
+        if not self._active:
             self._idle.set()
 
     def abort(self, rids: Sequence[str] | None) -> int:
-        """Abort these client requests (None: all) and say how many there were. Raises RequestError: 404."""
-        chosen = list(self._live if rids is None else dict.fromkeys(rids))
-        if missing := [rid for rid in chosen if rid not in self._live]:
+        """Abort these client requests (None: all) and return their number. Raises RequestError (404)."""
+        selected = list(self._active if rids is None else dict.fromkeys(rids))
+        if missing := [rid for rid in selected if rid not in self._active]:
             raise RequestError(
                 f"no request with rid = {missing[0]!r} is running", code="request_not_found", param="rid", status=404
             )
-        if sequences := [sequence for rid in chosen for sequence in self._live[rid]]:
+        if sequences := [sequence for rid in selected for sequence in self._active[rid]]:
             self.aborted.update(sequences)
             self._client.abort(sequences)
-        return len(chosen)
+        return len(selected)
 
     def begin_drain(self) -> None:
         self.draining = True
 
     async def drain(self, seconds: float) -> None:
-        """Finish within `seconds`, abort the rest, and wait until every response has ended."""
+        """Let requests finish within `seconds`, abort the rest, and wait until every response has ended."""
         self.begin_drain()
         await self._client.drain(seconds)
         try:
-            async with asyncio.timeout(LAST_WORDS_SECONDS):
+            async with asyncio.timeout(RESPONSE_FLUSH_SECONDS):
                 await self._idle.wait()
         except TimeoutError:
-            return  # a client that does not read cannot hold up the shutdown
+            return  # a client that does not read its response must not delay the shutdown

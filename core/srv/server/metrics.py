@@ -1,6 +1,6 @@
-"""Prometheus metrics of the API process, and of the engine's last report.
+"""Prometheus metrics of the API process and of the engine.
 
-Owns names, help texts and buckets. Must not know protocols; the engine's numbers come as `Stats`.
+Owns names, help texts and buckets. Must not know protocols; the metrics of the engine arrive as `Stats`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 _GAUGES = (
     ("srv_requests_running", "Sequences in the running batch.", "running"),
-    ("srv_requests_queued", "Sequences that wait for a place in the batch.", "waiting"),
+    ("srv_requests_queued", "Sequences in the waiting queue.", "waiting"),
     ("srv_kv_pages_total", "Pages of the KV pool.", "pages_total"),
-    ("srv_kv_pages_free", "Pages that hold nothing.", "pages_free"),
-    ("srv_kv_pages_cached", "Pages of the prefix cache that no request uses.", "pages_cached"),
+    ("srv_kv_pages_free", "Free pages of the KV pool.", "pages_free"),
+    ("srv_kv_pages_cached", "Pages of the prefix cache that no running request uses.", "pages_cached"),
     ("srv_kv_pages_held", "Pages that running requests use.", "pages_held"),
 )
 _COUNTERS = (
-    ("srv_prompt_tokens", "Prompt tokens taken in.", "prompt_tokens"),
+    ("srv_prompt_tokens", "Prompt tokens received.", "prompt_tokens"),
     ("srv_cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
     ("srv_generated_tokens", "Tokens generated.", "generated_tokens"),
-    ("srv_engine_steps", "Steps of the engine.", "steps"),
-    ("srv_replayed_steps", "Steps that replayed a captured one.", "replayed_steps"),
-    ("srv_eager_steps", "Steps that were launched kernel by kernel.", "eager_steps"),
-    ("srv_retractions", "Sequences put back into the queue because pages ran out.", "retractions"),
-    ("srv_sequences_finished", "Sequences the engine has finished.", "finished"),
-    ("srv_sequences_aborted", "Sequences the engine has aborted.", "aborted"),
+    ("srv_engine_steps", "Engine steps.", "steps"),
+    ("srv_replayed_steps", "Engine steps that replayed a captured graph.", "replayed_steps"),
+    ("srv_eager_steps", "Engine steps that ran eagerly.", "eager_steps"),
+    ("srv_retractions", "Sequences retracted to the queue because the KV pool was full.", "retractions"),
+    ("srv_sequences_finished", "Sequences that the engine finished.", "finished"),
+    ("srv_sequences_aborted", "Sequences that the engine aborted.", "aborted"),
 )
 
 
 class _EngineStats(Collector):
-    """Shows the last `Stats` at each scrape."""
+    """Exports the last `Stats` at each scrape."""
 
     def __init__(self) -> None:
         self.stats: Stats | None = None
@@ -58,7 +58,7 @@ class _EngineStats(Collector):
 
 
 class Metrics:
-    """One registry of its own for one server, so that several servers fit one process."""
+    """The metrics of one server, with their own registry, so that one process can run several servers."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -69,7 +69,7 @@ class Metrics:
         self._up = Gauge("srv_engine_up", "1 while the engine process runs.", registry=self.registry)
         self._ttft = Histogram(
             "srv_time_to_first_token_seconds",
-            "From the arrival of a request to the first token of a sequence.",
+            "Time from the arrival of a request to the first token of a sequence.",
             buckets=TTFT_BUCKETS,
             registry=self.registry,
         )
@@ -81,7 +81,7 @@ class Metrics:
         )
         self._request = Histogram(
             "srv_request_seconds",
-            "From the arrival of a request to the end of a sequence.",
+            "Time from the arrival of a request to the end of a sequence.",
             buckets=REQUEST_BUCKETS,
             registry=self.registry,
         )
@@ -96,7 +96,7 @@ class Metrics:
         self._ttft.observe(seconds)
 
     def next_tokens(self, seconds: float, tokens: int) -> None:
-        """`tokens` came together, `seconds` after the ones before."""
+        """`tokens` arrived together, `seconds` after the previous ones."""
         for _ in range(tokens):
             self._inter_token.observe(seconds / tokens)
 
@@ -109,6 +109,6 @@ class Metrics:
 
     def expose(self, stats: Stats | None, alive: bool) -> bytes:
         """The text exposition format, version 0.0.4."""
-        self._engine.stats = stats if alive else None  # what a dead engine last said is true no more
+        self._engine.stats = stats if alive else None  # the last report of a dead engine is outdated
         self._up.set(1 if alive else 0)
         return generate_latest(self.registry)

@@ -1,7 +1,6 @@
-"""How a request says how its tokens are chosen: the fields both OpenAI endpoints share, and one neutral form.
+"""Sampling parameters: the fields that both OpenAI endpoints share, and their form for all protocols, `Sampling`.
 
-Owns the ranges of sampling fields and the value `Sampling` that every protocol turns its fields into. Must
-not know tokens, text or the engine.
+Owns the ranges of sampling fields. Must not know tokens, text or the engine.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 4096
-MAX_TOKENS = 2**31 - 1  # a request this long is refused later, by what the context and the pages hold
+MAX_TOKENS = 2**31 - 1  # the limits of the context and the KV pool are checked later
 MAX_SEED = 2**63 - 1
 MAX_RID_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What a client asked for, in one form for all protocols. None: not asked for."""
+    """The sampling parameters of a client, in one form for all protocols. None: not set."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -57,11 +56,11 @@ def _stop(value: object) -> tuple[str, ...]:
         raise field_error("invalid_type", f"must be a string or an array of strings, not {json_type(value)}")
     for string in strings:
         if not isinstance(string, str):
-            raise field_error("invalid_type", f"must hold strings only, not {json_type(string)}")
+            raise field_error("invalid_type", f"must contain only strings, not {json_type(string)}")
         if not string:
-            raise field_error("invalid_value", "must not hold an empty string, which would stop everything at once")
+            raise field_error("invalid_value", "must not contain an empty string, which would stop every output")
         if len(string) > MAX_STOP_LENGTH:
-            raise field_error("invalid_value", f"may hold strings of at most {MAX_STOP_LENGTH} characters")
+            raise field_error("invalid_value", f"must contain strings of at most {MAX_STOP_LENGTH} characters")
     return tuple(strings)
 
 
@@ -71,7 +70,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(token) is not int for token in value):
         raise field_error("invalid_type", "must be an array of token ids (integers)")
     if len(value) > MAX_STOP_TOKEN_IDS:
-        raise field_error("invalid_value", f"may hold at most {MAX_STOP_TOKEN_IDS} token ids")
+        raise field_error("invalid_value", f"must contain at most {MAX_STOP_TOKEN_IDS} token ids")
     return tuple(dict.fromkeys(value))
 
 
@@ -79,9 +78,9 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, dict):
-        raise field_error("invalid_type", f"must be an object from token id to bias, not {json_type(value)}")
+        raise field_error("invalid_type", f"must be an object that maps token ids to biases, not {json_type(value)}")
     if len(value) > MAX_LOGIT_BIAS:
-        raise field_error("invalid_value", f"may hold at most {MAX_LOGIT_BIAS} entries")
+        raise field_error("invalid_value", f"must have at most {MAX_LOGIT_BIAS} entries")
     pairs: dict[int, float] = {}
     for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12):
@@ -110,7 +109,7 @@ LogitBias = Annotated[
     PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
 ]
 TopK = Annotated[int, PlainValidator(_top_k, json_schema_input_type=int | None)]
-NeverOffered = Annotated[object, Refused("it is not part of this server yet")]
+Unsupported = Annotated[object, Refused("this server does not support it")]
 
 
 class SamplingBody(RequestBody):
@@ -128,50 +127,52 @@ class SamplingBody(RequestBody):
         "n_predict": "max_tokens",
     }
 
-    model: str | None = Field(None, description="The served model's name; may be left out.")
+    model: str | None = Field(None, description="The name of the served model; optional.")
     rid: str | None = Field(
-        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request's id, also for /abort_request."
+        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
     )
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Most tokens of one output.")
+    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Maximum number of tokens per output.")
     min_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="No end token before this many; stop strings still end it."
+        None, ge=0, le=MAX_TOKENS, description="Minimum number of tokens before an end token; stop strings still apply."
     )
-    temperature: float | None = Field(None, ge=0, le=100, description="0 always takes the most likely token.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Keep the likeliest tokens up to this probability.")
-    top_k: TopK = Field(-1, description="Keep this many of the likeliest tokens; -1 keeps all.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the likeliest one.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy sampling.")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Keep the most likely tokens up to this total probability."
+    )
+    top_k: TopK = Field(-1, description="Keep this many of the most likely tokens; -1 keeps all.")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Drop tokens below this fraction of the highest probability."
+    )
     repetition_penalty: float | None = Field(
-        None, ge=0.01, le=100, description="Above 1 discourages tokens that occurred; 1 does nothing."
+        None, ge=0.01, le=100, description="Above 1 discourages tokens that occurred; 1 has no effect."
     )
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted for each occurrence.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted once a token occurred.")
-    logit_bias: LogitBias = Field((), description="Token id (as a string) to a bias from -100 to 100.")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="Equal seeds give equal outputs.")
-    n: int | None = Field(None, ge=1, le=MAX_OUTPUTS, description="Outputs for each prompt.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted per occurrence of a token.")
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted once for each token that occurred."
+    )
+    logit_bias: LogitBias = Field((), description="Maps token ids (as strings) to biases from -100 to 100.")
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="The same seed gives the same outputs.")
+    n: int | None = Field(None, ge=1, le=MAX_OUTPUTS, description="Outputs per prompt.")
     stop: StopStrings = Field((), description="Strings that end the output.")
     stop_token_ids: TokenIds = Field((), description="Token ids that end the output.")
-    ignore_eos: bool | None = Field(None, description="Go on after the model's own end token.")
-    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text (default).")
-    include_stop_str_in_output: bool | None = Field(None, description="Keep what stopped the output in the text.")
+    ignore_eos: bool | None = Field(None, description="Continue after the model's end token.")
+    skip_special_tokens: bool | None = Field(None, description="Omit special tokens from the text (default).")
+    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string or token in the text.")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="Log-probabilities of the prompt's tokens, and of this many others.",
+        description="Return log-probabilities of the prompt's tokens, and this many top ones.",
     )
-    stream: bool | None = Field(None, description="Send the output as server-sent events while it is made.")
+    stream: bool | None = Field(None, description="Send the output as server-sent events during generation.")
 
-    user: Annotated[
-        str | None, NoEffect("a label for the provider's own abuse statistics, which do not exist here")
-    ] = None
-    safety_identifier: Annotated[str | None, NoEffect("as `user`")] = None
-    prompt_cache_key: Annotated[str | None, NoEffect("a hint for routing; this server has one cache to route to")] = (
-        None
-    )
+    user: Annotated[str | None, NoEffect("a label for abuse statistics, which this server does not have")] = None
+    safety_identifier: Annotated[str | None, NoEffect("like `user`")] = None
+    prompt_cache_key: Annotated[str | None, NoEffect("a routing hint; this server has only one cache")] = None
 
     store: Annotated[object, Refused("outputs are not stored", (None, False))] = None
-    metadata: Annotated[object, Refused("it labels stored outputs, and none are stored")] = None
-    best_of: Annotated[object, Refused("ranking of outputs; use n and rank them yourself", (None, 1))] = None
+    metadata: Annotated[object, Refused("it labels stored outputs, and outputs are not stored")] = None
+    best_of: Annotated[object, Refused("ranking of outputs; use n and rank them in the client", (None, 1))] = None
     use_beam_search: Annotated[object, Refused("beam search", (None, False))] = None
     length_penalty: Annotated[object, Refused("it belongs to beam search", (None, 1, 1.0))] = None
     response_format: Annotated[object, Refused("constrained output", (None, {"type": "text"}))] = None
@@ -185,23 +186,23 @@ class SamplingBody(RequestBody):
     ebnf: Annotated[object, Refused("constrained output")] = None
     bad_words: Annotated[object, Refused("use logit_bias with -100", (None, []))] = None
     allowed_token_ids: Annotated[object, Refused("use logit_bias")] = None
-    custom_logit_processor: NeverOffered = None
-    logits_processors: NeverOffered = None
+    custom_logit_processor: Unsupported = None
+    logits_processors: Unsupported = None
     lora_path: Annotated[object, Refused("adapters")] = None
-    truncate_prompt_tokens: Annotated[object, Refused("a prompt is used whole or refused")] = None
+    truncate_prompt_tokens: Annotated[object, Refused("prompts are not truncated")] = None
     priority: Annotated[object, Refused("all requests have the same priority", (None, 0))] = None
     service_tier: Annotated[object, Refused("there is one tier", (None, "auto", "default"))] = None
     return_token_ids: Annotated[object, Refused("use /generate, which returns them", (None, False))] = None
-    return_hidden_states: Annotated[object, Refused("hidden states stay in the engine", (None, False))] = None
-    spaces_between_special_tokens: Annotated[object, Refused("text is as the tokenizer makes it", (None, True))] = None
-    bootstrap_host: NeverOffered = None
-    bootstrap_port: NeverOffered = None
-    bootstrap_room: NeverOffered = None
-    data_parallel_rank: NeverOffered = None
+    return_hidden_states: Annotated[object, Refused("hidden states are not returned", (None, False))] = None
+    spaces_between_special_tokens: Annotated[object, Refused("the tokenizer determines the text", (None, True))] = None
+    bootstrap_host: Unsupported = None
+    bootstrap_port: Unsupported = None
+    bootstrap_room: Unsupported = None
+    data_parallel_rank: Unsupported = None
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> Sampling:
-        """The neutral form; what each endpoint says in its own way is passed in."""
-        chosen = {
+        """Convert to `Sampling`; the arguments are the fields that differ between endpoints."""
+        given = {
             name: value
             for name in (
                 "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
@@ -219,5 +220,5 @@ class SamplingBody(RequestBody):
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             include_stop=bool(self.include_stop_str_in_output),
-            **chosen,
+            **given,
         )

@@ -1,6 +1,6 @@
-"""What every endpoint uses: settings, engine, text, preprocessor, metrics, lifecycle. Nothing is global.
+"""The components that all endpoints share: settings, engine client, text processor, preprocessor, metrics, lifecycle.
 
-Owns how tokenized prompts become a running group. Must not know the format of any protocol.
+Owns how tokenized prompts become a running request group. Must not know the format of any protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from srv.server.text.processor import TextProcessor
 
 
 class Service:
-    """The parts of one API process."""
+    """The components of one API process."""
 
     def __init__(self, settings: ServerSettings, client: EngineClient, text: TextProcessor) -> None:
         self.settings, self.client, self.text = settings, client, text
@@ -36,9 +36,9 @@ class Service:
     def start(
         self, prompts: Sequence_[TokenizedPrompt], rids: Sequence_[str], arrival: float
     ) -> tuple[Ticket, RequestGroup]:
-        """Admit a client request under one id, or one id per prompt.
+        """Admit a client request with one id, or one id per prompt.
 
-        The caller closes the ticket when the response has ended. Raises RequestError or EngineDead.
+        The caller must close the ticket when the response has ended. Raises RequestError or EngineDead.
         """
         counts = [len(prompt.seeds) for prompt in prompts]
         if len(rids) == 1:
@@ -52,7 +52,7 @@ class Service:
 
     def _sequences(self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float) -> list[Sequence]:
         names = ticket.sequences
-        places = [(index, output) for index, prompt in enumerate(prompts) for output in range(len(prompt.seeds))]
+        positions = [(index, output) for index, prompt in enumerate(prompts) for output in range(len(prompt.seeds))]
         return [
             Sequence(
                 self.client,
@@ -66,5 +66,5 @@ class Service:
                 arrival=arrival,
                 aborted=partial(ticket.is_aborted, names[index]),
             )
-            for index, (prompt_index, output_index) in enumerate(places)
+            for index, (prompt_index, output_index) in enumerate(positions)
         ]

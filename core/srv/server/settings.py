@@ -1,4 +1,4 @@
-"""What the API process is told when it starts; frozen afterwards."""
+"""The settings of the API process, which do not change while it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ VALUES_PER_CONTEXT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Limits and names. `context_length` and `max_request_tokens` count prompt and output together.
+    """Limits and names. `context_length` and `max_request_tokens` count prompt and output tokens together.
 
-    `context_length` is the model's; `max_request_tokens` is what can ever fit the pages (from `Ready`).
-    `vocab_size` bounds token ids in requests. `max_prompt_bytes`: longer texts are refused unread (None:
-    derived from the context and the longest token). `max_request_values` bounds the JSON values of one body
-    (None: what a few prompts of token ids need). `model_info` and `server_info` are shown as they are.
+    `context_length` is the model's; `max_request_tokens` is what fits the KV pool (from `Ready`). `vocab_size` limits
+    token ids in requests. `max_prompt_bytes`: longer texts are refused without tokenizing them (None: derived from the
+    context length and the longest token). `max_request_values` limits the JSON values per body (None: enough for a few
+    prompts of token ids). `model_info` and `server_info` are returned unchanged.
     """
 
     model_name: str
@@ -31,11 +31,11 @@ class ServerSettings:
     max_request_values: int | None = None
     body_seconds: float = DEFAULT_BODY_LIMITS.seconds
     max_stop_strings: int = 16
-    max_sequences: int = 1024  # prompts times n of one HTTP request
+    max_sequences: int = 1024  # per HTTP request: prompts times n
     max_prompt_bytes: int | None = None
     health_generate_seconds: float = 20.0
-    random_seed: int | None = None  # makes the seeds of unseeded requests follow from it, in order of arrival
-    created: int = 0  # Unix time shown for the model
+    random_seed: int | None = None  # determines the seeds of requests without one, in order of arrival
+    created: int = 0  # Unix time reported for the model
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,6 +47,6 @@ class ServerSettings:
         return BodyLimits(self.max_request_bytes, values, self.body_seconds)
 
     @property
-    def room(self) -> int:
-        """Most tokens of one request, prompt and output."""
+    def max_total_tokens(self) -> int:
+        """The maximum number of tokens per request, prompt and output."""
         return min(self.context_length, self.max_request_tokens)

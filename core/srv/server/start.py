@@ -1,4 +1,4 @@
-"""From a resolved launch to a starting engine and the settings of the API process: for `srv launch` and `srv.LLM`."""
+"""Starts the engine for `srv launch` and `srv.LLM`, and derives the settings of the API process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from srv.server.text.processor import TextProcessor
 
 
 def start_engine(engine: EngineProcess, context: LaunchContext) -> TextProcessor:
-    """Start the process and send it its spec; the tokenizer loads while the engine's modules do.
+    """Start the process and send it its spec; the tokenizer loads while the engine imports its modules.
 
-    An invalid tokenizer or chat template is refused before weights are read. Await `engine.ready` next.
+    An invalid tokenizer or chat template raises an error before weights are read. Await `engine.ready` next.
     """
     engine.start(worker_environment(context.manifest, context.device))
-    from srv.server.text.tokenizer import load_text_processor  # heavy, and the process above loads meanwhile
+    from srv.server.text.tokenizer import load_text_processor  # a slow import, during which the engine process starts
 
     model = context.resolved.config.model
     template = None if model.chat_template is None else str(model.chat_template)
@@ -31,7 +31,7 @@ def start_engine(engine: EngineProcess, context: LaunchContext) -> TextProcessor
 
 
 def server_settings(context: LaunchContext, ready: Ready, vocab_size: int) -> ServerSettings:
-    """What the API process is configured with, once the engine is ready. `vocab_size` is the tokenizer's."""
+    """The settings of the API process, once the engine is ready. `vocab_size` is the tokenizer's."""
     config, model = context.resolved.config, context.model
     return ServerSettings(
         model_name=config.model.served_model_name or model.name,

@@ -29,7 +29,7 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
-from srv.server.text.processor import Piece
+from srv.server.text.processor import TextDelta
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, TokenLogprob
 
 BOS, EOS, SPECIAL_TOKENS = 256, 257, 4
@@ -253,7 +253,7 @@ class ByteDetokenizer:
         self._tokens: list[int] = []
         self._sent = 0
 
-    def push(self, tokens: Sequence[int], final: bool) -> Piece:
+    def push(self, tokens: Sequence[int], final: bool) -> TextDelta:
         self._tokens.extend(tokens)
         whole = self._decode(len(self._tokens), final)
         found = min(((place, stop) for stop in self._stop if (place := whole.find(stop)) >= 0), default=None)
@@ -261,13 +261,13 @@ class ByteDetokenizer:
             place, stop = found
             text = whole[: place + len(stop) if self._include else place]
             used = next(count for count in range(len(self._tokens) + 1) if self._decode(count, True).startswith(text))
-            return Piece(self._unsent(text), stop, used)
+            return TextDelta(self._unsent(text), stop, used)
         held = 0 if final else self._stop_prefix_length(whole)
         text = whole[: len(whole) - held]
         if final:
-            return Piece(self._unsent(text), None, len(self._tokens))
+            return TextDelta(self._unsent(text), None, len(self._tokens))
         fitting = (count for count in range(len(self._tokens), -1, -1) if len(self._decode(count, False)) <= len(text))
-        return Piece(self._unsent(text), None, next(fitting))
+        return TextDelta(self._unsent(text), None, next(fitting))
 
     def _decode(self, count: int, final: bool) -> str:
         shown = (self._text.token_bytes(token) for token in self._tokens[:count] if token < 256 or not self._skip)

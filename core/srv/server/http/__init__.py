@@ -1,1 +1,1 @@
-"""HTTP itself: limits, bodies, authentication, event streams, graceful shutdown. Knows no endpoint."""
+"""HTTP: limits, bodies, authentication, event streams, errors. Must not know any endpoint."""

@@ -1,6 +1,6 @@
-"""The outermost middleware: checks the API key, counts responses, answers exceptions and limits the rate of refusals.
+"""The outermost middleware: checks the API key, counts responses, handles exceptions and limits the rate of refusals.
 
-Must not know endpoints, except the two that need no key because orchestrators probe them without one.
+Must not know endpoints, except the two that need no key, because orchestrators probe them without one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPEN_PATHS = frozenset({"/health", "/metrics"})
 class AuthMiddleware:
     """ASGI middleware. With `key` None every request is accepted. `responded` is called with each response's status.
 
-    `busy` returns whether requests are running that a flood of refusals would delay.
+    `busy` returns whether requests are running, which a flood of refusals would delay.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AuthMiddleware:
 
         started = False
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -51,16 +51,16 @@ class AuthMiddleware:
 
         if self._is_authorized(scope):
             try:
-                await self._app(scope, receive, counted)
+                await self._app(scope, receive, send_counted)
             except Exception as error:
-                # Answered here, so that Starlette and uvicorn do not log it again. A response that has started cannot
-                # be replaced: the HTTP server logs the exception and closes the connection.
+                # Handled here, so that Starlette and uvicorn do not log it again. A response that has started cannot be
+                # replaced: the HTTP server logs the exception and closes the connection.
                 if started:
                     raise
-                await unexpected_response(scope["method"], scope["path"], error)(scope, receive, counted)
+                await unexpected_response(scope["method"], scope["path"], error)(scope, receive, send_counted)
             return
         body = error_body("the API key is missing or wrong; send Authorization: Bearer KEY", 401, "invalid_api_key")
-        await error_response(401, body)(scope, receive, counted)
+        await error_response(401, body)(scope, receive, send_counted)
 
     def _is_authorized(self, scope: Scope) -> bool:
         if self._key is None or scope["path"] in OPEN_PATHS:

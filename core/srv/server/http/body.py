@@ -1,6 +1,6 @@
-"""Reads request bodies: size limit while reading, UTF-8, JSON, and no parse that stalls other streams.
+"""Reads request bodies: checks the size while reading, and decodes JSON without delaying other streams.
 
-Owns bytes up to the decoded JSON value. Must not know any schema.
+Owns everything from the bytes to the decoded JSON value. Must not know any schema.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from starlette.requests import Request
 
 from srv.errors import RequestError
 
-INLINE_BYTES = 16 * 1024  # parsed on the event loop: well under a millisecond
-LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, so that the client can read our answer
-CONTAINER_VALUES = 16  # decoding an array or object takes as long as about this many numbers
+INLINE_BYTES = 16 * 1024  # parsed on the event loop, which takes well under a millisecond
+LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, so that the client receives the response
+VALUES_PER_CONTAINER = 16  # decoding an array or object takes about as long as this many numbers
 BACKSLASH = ord("\\")
-LONGEST_KEY = 200  # bytes before a bad value in which its key is looked for
-_PLACE = re.compile(r"\(byte (\d+)\)")
-_NO_NUMBER = re.compile(rb"NaN|Infinity")
+MAX_KEY_BYTES = 200  # bytes before an invalid value that are searched for its key
+_BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
+_NON_FINITE = re.compile(rb"NaN|Infinity")
 _KEY_BEFORE = re.compile(rb'"([^"\\]+)"\s*:\s*-?$')
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`values`: JSON values in one body, a container counting as 16. `seconds`: for the body to arrive."""
+    """`values`: JSON values per body; a container counts as 16. `seconds`: time for the body to arrive."""
 
     bytes: int = 8 * 1024 * 1024
     values: int = 131_072
@@ -36,7 +36,7 @@ class BodyLimits:
 
 
 async def read_json(request: Request, limits: BodyLimits) -> object:
-    """The decoded JSON body. Raises RequestError: 400, 408 or 413."""
+    """Read and decode a JSON body. Raises RequestError: 400, 408 or 413."""
     body = await read_bytes(request, limits)
     if len(body) <= INLINE_BYTES:
         return parse(body, limits)
@@ -44,7 +44,7 @@ async def read_json(request: Request, limits: BodyLimits) -> object:
 
 
 async def read_bytes(request: Request, limits: BodyLimits) -> bytes:
-    """The body. Raises RequestError: 413 as soon as it is known to be too large, 408 if it does not come."""
+    """Read the body. Raises RequestError: 413 as soon as it is too large, 408 if it does not arrive in time."""
     declared = request.headers.get("content-length", "")
     stream = request.stream()
     chunks: list[bytes] = []
@@ -64,20 +64,20 @@ async def read_bytes(request: Request, limits: BodyLimits) -> bytes:
     await _discard(stream)
     shown = declared if declared.isdigit() else f"more than {limits.bytes}"
     raise RequestError(
-        f"the body has {shown} bytes, the limit is {limits.bytes}; send less at a time",
+        f"the body has {shown} bytes, the limit is {limits.bytes}; send a smaller one",
         code="body_too_large",
         status=413,
     )
 
 
 async def _discard(stream: AsyncIterator[bytes]) -> None:
-    """Read on for a while: a connection closed while the client still sends would lose our answer."""
+    """Read on for a while: closing the connection while the client is sending could lose the response."""
     try:
         async with asyncio.timeout(LINGER_SECONDS):
             async for _ in stream:
                 pass
     except TimeoutError:
-        return  # it has had its time; what it still sends goes nowhere
+        return  # the rest is discarded
 
 
 def parse(body: bytes, limits: BodyLimits) -> object:
@@ -85,7 +85,7 @@ def parse(body: bytes, limits: BodyLimits) -> object:
     if not body.strip():
         raise RequestError("the body is empty; send a JSON object", code="invalid_json")
     if len(body) > INLINE_BYTES:
-        _limit_values(body, limits)
+        _check_value_count(body, limits)
     try:
         return msgspec.json.decode(body)
     except UnicodeDecodeError as error:
@@ -95,50 +95,50 @@ def parse(body: bytes, limits: BodyLimits) -> object:
     except RecursionError:
         raise RequestError("the JSON body is nested too deeply", code="invalid_json") from None
     except msgspec.MsgspecError as error:
-        raise _unreadable(body, str(error)) from None
+        raise _invalid_json(body, str(error)) from None
 
 
-def _unreadable(body: bytes, told: str) -> RequestError:
-    """The error of a body that is no JSON, in the words of whoever wrote it where the decoder's own mislead."""
-    if (place := _PLACE.search(told)) and (word := _NO_NUMBER.match(body, int(place[1]))):
-        sign = "-" if body[: int(place[1])].endswith(b"-") else ""
-        key = _KEY_BEFORE.search(body, max(0, int(place[1]) - LONGEST_KEY), int(place[1]))
+def _invalid_json(body: bytes, message: str) -> RequestError:
+    """The error for invalid JSON, with a clearer message where the decoder's own is misleading."""
+    if (offset := _BYTE_OFFSET.search(message)) and (literal := _NON_FINITE.match(body, int(offset[1]))):
+        sign = "-" if body[: int(offset[1])].endswith(b"-") else ""
+        key = _KEY_BEFORE.search(body, max(0, int(offset[1]) - MAX_KEY_BYTES), int(offset[1]))
         name = key[1].decode(errors="replace") if key else None
-        shown = f"{sign}{word[0].decode()}"
+        shown = f"{sign}{literal[0].decode()}"
         return RequestError(
-            f"{name or 'a value'} = {shown} is refused: JSON has no such number; send a finite one",
+            f"{name or 'a value'} = {shown} is refused: JSON allows only finite numbers; send one",
             code="invalid_json",
             param=name,
         )
-    if "out of range" in told:
-        told = "a number in it is out of range (64 bits)"
-    elif _LONE_SURROGATE.search(body) and ("truncated" in told or "surrogate" in told):
-        told = "a \\ud800-\\udfff escape in it is not half of a pair"
-    return RequestError(f"the body cannot be read as JSON: {told}", code="invalid_json")
+    if "out of range" in message:
+        message = "it contains a number out of range (64 bits)"
+    elif _LONE_SURROGATE.search(body) and ("truncated" in message or "surrogate" in message):
+        message = "it contains a lone surrogate (an escape \\ud800-\\udfff)"
+    return RequestError(f"the body cannot be read as JSON: {message}", code="invalid_json")
 
 
-def _limit_values(body: bytes, limits: BodyLimits) -> None:
-    """Refuse bodies whose decoding would block the interpreter for long: time goes with values, not bytes.
+def _check_value_count(body: bytes, limits: BodyLimits) -> None:
+    """Refuse bodies whose decoding would hold the GIL for long: the time depends on the values, not on the bytes.
 
-    Counts commas and opening brackets outside strings, in small steps that let other threads run.
+    Counts commas and opening brackets outside strings, in small steps so that other threads can run.
     """
     values, position, size = 0, 0, len(body)
     while position < size:
         quote = body.find(b'"', position, position + INLINE_BYTES)
         end = quote if quote >= 0 else min(position + INLINE_BYTES, size)
         containers = body.count(b"[", position, end) + body.count(b"{", position, end)
-        values += body.count(b",", position, end) + CONTAINER_VALUES * containers
+        values += body.count(b",", position, end) + VALUES_PER_CONTAINER * containers
         if values > limits.values:
             raise RequestError(
-                f"the body has more than {limits.values} JSON values, an array or object counting as"
-                f" {CONTAINER_VALUES}; split it over several requests",
+                f"the body has more than {limits.values} JSON values, where an array or object counts"
+                f" as {VALUES_PER_CONTAINER}; split it into several requests",
                 code="too_many_values",
             )
         position = end if quote < 0 else _end_of_string(body, quote)
 
 
 def _end_of_string(body: bytes, start: int) -> int:
-    """The place after the closing quote; the end of the body if there is none (the decoder will say so)."""
+    """The offset after the closing quote, or the end of the body if there is none (the decoder reports that)."""
     quote = start
     while (quote := body.find(b'"', quote + 1)) >= 0:
         before = quote - 1

@@ -1,7 +1,7 @@
-"""One client connection: uvicorn's HTTP protocol, with limits on what a client can make the server hold.
+"""One client connection: uvicorn's HTTP protocol, with limits on the memory that a client can occupy.
 
-Owns which bytes reach the parser and when, how many pipelined requests wait, and how a connection that broke HTTP or a
-limit is answered and closed. Must not know endpoints. Runs before authentication: whoever can connect is met here.
+Owns which bytes are passed to the parser and when, how many pipelined requests wait, and how a connection that violates
+HTTP or a limit gets its response and is closed. Must not know endpoints. Runs before authentication, for every client.
 
     transport ──► unread ──► Framer ──► parser ──► running request, pipeline (at most 16) ──► application
         ▲ paused while the pipeline is full                              │
@@ -27,18 +27,18 @@ from srv.server.http.failures import describe, error_response
 from srv.server.http.framing import Framer, Section
 
 MAX_PIPELINED = 16  # requests of one connection that wait while another one runs
-LINGER_BYTES = 1024 * 1024  # what is read and dropped after a refusal
+LINGER_BYTES = 1024 * 1024  # bytes that are read and discarded after a refusal
 
 
 def http_protocol(responded: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """For `uvicorn.Config(http=...)`. `responded` is called with the status of each refusal that is sent from here."""
+    """For `uvicorn.Config(http=...)`. `responded` is called with the status of each refusal that is sent here."""
     return cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, responded=responded))
 
 
 class PipelineFlow(FlowControl):
-    """uvicorn's flow control, which goes on reading whenever a response ends or an application waits for its request.
+    """uvicorn's flow control, which resumes reading when a response ends or an application waits for its request.
 
-    Not while `held`: a full pipeline gains only one place by the end of a response.
+    While `held` it does not resume: the end of a response frees only one place in a full pipeline.
     """
 
     held = False
@@ -53,7 +53,7 @@ class PipelineFlow(FlowControl):
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which parses all that has come at once, made to parse piece by piece."""
+    """uvicorn's protocol, which parses all received bytes at once, changed to parse them in segments."""
 
     flow: PipelineFlow
 
@@ -67,15 +67,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         responded: Callable[[int], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.ws_protocol_class = None  # no endpoint speaks WebSocket, and its parser knows no limits
+        self.ws_protocol_class = None  # no endpoint uses WebSocket, and its parser has no limits
         self._responded = responded
         self._framer = Framer()
-        self._unread, self._position = b"", 0  # arrived; parsed up to `_position`
+        self._unread, self._position = b"", 0  # received; parsed up to `_position`
         # `cycle` is the newest request, which may wait in the pipeline.
         self._running: RequestResponseCycle | None = None
-        self._receiving: RequestResponseCycle | None = None  # whose body has not ended
-        self._finished = False  # nothing that arrives from now on is parsed
-        self._refusal: RequestError | None = None  # to be sent when the responses before it have been
+        self._receiving: RequestResponseCycle | None = None  # the one whose body has not ended
+        self._finished = False  # if set, nothing that arrives is parsed
+        self._refusal: RequestError | None = None  # is sent after the responses before it
         self._lingering: asyncio.TimerHandle | None = None
         self._lingered = 0
 
@@ -91,7 +91,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._finished, self._unread = True, b""
         super().connection_lost(exc)
 
-    # What arrives
+    # Received data
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -104,23 +104,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def _parse(self) -> None:
-        """Parse what has arrived, until the pipeline is full or no further request is wanted."""
+        """Parse the received bytes, until the pipeline is full or no further request is accepted."""
         try:
             while self._position < len(self._unread) and not self._finished:
                 if len(self.pipeline) >= MAX_PIPELINED:
                     self.flow.hold()
                     return
                 start = self._position
-                self._position = self._framer.next_piece(self._unread, start)
+                self._position = self._framer.next_segment(self._unread, start)
                 self.parser.feed_data(self._unread[start : self._position])
         except httptools.HttpParserUpgrade:
-            pass  # the request is served as if it had not asked; `on_headers_complete` made it the last one
+            pass  # the upgrade is ignored; `on_headers_complete` made this request the last one
         except (RequestError, httptools.HttpParserError) as error:
-            self.logger.debug("a connection is closed for what it sent", exc_info=error)
+            self.logger.debug("closing a connection that sent invalid data", exc_info=error)
             self._refuse(self._framer.failure or RequestError(f"this is not HTTP: {error}", code="invalid_http"))
             return
         self._unread, self._position = b"", 0
-        self.flow.held = False  # uvicorn resumes with the next response: requests wait, or nothing was held
+        self.flow.held = False  # uvicorn resumes after the next response: requests wait, or reading was not paused
 
     # Callbacks of the parser
 
@@ -129,7 +129,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._framer.section is Section.HEAD:  # a trailer must not pass for a header
+        if self._framer.section is Section.HEAD:  # a trailer must not become a header
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -141,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self._running = self.cycle
         if upgrade:
-            self.cycle.keep_alive = False  # what follows this request is not HTTP/1.1
+            self.cycle.keep_alive = False  # the bytes after this request are not HTTP/1.1
 
     def on_chunk_header(self) -> None:
         self._framer.chunk_line_ended()
@@ -156,7 +156,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._receiving = None
         self._finished = not self.cycle.keep_alive
 
-    # What is answered
+    # Responses
 
     def on_response_complete(self) -> None:
         following = self.pipeline[-1][0] if self.pipeline else None
@@ -170,16 +170,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._send_refusal(self._refusal)
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer what cannot be parsed, after the requests before it, and close."""
+        """Send the error after the responses of earlier requests, and close."""
         self._finished, self._unread, self._position = True, b"", 0
-        broken = self._receiving
-        if broken is not None and (broken.response_started or broken.disconnected):
-            self.transport.close()  # it has an answer
+        invalid = self._receiving
+        if invalid is not None and (invalid.response_started or invalid.disconnected):
+            self.transport.close()  # it has a response already
             return
-        if broken is not None and broken is self._running:
-            _disconnect(broken)  # the application waits for its body
+        if invalid is not None and invalid is self._running:
+            _disconnect(invalid)  # the application waits for its body
             self._running = None
-        elif broken is not None:
+        elif invalid is not None:
             self.pipeline.popleft()
         if self._running is None or self._running.response_complete:
             self._send_refusal(error)
@@ -188,7 +188,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.flow.hold()
 
     def _send_refusal(self, error: RequestError) -> None:
-        """Send it, and go on reading for a while: closing a socket with unread bytes could lose the answer."""
+        """Send it, and read on for a while: closing a socket with unread bytes could lose the response."""
         status, body = describe(error)
         response = error_response(status, body, {"connection": "close"})
         headers = [*self.server_state.default_headers, *response.raw_headers]
@@ -201,6 +201,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
-    """The application is told that the client has left; what it still sends goes nowhere."""
+    """Signal to the application that the client has disconnected; what it still sends is discarded."""
     cycle.disconnected = True
     cycle.message_event.set()

@@ -1,6 +1,6 @@
-"""Responses that take their time: server-sent events, and work that stops when the client goes away.
+"""Long responses: server-sent events, and work that is cancelled when the client disconnects.
 
-Owns the wire form of events and the watch on the connection. Must not know what the events say.
+Owns the wire format of events and the detection of disconnects. Must not know the content of events.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def event(data: object) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client leaves first, `work` is cancelled and ClientDisconnect raised.
+    """The result of `work`. If the client disconnects first, `work` is cancelled and ClientDisconnect raised.
 
-    The request's body must have been read, so that `receive` has only the end of the connection to tell.
+    The body of the request must have been read, so that `receive` can only return the disconnect.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
@@ -54,11 +54,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends events as they come; an error in their midst becomes the last event.
+    """Sends events as they are produced; an error between them becomes the last event.
 
-    The response begins with the first event, so that a request that is refused before it gets its real status.
+    The response starts with the first event, so that a request that is refused before that gets its real status.
 
-    Ends early when the client leaves: `events` is closed, then `on_close` is called, always exactly once.
+    If the client disconnects, `events` is closed early. `on_close` is called exactly once, afterwards.
     """
 
     media_type = "text/event-stream"
@@ -73,7 +73,7 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._send(scope, receive, send))
         except ClientDisconnect:
-            return  # nobody is left to tell; the sequences were aborted when `events` was closed
+            return  # the sequences were aborted when `events` was closed
         finally:
             self._on_close()
 

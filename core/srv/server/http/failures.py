@@ -1,6 +1,6 @@
-"""Errors as HTTP: every answer that is not a success has OpenAI's error shape and never a traceback.
+"""Errors as HTTP responses, always in OpenAI's error format and never with a traceback.
 
-Owns the shape, the mapping from our exceptions to a status, and the handlers. Must not know any endpoint.
+Owns the format, the mapping from exceptions to status codes, and the handlers. Must not know any endpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPES = {
 }
 
 
-# What the engine refuses or fails with, by its code; anything else is its own failure.
+# HTTP status by error code of the engine; all other codes are internal errors.
 _ENGINE_STATUS = {
     "empty_prompt": 400,
     "invalid_token_id": 400,
@@ -39,7 +39,7 @@ _ENGINE_STATUS = {
 
 
 def engine_error(code: str, message: str) -> RequestError:
-    """The error of a request that the engine ended, with the status that its code stands for."""
+    """The error for a request that the engine ended, with the HTTP status for its code."""
     return RequestError(message, code=code, status=_ENGINE_STATUS.get(code, 500))
 
 
@@ -50,17 +50,17 @@ def error_type(status: int) -> str:
 
 
 def error_body(message: str, status: int, code: str | None, param: str | None = None) -> dict[str, object]:
-    """OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+    """OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
     return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
 
 
 def describe(error: Exception) -> tuple[int, dict[str, object]]:
-    """(HTTP status, error body) of anything that went wrong while a request was served."""
+    """(HTTP status, error body) for an exception that was raised while a request was served."""
     if isinstance(error, RequestError):
         return error.status, error_body(error.message, error.status, error.code, error.param)
     if isinstance(error, EngineDead):
         return 503, error_body(f"the engine is not running: {error}", 503, "engine_dead")
-    return 500, error_body("the server failed on this request; its log says why", 500, "internal_error")
+    return 500, error_body("the server failed on this request; see its log", 500, "internal_error")
 
 
 def error_response(status: int, body: dict[str, object], headers: dict[str, str] | None = None) -> Response:
@@ -70,42 +70,42 @@ def error_response(status: int, body: dict[str, object], headers: dict[str, str]
     if status == 401:
         extra.setdefault("www-authenticate", "Bearer")
     if status in (408, 413):
-        extra.setdefault("connection", "close")  # the rest of the body is not wanted
+        extra.setdefault("connection", "close")  # the rest of the body is not read
     return Response(msgspec.json.encode(body), status, extra, "application/json")
 
 
-async def _ours(request: Request, error: Exception) -> Response:
+async def _srv_error_handler(request: Request, error: Exception) -> Response:
     status, body = describe(error)
     return error_response(status, body)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_exception_handler(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
     if error.status_code == 404:
-        message, code = f"there is no {method} {path} here; /openapi.json lists what there is", "unknown_path"
+        message, code = f"there is no {method} {path}; see /openapi.json for all endpoints", "unknown_path"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        message, code = f"{path} does not take {method}; use {allowed}", "method_not_allowed"
+        message, code = f"{path} does not support {method}; use {allowed}", "method_not_allowed"
     else:
         message, code = str(error.detail), "http_error"
     return error_response(error.status_code, error_body(message, error.status_code, code), dict(error.headers or {}))
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it: the client left while it was sending the body
+async def _disconnect_handler(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it: the client disconnected while it was sending the body
 
 
 def unexpected_response(method: str, path: str, error: Exception) -> Response:
-    """The answer to what no handler expects: a 500, and the one place that logs it, with its traceback."""
+    """The response to an unexpected exception: a 500. The only place that logs it, with its traceback."""
     log.error("%s %s failed", method, path, exc_info=error)
     status, body = describe(error)
     return error_response(status, body)
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers of what is expected to go wrong."""
-    app.add_exception_handler(RequestError, _ours)
-    app.add_exception_handler(EngineDead, _ours)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    """Register the handlers of expected exceptions."""
+    app.add_exception_handler(RequestError, _srv_error_handler)
+    app.add_exception_handler(EngineDead, _srv_error_handler)
+    app.add_exception_handler(HTTPException, _http_exception_handler)
+    app.add_exception_handler(ClientDisconnect, _disconnect_handler)

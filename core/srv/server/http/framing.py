@@ -1,16 +1,16 @@
-"""Cuts what a connection delivers into pieces for the HTTP parser, so that each head and trailer section is bounded.
+"""Splits the bytes of a connection into segments for the HTTP parser, which limits the size of heads and trailers.
 
-Owns the byte counts and their limits. Must not know sockets or requests, and does not parse HTTP: the parser alone
-decides where a request ends, and its callbacks move the state here.
+Owns the byte counts and their limits. Must not know sockets or requests, and does not parse HTTP: only the parser
+decides where a request ends, and its callbacks update the state here.
 
     HEAD ──► BODY (Content-Length) ────────────────────────► HEAD
       └────► CHUNK_LINE ──► BODY (the data of one chunk) ─┐
                ▲   └──────► TRAILERS ────────────────────────► HEAD
                └──────────────────────────────────────────┘
 
-No piece crosses the end of a section. Outside bodies a piece is at most one line, and sections end where lines do;
-within a body it is at most what the announced length leaves. The count of a section is therefore exact, and a caller
-can stop between two requests.
+No segment crosses the end of a section. Outside bodies a segment is at most one line, and sections end at line ends;
+within a body it is at most the rest of the declared length. The byte count of a section is therefore exact, and a
+caller can stop between two requests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from enum import Enum
 
 from srv.errors import RequestError
 
-MAX_SECTION_BYTES = 64 * 1024  # of a head, of a trailer section, of the line before a chunk
-MAX_SECTION_LINES = 256  # a header costs hundreds of bytes of memory, however short its line is
+MAX_SECTION_BYTES = 64 * 1024  # per head, trailer section, or chunk header line
+MAX_SECTION_LINES = 256  # even a short header takes hundreds of bytes of memory
 
 
 class Section(Enum):
-    """What the next byte of a connection belongs to."""
+    """The section that the next byte of a connection belongs to."""
 
     HEAD = "head"
     BODY = "body"
@@ -33,11 +33,11 @@ class Section(Enum):
 
 
 class Framer:
-    """The position in the bytes of one connection.
+    """The parse position of one connection.
 
-    For each piece the caller calls `next_piece`, then feeds it to the parser, whose callbacks call the other methods.
-    All of them raise RequestError, after which the connection cannot be read any further. The parser replaces an error
-    of its callbacks by one of its own, so `failure` keeps it.
+    The caller gets each segment from `next_segment` and feeds it to the parser, whose callbacks call the other methods.
+    All of them raise RequestError, after which the connection cannot be read any further. The parser replaces errors of
+    its callbacks with its own, so `failure` stores them.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,15 @@ class Framer:
 
     def _enter(self, section: Section, left: int = 0, *, chunked: bool = False) -> None:
         self.section = section
-        self._left = left  # bytes of this body or chunk that have not come yet
+        self._left = left  # bytes of this body or chunk that have not arrived
         self._chunked = chunked
-        self._bytes = self._lines = 0  # of this section, as far as the parser has been fed
-        self._chunk_line = bytearray()  # size and extensions, after the line end of the chunk before
-        self._ends_line = False  # whether the last piece did
+        self._bytes = self._lines = 0  # of this section, passed to the parser so far
+        self._chunk_line = bytearray()  # size and extensions, after the line end of the previous chunk
+        self._ends_line = False  # whether the last segment did
         self._in_target = False
 
-    def next_piece(self, data: bytes, start: int) -> int:
-        """The end of the piece of `data` that begins at `start`. Raises RequestError: 400, 414 or 431."""
+    def next_segment(self, data: bytes, start: int) -> int:
+        """The end of the segment of `data` that begins at `start`. Raises RequestError: 400, 414 or 431."""
         if self._left:
             return min(len(data), start + self._left)
         allowed = MAX_SECTION_BYTES - self._bytes
@@ -81,7 +81,7 @@ class Framer:
             )
         if self.section is Section.TRAILERS:
             return RequestError(
-                f"the trailers have {size}; send none, they are ignored", code="trailers_too_large", status=431
+                f"the trailers have {size}; omit them, they are ignored", code="trailers_too_large", status=431
             )
         if self._in_target:
             return RequestError(f"the URL has {size}; send long values in the body", code="url_too_long", status=414)
@@ -94,15 +94,15 @@ class Framer:
         return error
 
     def target_received(self) -> None:
-        """The piece being parsed contains some of the request target."""
+        """The segment that is being parsed contains a part of the request target."""
         self._in_target = not self._ends_line
 
     def head_ended(self, content_length: int | None, *, chunked: bool, upgrade: bool) -> None:
-        """What the head announces. `upgrade`: the parser takes what follows for another protocol."""
+        """The end of a head with these headers. `upgrade`: the parser expects another protocol after it."""
         if upgrade and (content_length or chunked):
             raise self._failed(
                 RequestError(
-                    "a request with a body is refused if it asks for another protocol (Upgrade); send it in HTTP/1.1",
+                    "a request with a body and an Upgrade header is refused; send it as plain HTTP/1.1",
                     code="upgrade_with_body",
                 )
             )
@@ -112,7 +112,7 @@ class Framer:
             self._enter(Section.BODY, content_length or 0)
 
     def chunk_line_ended(self) -> None:
-        size = int(self._chunk_line.partition(b";")[0], 16)  # hexadecimal, or the parser would have refused it
+        size = int(self._chunk_line.partition(b";")[0], 16)  # the parser has checked that it is hexadecimal
         if size:
             self._enter(Section.BODY, size, chunked=True)
         else:
@@ -132,7 +132,7 @@ class Framer:
         self._enter(Section.HEAD)
 
     def _ambiguous_length(self) -> RequestError:
-        """The parser reads another length than this class: what follows might be taken for another request."""
+        """The parser disagrees about the length: the bytes that follow could be misread as another request."""
         return self._failed(
-            RequestError("the length of the body is ambiguous; send one plain Content-Length", code="invalid_http")
+            RequestError("the length of the body is ambiguous; send a single Content-Length", code="invalid_http")
         )

@@ -2,10 +2,10 @@
 
 Must not know requests or responses.
 
-One refusal is cheap, but a client that retries in a loop takes CPU time from every running stream on a machine whose
-cores also compute tokens. Refusals beyond `rate` per second therefore wait, whichever client they are for; responses
-to accepted requests do not. Clients that wait for an answer before they retry are slowed down; if more refusals are due
-than `rate` allows, each waits MAX_WAIT_SECONDS. The algorithm is GCRA, a leaky bucket (ITU-T I.371).
+One refusal is cheap, but a client that retries in a loop takes CPU time from every running stream if the model runs on
+the same cores. Refusals beyond `rate` per second therefore wait, for all clients together; responses to accepted
+requests do not. This slows down clients that wait for a response before they retry; if too many refusals are due, each
+waits MAX_WAIT_SECONDS. The algorithm is GCRA, a leaky bucket (ITU-T I.371).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-MAX_WAIT_SECONDS = 1.0  # no refusal waits longer, however many there are
+MAX_WAIT_SECONDS = 1.0  # no refusal waits longer
 
 
 class RateLimiter:
-    """`rate` permits per second, at most `burst` of them at once."""
+    """Grants `rate` permits per second, at most `burst` of them at once."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1 / rate
         self._slack = burst / rate
-        self._due = 0.0  # the time of the next permit, had all been taken evenly
+        self._due = 0.0  # when the next permit is due at an even rate
 
     def reserve(self, now: float) -> float:
         """Reserve the next permit and return the seconds from `now` until it is due."""

@@ -1,6 +1,6 @@
-"""Endpoints about the server itself: models, text tools, health, information, cache, metrics, abort.
+"""Endpoints besides generation: models, tokenization, health, information, cache, metrics, abort.
 
-Must not know how sequences are made.
+Must not know how sequences are generated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, Tokeni
 from srv.server.sampling_fields import Sampling
 from srv.server.service import Service
 
-STATS_SECONDS = 1.0  # a scrape does not wait longer for an engine in a long step; it shows the last report
+STATS_SECONDS = 1.0  # how long a scrape waits for an engine in a long step; then it returns the last report
 
 
-def answer(body: object, status: int = 200) -> Response:
+def json_response(body: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
@@ -49,22 +49,24 @@ class Admin:
             "owned_by": "srv",
             "root": settings.model_name,
             "parent": None,
-            "max_model_len": settings.room,
+            "max_model_len": settings.max_total_tokens,
         }
 
     async def models(self, request: Request) -> Response:
-        return answer({"object": "list", "data": [self._model()]})
+        return json_response({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
         self.service.preprocessor.check_model(request.path_params["model"])
-        return answer(self._model())
+        return json_response(self._model())
 
     async def model_info(self, request: Request) -> Response:
-        return answer({**self.service.settings.model_info, "max_request_tokens": self.service.settings.room})
+        return json_response(
+            {**self.service.settings.model_info, "max_request_tokens": self.service.settings.max_total_tokens}
+        )
 
     async def server_info(self, request: Request) -> Response:
         stats = await self._stats()
-        return answer(
+        return json_response(
             {
                 **self.service.settings.server_info,
                 "engine": None if stats is None else msgspec.structs.asdict(stats),
@@ -86,30 +88,30 @@ class Admin:
         else:
             texts, batch = self._texts(body)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
-        tokens = [await preprocessor.encode(text, special, "prompt", to_run=False) for text in texts]
-        shown: dict[str, object] = {
+        tokens = [await preprocessor.encode(text, special, "prompt", for_generation=False) for text in texts]
+        response: dict[str, object] = {
             "tokens": tokens if batch else tokens[0],
             "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),
-            "max_model_len": self.service.settings.room,
+            "max_model_len": self.service.settings.max_total_tokens,
         }
         if body.return_token_strs:
-            names = [[self.service.text.token_text(token) for token in ids] for ids in tokens]
-            shown["token_strs"] = names if batch else names[0]
-        return answer(shown)
+            texts_by_token = [[self.service.text.token_text(token) for token in ids] for ids in tokens]
+            response["token_strs"] = texts_by_token if batch else texts_by_token[0]
+        return json_response(response)
 
     def _texts(self, body: TokenizeBody) -> tuple[list[str], bool]:
-        for given, param in (
+        for value, param in (
             (body.add_generation_prompt, "add_generation_prompt"),
             (body.chat_template_kwargs, "chat_template_kwargs"),
         ):
-            if given is not None:
+            if value is not None:
                 raise RequestError(
-                    f"{param} is refused: it goes with messages, not with prompt", code="invalid_value", param=param
+                    f"{param} is refused: it needs messages instead of prompt", code="invalid_value", param=param
                 )
         prompts, batch = read_prompts(body.prompt, "prompt")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if len(texts) != len(prompts):
-            raise RequestError("prompt must hold texts", code="invalid_type", param="prompt")
+            raise RequestError("prompt must contain texts", code="invalid_type", param="prompt")
         self.service.preprocessor.check_count(len(texts), 1, "prompt")
         return texts, batch
 
@@ -118,25 +120,25 @@ class Admin:
         preprocessor = self.service.preprocessor
         preprocessor.check_model(body.model)
         if body.tokens == []:
-            return answer({"text": ""})
+            return json_response({"text": ""})
         prompts, batch = read_prompts(body.tokens, "tokens")
         texts = []
         for tokens in prompts:
             if isinstance(tokens, str):
-                raise RequestError("tokens must hold token ids", code="invalid_type", param="tokens")
+                raise RequestError("tokens must contain token ids", code="invalid_type", param="tokens")
             preprocessor.check_tokens(tokens, "tokens")
             texts.append(await preprocessor.decode(tokens, body.skip_special_tokens is not False))
-        return answer({"text": texts if batch else texts[0]})
+        return json_response({"text": texts if batch else texts[0]})
 
     # ---- health -----------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
         if self.service.lifecycle.healthy:
-            return answer({"status": "ok"})
-        return answer({"status": "shutting down" if self.service.client.alive else "engine dead"}, 503)
+            return json_response({"status": "ok"})
+        return json_response({"status": "shutting down" if self.service.client.alive else "engine dead"}, 503)
 
     async def health_generate(self, request: Request) -> Response:
-        """Really generates one token."""
+        """Generates one token."""
         self.service.lifecycle.check_accepting()
         seconds = self.service.settings.health_generate_seconds
         sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
@@ -147,11 +149,11 @@ class Admin:
                 await while_connected(request.receive, group.gather())
         except TimeoutError:
             raise RequestError(
-                f"the engine made no token within {seconds:g} seconds", code="engine_slow", status=503
+                f"the engine generated no token within {seconds:g} seconds", code="engine_slow", status=503
             ) from None
         finally:
             ticket.close()
-        return answer({"status": "ok"})
+        return json_response({"status": "ok"})
 
     # ---- control ----------------------------------------------------------------------------------------
 
@@ -159,16 +161,16 @@ class Admin:
         body = AbortBody.parse(await self.service.body(request))
         if bool(body.abort_all) == (body.rid is not None):
             raise RequestError("send either rid or abort_all = true", code="invalid_value", param="rid")
-        return answer({"aborted": self.service.lifecycle.abort(None if body.abort_all else _ids(body.rid))})
+        return json_response({"aborted": self.service.lifecycle.abort(None if body.abort_all else _rids(body.rid))})
 
     async def flush_cache(self, request: Request) -> Response:
         flushed = await self.service.client.flush()
         if not flushed.done:
             raise RequestError(
-                f"the prefix cache is not flushed: {flushed.reason}; try again when no request runs",
+                f"the prefix cache is not flushed: {flushed.reason}; retry when no requests are running",
                 code="cache_in_use",
             )
-        return answer({"flushed": True})
+        return json_response({"flushed": True})
 
     async def metrics(self, request: Request) -> Response:
         stats = await self._stats()
@@ -176,7 +178,7 @@ class Admin:
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _stats(self) -> Stats | None:
-        """Fresh figures, or the last report of an engine that is busy or gone."""
+        """Current statistics, or the last ones of an engine that is busy or gone."""
         try:
             async with asyncio.timeout(STATS_SECONDS):
                 return await self.service.client.stats()
@@ -184,8 +186,8 @@ class Admin:
             return self.service.client.latest_stats
 
 
-def _ids(rid: object) -> Sequence[str]:
+def _rids(rid: object) -> Sequence[str]:
     ids = [rid] if isinstance(rid, str) else rid
-    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+    if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
         raise RequestError("rid must be a string or an array of strings", code="invalid_type", param="rid")
     return ids

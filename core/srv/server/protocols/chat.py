@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`. Must not know how sequences are made or what a template is."""
+"""`/v1/chat/completions`. Must not know how sequences are generated or templates are rendered."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from srv.server.sampling_fields import Sampling
 from srv.server.text.processor import TextProcessor
 from srv.types import TokenLogprob
 
-RESERVED_TEMPLATE_NAMES = frozenset(
+RESERVED_TEMPLATE_VARIABLES = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token", "chat_template", "tokenize"}
 )
 
 
 class ChatFormatter:
-    """Message choices; a stream opens with the role and closes with the reason."""
+    """Formats message choices; a stream starts with the role and ends with the finish reason."""
 
     def __init__(self, text: TextProcessor, body: ChatBody) -> None:
         self._text = text
@@ -33,7 +33,7 @@ class ChatFormatter:
         index = delta.sequence.index
         choices: list[dict[str, object]] = []
         if delta.text or (self._logprobs and delta.tokens) or delta.prompt_logprobs is not None:
-            choice = _delta(index, {"content": delta.text}, self._shown(delta.logprobs))
+            choice = _delta(index, {"content": delta.text}, self._format_logprobs(delta.logprobs))
             choices.append(self._with_prompt(choice, delta.sequence.prompt.tokens, delta.prompt_logprobs))
         if delta.finish is not None:
             closing = _delta(index, {})
@@ -44,20 +44,20 @@ class ChatFormatter:
         choice: dict[str, object] = {
             "index": result.sequence.index,
             "message": {"role": "assistant", "content": result.text, "refusal": None},
-            "logprobs": self._shown(result.logprobs),
+            "logprobs": self._format_logprobs(result.logprobs),
             "finish_reason": finish_name(result.finish),
             "matched_stop": result.sequence.matched,
         }
         return self._with_prompt(choice, result.sequence.prompt.tokens, result.prompt_logprobs)
 
-    def _shown(self, logprobs: list[TokenLogprob]) -> dict[str, object] | None:
+    def _format_logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, object] | None:
         return chat_logprobs(self._text, logprobs) if self._logprobs else None
 
     def _with_prompt(
-        self, choice: dict[str, object], prompt: list[int], scored: list[TokenLogprob] | None
+        self, choice: dict[str, object], prompt: list[int], scores: list[TokenLogprob] | None
     ) -> dict[str, object]:
-        if self._prompt_logprobs and scored is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._text, prompt, scored)
+        if self._prompt_logprobs and scores is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._text, prompt, scores)
         return choice
 
 
@@ -65,17 +65,17 @@ def _delta(index: int, delta: dict[str, object], logprobs: dict[str, object] | N
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _for_template(message: ChatMessage) -> dict[str, object]:
-    # Templates were made before OpenAI renamed the role.
+def _template_message(message: ChatMessage) -> dict[str, object]:
+    # Templates only know the older name of the role.
     role = "system" if message.role == "developer" else message.role
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": message.content, **named}
+    name_field = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": message.content, **name_field}
 
 
 class Chat(OpenAIEndpoint):
     name: ClassVar[str] = "chatcmpl"
-    kind: ClassVar[str] = "chat.completion"
-    chunk_kind: ClassVar[str] = "chat.completion.chunk"
+    object_type: ClassVar[str] = "chat.completion"
+    chunk_object_type: ClassVar[str] = "chat.completion.chunk"
 
     async def parse(self, body: object) -> ParsedRequest:
         fields = ChatBody.parse(body)
@@ -84,7 +84,7 @@ class Chat(OpenAIEndpoint):
         preprocessor.check_count(1, fields.n or 1, "n")
         sampling = self._sampling(fields)
         prompt = await self.render(fields.messages, fields.add_generation_prompt, fields.chat_template_kwargs)
-        # The template writes the special tokens itself.
+        # The rendered template contains the special tokens.
         tokens = await preprocessor.encode(prompt, False, "messages")
         tokenized_prompt = await preprocessor.prepare(tokens, sampling, param="messages", default_max_tokens=None)
         return ParsedRequest(
@@ -94,7 +94,7 @@ class Chat(OpenAIEndpoint):
     async def render(
         self, messages: list[ChatMessage], add_generation_prompt: bool | None, extra: dict[str, object] | None
     ) -> str:
-        """The conversation as the model's template writes it. Raises RequestError."""
+        """Render the conversation with the model's chat template. Raises RequestError."""
         if len(messages) > self.service.settings.context_length:
             raise RequestError(
                 f"messages has {len(messages)} entries, more than the context has tokens; send fewer",
@@ -104,30 +104,32 @@ class Chat(OpenAIEndpoint):
         for index, message in enumerate(messages):
             if message.content is None:
                 raise RequestError(
-                    f"messages[{index}].content is null: there is nothing to say; send a text",
+                    f"messages[{index}].content is null; send a text",
                     code="invalid_value",
                     param=f"messages[{index}].content",
                 )
-        if taken := sorted(RESERVED_TEMPLATE_NAMES & (extra or {}).keys()):
+        if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & (extra or {}).keys()):
             raise RequestError(
-                f"chat_template_kwargs.{taken[0]} is refused: the server sets it; remove it",
+                f"chat_template_kwargs.{reserved[0]} is refused: the server sets it; remove it",
                 code="invalid_value",
-                param=f"chat_template_kwargs.{taken[0]}",
+                param=f"chat_template_kwargs.{reserved[0]}",
             )
-        shown = [_for_template(message) for message in messages]
-        return await self.service.preprocessor.render(shown, add_generation_prompt is not False, extra or {})
+        template_messages = [_template_message(message) for message in messages]
+        return await self.service.preprocessor.render(
+            template_messages, add_generation_prompt is not False, extra or {}
+        )
 
     def _sampling(self, fields: ChatBody) -> Sampling:
-        old, new = fields.max_tokens, fields.max_completion_tokens
-        if old is not None and new is not None and old != new:
+        max_tokens, max_completion_tokens = fields.max_tokens, fields.max_completion_tokens
+        if max_tokens is not None and max_completion_tokens is not None and max_tokens != max_completion_tokens:
             raise RequestError(
-                f"max_tokens = {old} and max_completion_tokens = {new} disagree; send one of them",
+                f"max_tokens = {max_tokens} and max_completion_tokens = {max_completion_tokens} differ; send one",
                 code="invalid_value",
                 param="max_tokens",
             )
-        if old == 0:
+        if max_tokens == 0:
             raise RequestError(
-                "max_tokens = 0 is refused: it leaves no room for an answer; ask for at least 1",
+                "max_tokens = 0 is refused: a message needs at least 1 token",
                 code="invalid_value",
                 param="max_tokens",
             )
@@ -137,4 +139,7 @@ class Chat(OpenAIEndpoint):
                 code="invalid_value",
                 param="top_logprobs",
             )
-        return fields.sampling(old if old is not None else new, (fields.top_logprobs or 0) if fields.logprobs else None)
+        return fields.sampling(
+            max_tokens if max_tokens is not None else max_completion_tokens,
+            (fields.top_logprobs or 0) if fields.logprobs else None,
+        )

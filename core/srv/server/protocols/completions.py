@@ -1,4 +1,4 @@
-"""`/v1/completions`. Must not know how sequences are made."""
+"""`/v1/completions`. Must not know how sequences are generated."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 class CompletionFormatter:
-    """Text choices; with `echo` the prompt, and with logprobs its tokens, come first."""
+    """Formats text choices; with `echo` they start with the prompt, and logprobs with its tokens."""
 
-    def __init__(self, text: TextProcessor, body: CompletionBody, echoes: list[str] | None) -> None:
+    def __init__(self, text: TextProcessor, body: CompletionBody, echo_texts: list[str] | None) -> None:
         self._text = text
         self._logprobs = body.logprobs is not None
         self._prompt_logprobs = body.prompt_logprobs is not None
-        self._echoes = echoes  # the prompts' texts, by prompt
-        self._shown: dict[int, CompletionLogprobs] = {}  # by sequence
+        self._echo_texts = echo_texts  # by prompt
+        self._logprobs_by_sequence: dict[int, CompletionLogprobs] = {}  # by sequence
 
     def opening(self, group: RequestGroup) -> list[dict[str, object]]:
         return []
@@ -48,19 +48,19 @@ class CompletionFormatter:
         finish: FinishReason | None,
     ) -> dict[str, object]:
         sequence = delta.sequence
-        first = sequence.index not in self._shown
-        shown = self._shown.setdefault(sequence.index, CompletionLogprobs(self._text))
-        scored: list[TokenLogprob | None] = [*logprobs]
-        if first and self._echoes is not None:
-            text = self._echoes[sequence.prompt_index] + text
+        first = sequence.index not in self._logprobs_by_sequence
+        completion_logprobs = self._logprobs_by_sequence.setdefault(sequence.index, CompletionLogprobs(self._text))
+        token_logprobs: list[TokenLogprob | None] = [*logprobs]
+        if first and self._echo_texts is not None:
+            text = self._echo_texts[sequence.prompt_index] + text
             if self._logprobs:
                 missing = len(sequence.prompt.tokens) - len(prompt or ())
                 tokens = [*sequence.prompt.tokens, *tokens]
-                scored = [*[None] * missing, *(prompt or ()), *scored]
+                token_logprobs = [*[None] * missing, *(prompt or ()), *token_logprobs]
         choice: dict[str, object] = {
             "index": sequence.index,
             "text": text,
-            "logprobs": shown.part(tokens, scored) if self._logprobs else None,
+            "logprobs": completion_logprobs.add(tokens, token_logprobs) if self._logprobs else None,
             "finish_reason": finish_name(finish),
             "matched_stop": delta.matched,
         }
@@ -71,8 +71,8 @@ class CompletionFormatter:
 
 class Completions(OpenAIEndpoint):
     name: ClassVar[str] = "cmpl"
-    kind: ClassVar[str] = "text_completion"
-    chunk_kind: ClassVar[str] = "text_completion"
+    object_type: ClassVar[str] = "text_completion"
+    chunk_object_type: ClassVar[str] = "text_completion"
 
     async def parse(self, body: object) -> ParsedRequest:
         fields = CompletionBody.parse(body)
@@ -92,15 +92,15 @@ class Completions(OpenAIEndpoint):
                     special=fields.add_special_tokens is not False,
                 )
             )
-        echoes = [await self._echo(tokenized_prompt) for tokenized_prompt in tokenized] if fields.echo else None
+        echo_texts = [await self._echo(tokenized_prompt) for tokenized_prompt in tokenized] if fields.echo else None
         return ParsedRequest(
-            fields, fields.stream_options, tokenized, CompletionFormatter(self.service.text, fields, echoes)
+            fields, fields.stream_options, tokenized, CompletionFormatter(self.service.text, fields, echo_texts)
         )
 
     def _sampling(self, fields: CompletionBody) -> Sampling:
         if fields.max_tokens == 0 and not (fields.echo or fields.prompt_logprobs is not None):
             raise RequestError(
-                "max_tokens = 0 is refused: it makes sense with echo or prompt_logprobs only; ask for at least 1",
+                "max_tokens = 0 is refused: it needs echo or prompt_logprobs; request at least 1",
                 code="invalid_value",
                 param="max_tokens",
             )

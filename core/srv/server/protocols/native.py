@@ -1,6 +1,6 @@
-"""`/generate`, the native endpoint: text or token ids, one or many; request and response as SGLang's.
+"""`/generate`, the native endpoint, with requests and responses like SGLang's.
 
-Must not know how sequences are made.
+Must not know how sequences are generated.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from srv.server.fields import json_type, shorten
 from srv.server.generation import CompletedSequence, RequestGroup
 from srv.server.http.events import DONE, EventStream, event, while_connected
 from srv.server.http.failures import error_body
-from srv.server.lifecycle import CUT
+from srv.server.lifecycle import SHUTDOWN_MESSAGE
 from srv.server.preprocessor import Prompt, TokenizedPrompt, read_prompts
-from srv.server.protocols.logprobs import NativeEntry, native_entry, native_logprobs, native_top
+from srv.server.protocols.logprobs import NativeEntry, native_entry, native_logprobs, native_top_logprobs
 from srv.server.protocols.native_fields import DEFAULT_NEW_TOKENS, GenerateBody, NativeSampling
 from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOP_LOGPROBS, Sampling
 from srv.server.service import Service
@@ -34,46 +34,48 @@ T = TypeVar("T")
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool, str]:
-    """Prompts, whether they are a batch, and the field they came in."""
+    """The prompts, whether they are a batch, and the name of their field."""
     given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
-        what = "neither text nor input_ids is given" if not given else "text and input_ids are both given"
-        raise RequestError(f"{what}; send one of them", code="invalid_value", param="text")
+        problem = "neither text nor input_ids is given" if not given else "text and input_ids are both given"
+        raise RequestError(f"{problem}; send one of them", code="invalid_value", param="text")
     param = given[0]
     prompts, batch = read_prompts(getattr(body, param), param)
-    wanted = str if param == "text" else list
-    if any(not isinstance(prompt, wanted) for prompt in prompts):
+    expected = str if param == "text" else list
+    if any(not isinstance(prompt, expected) for prompt in prompts):
         kind = "texts" if param == "text" else "token ids"
-        raise RequestError(f"{param} must hold {kind}", code="invalid_type", param=param)
+        raise RequestError(f"{param} must contain {kind}", code="invalid_type", param=param)
     return prompts, batch, param
 
 
-def _each(value: object, count: int, batch: bool, param: str, check: Callable[[object, str], T]) -> list[T]:
-    """One checked value a prompt, from a single one or a list."""
+def _per_prompt(value: object, count: int, batch: bool, param: str, check: Callable[[object, str], T]) -> list[T]:
+    """One validated value per prompt, from a single value or a list."""
     if not isinstance(value, list):
         return [check(value, param)] * count
     if not batch:
-        raise RequestError(f"{param} is an array, but there is one prompt", code="invalid_type", param=param)
+        raise RequestError(f"{param} is an array, but there is only one prompt", code="invalid_type", param=param)
     if len(value) != count:
         raise RequestError(
-            f"{param} has {len(value)} entries for {count} prompts; send one each", code="invalid_value", param=param
+            f"{param} has {len(value)} entries for {count} prompts; send one per prompt",
+            code="invalid_value",
+            param=param,
         )
-    return [check(one, f"{param}[{index}]") for index, one in enumerate(value)]
+    return [check(item, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
-def _flag(value: object, param: str) -> bool:
+def _boolean(value: object, param: str) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     raise RequestError(f"{param} must be true or false, not {json_type(value)}", code="invalid_type", param=param)
 
 
-def _number(default: int, low: int, high: int) -> Callable[[object, str], int]:
+def _integer_in(default: int, minimum: int, maximum: int) -> Callable[[object, str], int]:
     def check(value: object, param: str) -> int:
         if value is None:
             return default
-        if type(value) is not int or not low <= value <= high:
+        if type(value) is not int or not minimum <= value <= maximum:
             raise RequestError(
-                f"{param} = {shorten(value)} is refused: it must be an integer from {low} to {high}",
+                f"{param} = {shorten(value)} is refused: it must be an integer from {minimum} to {maximum}",
                 code="invalid_value",
                 param=param,
             )
@@ -96,15 +98,15 @@ def _rid(value: object, param: str) -> str | None:
     )
 
 
-class _Growing:
-    """A JSON array that grows at its end: what was encoded once is not encoded again."""
+class _IncrementalArray:
+    """The JSON encoding of a growing array, in which each item is encoded only once."""
 
     def __init__(self) -> None:
         self._count = 0
         self._encoded = bytearray()
 
-    def show(self, items: Sequence[T], encode: Callable[[Sequence[T]], object]) -> msgspec.Raw:
-        """All of `items`, which begin with those of the last call; `encode` gives a list, one entry an item."""
+    def extend(self, items: Sequence[T], encode: Callable[[Sequence[T]], object]) -> msgspec.Raw:
+        """Encode `items`, which start with those of the last call; `encode` returns a list with one entry per item."""
         if len(items) > self._count:
             more = msgspec.json.encode(encode(items[self._count :]))
             self._encoded += (b"," if self._encoded else b"") + more[1:-1]
@@ -113,31 +115,31 @@ class _Growing:
 
 
 @dataclass(slots=True)
-class _Shown:
-    """What was shown of one sequence, so that a stream of n tokens costs n encodings and not n squared."""
+class _EncodedOutput:
+    """The encoded output of one sequence: streaming n tokens encodes n items instead of n squared."""
 
-    tokens: _Growing = field(default_factory=_Growing)
-    logprobs: _Growing = field(default_factory=_Growing)
-    top: _Growing = field(default_factory=_Growing)
-    prompt: bool = False
+    tokens: _IncrementalArray = field(default_factory=_IncrementalArray)
+    logprobs: _IncrementalArray = field(default_factory=_IncrementalArray)
+    top: _IncrementalArray = field(default_factory=_IncrementalArray)
+    prompt_sent: bool = False
 
 
 class NativeFormatter:
-    """One request's outputs as SGLang shows them.
+    """Formats the outputs of one request like SGLang.
 
-    In a stream each event holds all output so far; the prompt's log-probabilities, which do not grow, stand in a
-    sequence's first event and in its last.
+    In a stream each event contains the whole output so far. The log-probabilities of the prompt do not change, and are
+    only in the first and last event of a sequence.
     """
 
     def __init__(self, service: Service, body: GenerateBody, arrival: float) -> None:
         self._service = service
-        self._names = service.text if body.return_text_in_logprobs else None
+        self._text = service.text if body.return_text_in_logprobs else None
         self._arrival = arrival
-        self._shown: dict[int, _Shown] = {}
+        self._encoded: dict[int, _EncodedOutput] = {}
 
-    def show(self, result: CompletedSequence, rid: str) -> dict[str, object]:
-        """What a sequence has so far; complete once `finish_reason` is set."""
-        shown = self._shown.setdefault(result.sequence.index, _Shown())
+    def format(self, result: CompletedSequence, rid: str) -> dict[str, object]:
+        """The output of a sequence so far; complete when `finish_reason` is set."""
+        encoded = self._encoded.setdefault(result.sequence.index, _EncodedOutput())
         sequence = result.sequence
         meta: dict[str, object] = {
             "id": rid,
@@ -148,8 +150,8 @@ class NativeFormatter:
             "e2e_latency": time.perf_counter() - self._arrival,
         }
         if sequence.prompt.params.logprobs is not None:
-            meta |= self._logprobs(result, shown)
-        return {"text": result.text, "output_ids": shown.tokens.show(result.tokens, list), "meta_info": meta}
+            meta |= self._logprobs(result, encoded)
+        return {"text": result.text, "output_ids": encoded.tokens.extend(result.tokens, list), "meta_info": meta}
 
     def _reason(self, result: CompletedSequence) -> dict[str, object] | None:
         sequence = result.sequence
@@ -162,31 +164,31 @@ class NativeFormatter:
         draining = self._service.lifecycle.draining
         return {"type": "abort", "message": "the server is shutting down" if draining else "the request was aborted"}
 
-    def _logprobs(self, result: CompletedSequence, shown: _Shown) -> dict[str, object]:
-        params, names = result.sequence.prompt.params, self._names
-        found: dict[str, object] = {
-            "output_token_logprobs": shown.logprobs.show(result.logprobs, partial(native_logprobs, names))
+    def _logprobs(self, result: CompletedSequence, encoded: _EncodedOutput) -> dict[str, object]:
+        params, text = result.sequence.prompt.params, self._text
+        fields: dict[str, object] = {
+            "output_token_logprobs": encoded.logprobs.extend(result.logprobs, partial(native_logprobs, text))
         }
         if params.logprobs:
-            found["output_top_logprobs"] = shown.top.show(result.logprobs, partial(native_top, names))
-        if params.prompt_logprobs is not None and (result.sequence.finish is not None or not shown.prompt):
-            shown.prompt = True
-            found |= self._prompt_logprobs(result)
-        return found
+            fields["output_top_logprobs"] = encoded.top.extend(result.logprobs, partial(native_top_logprobs, text))
+        if params.prompt_logprobs is not None and (result.sequence.finish is not None or not encoded.prompt_sent):
+            encoded.prompt_sent = True
+            fields |= self._prompt_logprobs(result)
+        return fields
 
     def _prompt_logprobs(self, result: CompletedSequence) -> dict[str, object]:
-        params, names, scored = result.sequence.prompt.params, self._names, result.prompt_logprobs or []
+        params, text, scores = result.sequence.prompt.params, self._text, result.prompt_logprobs or []
         first: list[NativeEntry] = []
-        if params.prompt_logprobs_start == 0:  # the first token of all has no predecessor to be likely after
-            first = [native_entry(names, result.sequence.prompt.tokens[0], None)]
-        found: dict[str, object] = {"input_token_logprobs": [*first, *native_logprobs(names, scored)]}
+        if params.prompt_logprobs_start == 0:  # the first token has no log-probability
+            first = [native_entry(text, result.sequence.prompt.tokens[0], None)]
+        fields: dict[str, object] = {"input_token_logprobs": [*first, *native_logprobs(text, scores)]}
         if params.prompt_logprobs:
-            found["input_top_logprobs"] = [*([None] * len(first)), *native_top(names, scored)]
-        return found
+            fields["input_top_logprobs"] = [*([None] * len(first)), *native_top_logprobs(text, scores)]
+        return fields
 
 
 class NativeGenerate:
-    """Serves `/generate`. A batch is one client request: it is aborted, and fails, as a whole."""
+    """Serves `/generate`. A batch is one client request, which is aborted or fails as a whole."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -198,38 +200,44 @@ class NativeGenerate:
         prompts, batch, param = _prompts(body)
         rids = self._rids(body, len(prompts), batch)
         tokenized = await self._tokenize(body, prompts, batch, param)
-        several = batch or any(len(tokenized_prompt.seeds) > 1 for tokenized_prompt in tokenized)
+        as_list = batch or any(len(tokenized_prompt.seeds) > 1 for tokenized_prompt in tokenized)
         ticket, group = self.service.start(tokenized, rids, arrival)
         formatter = NativeFormatter(self.service, body, arrival)
         if body.stream:
-            return EventStream(self._events(formatter, group, rids, several), ticket.close)
+            return EventStream(self._events(formatter, group, rids, as_list), ticket.close)
         try:
             results = await while_connected(request.receive, group.gather())
         finally:
             ticket.close()
-        shown = [formatter.show(result, rids[result.sequence.prompt_index]) for result in results]
-        return Response(msgspec.json.encode(shown if several else shown[0]), media_type="application/json")
+        shown = [formatter.format(result, rids[result.sequence.prompt_index]) for result in results]
+        return Response(msgspec.json.encode(shown if as_list else shown[0]), media_type="application/json")
 
     def _rids(self, body: GenerateBody, count: int, batch: bool) -> list[str]:
-        given = _each(body.rid, count, batch, "rid", _rid)
+        rids = _per_prompt(body.rid, count, batch, "rid", _rid)
         if batch and isinstance(body.rid, str):
-            given = [f"{body.rid}-{index}" for index in range(count)]
-        return [rid or uuid.uuid4().hex for rid in given]
+            rids = [f"{body.rid}-{index}" for index in range(count)]
+        return [rid or uuid.uuid4().hex for rid in rids]
 
     async def _tokenize(
         self, body: GenerateBody, prompts: list[Prompt], batch: bool, param: str
     ) -> list[TokenizedPrompt]:
         count = len(prompts)
-        params = _each(body.sampling_params, count, batch, "sampling_params", _sampling_params)
-        wanted = _each(body.return_logprob, count, batch, "return_logprob", _flag)
-        starts = _each(
-            body.logprob_start_len, count, batch, "logprob_start_len", _number(-1, -1, self.service.settings.room)
+        params = _per_prompt(body.sampling_params, count, batch, "sampling_params", _sampling_params)
+        requested = _per_prompt(body.return_logprob, count, batch, "return_logprob", _boolean)
+        starts = _per_prompt(
+            body.logprob_start_len,
+            count,
+            batch,
+            "logprob_start_len",
+            _integer_in(-1, -1, self.service.settings.max_total_tokens),
         )
-        tops = _each(body.top_logprobs_num, count, batch, "top_logprobs_num", _number(0, 0, MAX_TOP_LOGPROBS))
-        self.service.preprocessor.check_count(1, sum(one.n or 1 for one in params), param)
+        top_counts = _per_prompt(
+            body.top_logprobs_num, count, batch, "top_logprobs_num", _integer_in(0, 0, MAX_TOP_LOGPROBS)
+        )
+        self.service.preprocessor.check_count(1, sum(item.n or 1 for item in params), param)
         tokenized = []
         for index, prompt in enumerate(prompts):
-            sampling = _with_logprobs(params[index], wanted[index], starts[index], tops[index])
+            sampling = _with_logprobs(params[index], requested[index], starts[index], top_counts[index])
             name = f"{param}[{index}]" if batch else param
             tokenized.append(
                 await self.service.preprocessor.prepare(
@@ -240,7 +248,7 @@ class NativeGenerate:
         return tokenized
 
     async def _events(
-        self, formatter: NativeFormatter, group: RequestGroup, rids: list[str], several: bool
+        self, formatter: NativeFormatter, group: RequestGroup, rids: list[str], as_list: bool
     ) -> AsyncGenerator[bytes, None]:
         results = [CompletedSequence(sequence) for sequence in group.sequences]
         aborted = False
@@ -249,16 +257,16 @@ class NativeGenerate:
                 result = results[delta.sequence.index]
                 result.add(delta)
                 aborted |= delta.finish is FinishReason.ABORT
-                shown = formatter.show(result, rids[delta.sequence.prompt_index])
-                yield event({**shown, "index": delta.sequence.index} if several else shown)
+                shown = formatter.format(result, rids[delta.sequence.prompt_index])
+                yield event({**shown, "index": delta.sequence.index} if as_list else shown)
         if aborted and self.service.lifecycle.draining:
-            yield event(error_body(CUT, 503, "shutting_down"))
+            yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
             return
         yield DONE
 
 
-def _with_logprobs(params: NativeSampling, wanted: bool, start: int, top: int) -> Sampling:
-    if not wanted:
+def _with_logprobs(params: NativeSampling, requested: bool, start: int, top: int) -> Sampling:
+    if not requested:
         for value, param in ((start != -1, "logprob_start_len"), (top != 0, "top_logprobs_num")):
             if value:
                 raise RequestError(
@@ -275,7 +283,7 @@ def _with_logprobs(params: NativeSampling, wanted: bool, start: int, top: int) -
 def _check_start(start: int, prompt_tokens: int) -> None:
     if start >= prompt_tokens:
         raise RequestError(
-            f"logprob_start_len = {start} is refused: the prompt has {prompt_tokens} tokens; choose one of them",
+            f"logprob_start_len = {start} is refused: the prompt has {prompt_tokens} tokens; use a position in it",
             code="invalid_value",
             param="logprob_start_len",
         )

@@ -1,8 +1,8 @@
-"""What the two OpenAI endpoints share: the steps from a request body to a response, streamed or complete.
+"""The common part of both OpenAI endpoints: from a request body to a response, streamed or complete.
 
-    body ─► parse ─► tokenized prompts ─► RequestGroup ─► ResponseFormatter: chunks of a stream, or choices
+    body ─► parse ─► tokenized prompts ─► RequestGroup ─► ResponseFormatter: stream chunks, or choices
 
-Must not know which fields a body has beyond the shared ones.
+Must not know which fields a body has, except the shared ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from srv.errors import RequestError
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
 from srv.server.http.events import DONE, EventStream, event, while_connected
 from srv.server.http.failures import error_body
-from srv.server.lifecycle import CUT
+from srv.server.lifecycle import SHUTDOWN_MESSAGE
 from srv.server.preprocessor import TokenizedPrompt
 from srv.server.protocols.openai_fields import StreamOptions
 from srv.server.sampling_fields import SamplingBody
@@ -36,18 +36,18 @@ class ResponseEnvelope:
     """The fields that all objects of one response share."""
 
     id: str
-    kind: str
+    object_type: str
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def wrap(self, choices: list[dict[str, object]], **more: object) -> dict[str, object]:
+    def wrap(self, choices: list[dict[str, object]], **extra: object) -> dict[str, object]:
         return {
             "id": self.id,
-            "object": self.kind,
+            "object": self.object_type,
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            **more,
+            **extra,
         }
 
 
@@ -55,11 +55,11 @@ class ResponseFormatter(Protocol):
     """Formats the output of one request; each request gets its own."""
 
     def opening(self, group: RequestGroup) -> list[dict[str, object]]:
-        """Choices to stream before the first token."""
+        """The choices to stream before the first token."""
         ...
 
     def chunk(self, delta: OutputDelta) -> list[dict[str, object]]:
-        """Choices to stream for one delta."""
+        """The choices to stream for one delta."""
         ...
 
     def choice(self, result: CompletedSequence) -> dict[str, object]:
@@ -78,11 +78,11 @@ class ParsedRequest:
 
 
 class OpenAIEndpoint(ABC):
-    """One endpoint; subclasses define its schema and its formatter. `name` is the prefix of its response ids."""
+    """One endpoint; subclasses define its schema and formatter. `name` is the prefix of response ids."""
 
     name: ClassVar[str]
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
+    object_type: ClassVar[str]
+    chunk_object_type: ClassVar[str]
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -96,35 +96,35 @@ class OpenAIEndpoint(ABC):
         self.service.lifecycle.check_accepting()
         parsed = await self.parse(await self.service.body(request))
         fields = parsed.fields
-        with_usage = usage_wanted(fields.stream, parsed.stream_options)
+        with_usage = wants_usage(fields.stream, parsed.stream_options)
         rid = fields.rid or f"{self.name}-{uuid.uuid4().hex}"
         ticket, group = self.service.start(parsed.prompts, [rid], arrival)
         if fields.stream:
-            envelope = ResponseEnvelope(rid, self.chunk_kind, self.service.settings.model_name)
+            envelope = ResponseEnvelope(rid, self.chunk_object_type, self.service.settings.model_name)
             return EventStream(self._events(envelope, parsed.formatter, group, with_usage), ticket.close)
         try:
             results = await while_connected(request.receive, group.gather())
-            self.service.lifecycle.check_not_cut(result.finish for result in results)
+            self.service.lifecycle.check_not_aborted(result.finish for result in results)
         finally:
             ticket.close()
-        envelope = ResponseEnvelope(rid, self.kind, self.service.settings.model_name)
-        answer = envelope.wrap([parsed.formatter.choice(result) for result in results], usage=group.usage().openai())
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        envelope = ResponseEnvelope(rid, self.object_type, self.service.settings.model_name)
+        response = envelope.wrap([parsed.formatter.choice(result) for result in results], usage=group.usage().openai())
+        return Response(msgspec.json.encode(response), media_type="application/json")
 
     async def _events(
         self, envelope: ResponseEnvelope, formatter: ResponseFormatter, group: RequestGroup, with_usage: bool
     ) -> AsyncGenerator[bytes, None]:
         # With include_usage every chunk but the last has "usage": null (OpenAI's reference).
-        more: dict[str, object] = {"usage": None} if with_usage else {}
-        opening = b"".join(event(envelope.wrap([choice], **more)) for choice in formatter.opening(group))
+        extra: dict[str, object] = {"usage": None} if with_usage else {}
+        opening = b"".join(event(envelope.wrap([choice], **extra)) for choice in formatter.opening(group))
         aborted = False
         async with aclosing(group.deltas()) as deltas:
             async for delta in deltas:
                 aborted |= delta.finish is FinishReason.ABORT
-                yield opening + b"".join(event(envelope.wrap([choice], **more)) for choice in formatter.chunk(delta))
+                yield opening + b"".join(event(envelope.wrap([choice], **extra)) for choice in formatter.chunk(delta))
                 opening = b""
         if aborted and self.service.lifecycle.draining:
-            yield event(error_body(CUT, 503, "shutting_down"))
+            yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
             return
         if with_usage:
             yield event(envelope.wrap([], usage=group.usage().openai()))
@@ -135,13 +135,13 @@ def finish_name(finish: FinishReason | None) -> str | None:
     return None if finish is None else finish.value
 
 
-def usage_wanted(stream: bool | None, options: StreamOptions | None) -> bool:
-    """Raises RequestError if there are stream options without a stream."""
+def wants_usage(stream: bool | None, options: StreamOptions | None) -> bool:
+    """Whether usage is streamed. Raises RequestError for stream_options without stream."""
     if options is None:
         return False
     if not stream:
         raise RequestError(
-            "stream_options is refused: it needs stream = true; remove it or stream",
+            "stream_options is refused: it needs stream = true; set that or remove it",
             code="invalid_value",
             param="stream_options",
         )

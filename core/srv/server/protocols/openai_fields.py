@@ -1,7 +1,6 @@
-"""The bodies of `/v1/completions` and `/v1/chat/completions`, field by field.
+"""The fields of the bodies of `/v1/completions` and `/v1/chat/completions`.
 
-Facts: OpenAI's API reference for the fields without a remark; the extensions are those that vLLM and SGLang
-also take. Must not know how a request is served.
+Source: OpenAI's API reference; the extensions are fields of vLLM and SGLang. Must not know how a request is served.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ PromptInput = Annotated[
 
 
 class StreamOptions(RequestBody):
-    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
-    continuous_usage_stats: Annotated[object, Refused("usage comes once, at the end", (None, False))] = None
+    include_usage: bool | None = Field(None, description="Send the token counts in a last chunk.")
+    continuous_usage_stats: Annotated[object, Refused("usage is sent once, at the end", (None, False))] = None
     include_obfuscation: Annotated[object, Refused("padding against traffic analysis", (None, False))] = None
 
 
 class CompletionBody(SamplingBody):
-    prompt: PromptInput = Field(description="A text, an array of texts, of token ids, or of arrays of token ids.")
-    echo: bool | None = Field(None, description="Put the prompt before the output.")
+    prompt: PromptInput = Field(description="A text, or an array of texts, of token ids, or of arrays of token ids.")
+    echo: bool | None = Field(None, description="Return the prompt before the output.")
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities of the tokens, and of this many others."
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="Return log-probabilities of the tokens, and this many top ones."
     )
-    add_special_tokens: bool | None = Field(None, description="Let the tokenizer add its own (default true).")
+    add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens (default true).")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
 
-    suffix: Annotated[object, Refused("filling in the middle", (None, ""))] = None
+    suffix: Annotated[object, Refused("fill-in-the-middle", (None, ""))] = None
 
 
 def _content(value: object) -> str | None:
-    """Text content, or the texts of an array of parts, joined as they are."""
+    """Text content, or the concatenated texts of an array of parts."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -56,7 +55,7 @@ def _content(value: object) -> str | None:
     texts: list[str] = []
     for part in value:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise field_error("invalid_value", 'must hold parts like {"type": "text", "text": "..."}')
+            raise field_error("invalid_value", 'must contain parts like {"type": "text", "text": "..."}')
         if part["type"] != "text":
             kind = shorten(part["type"])
             raise PydanticCustomError("not_implemented", "content of type {kind}", {"kind": kind})
@@ -66,7 +65,7 @@ def _content(value: object) -> str | None:
     return "".join(texts)
 
 
-def _function_field(feature: str) -> Refused:
+def _refused_unless_empty(feature: str) -> Refused:
     return Refused(feature, (None, []))
 
 
@@ -82,46 +81,48 @@ class ChatMessage(RequestBody):
         description="developer is the newer name of system."
     )
     content: Content = Field(None, description="The text, or an array of text parts.")
-    name: str | None = Field(None, max_length=256, description="Given to the chat template.")
+    name: str | None = Field(None, max_length=256, description="Passed to the chat template.")
 
-    tool_calls: Annotated[object, _function_field(TOOLS)] = None
-    tool_call_id: Annotated[object, _function_field(TOOLS)] = None
-    function_call: Annotated[object, _function_field(TOOLS)] = None
+    tool_calls: Annotated[object, _refused_unless_empty(TOOLS)] = None
+    tool_call_id: Annotated[object, _refused_unless_empty(TOOLS)] = None
+    function_call: Annotated[object, _refused_unless_empty(TOOLS)] = None
     refusal: Annotated[object, Refused("refusals as content")] = None
     audio: Annotated[object, Refused("audio")] = None
-    reasoning_content: Annotated[object, Refused("reasoning as a field of its own")] = None
+    reasoning_content: Annotated[object, Refused("reasoning as a separate field")] = None
     annotations: Annotated[object, Refused("annotations", (None, []))] = None
 
 
 class ChatBody(SamplingBody):
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1, description="The conversation so far.")
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
-    logprobs: bool | None = Field(None, description="Log-probabilities of the output's tokens.")
+    logprobs: bool | None = Field(None, description="Return log-probabilities of the output tokens.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="And of this many others; needs logprobs."
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="Return this many top log-probabilities per token; needs logprobs."
     )
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-    add_generation_prompt: bool | None = Field(None, description="Let the template open the answer (default true).")
-    chat_template_kwargs: dict[str, object] | None = Field(None, description="More variables for the chat template.")
+    add_generation_prompt: bool | None = Field(
+        None, description="End the prompt with the start of an assistant message (default true)."
+    )
+    chat_template_kwargs: dict[str, object] | None = Field(None, description="Extra variables for the chat template.")
 
-    tools: Annotated[object, _function_field(TOOLS)] = None
+    tools: Annotated[object, _refused_unless_empty(TOOLS)] = None
     tool_choice: Annotated[object, Refused(TOOLS, (None, "none"))] = None
     parallel_tool_calls: Annotated[object, Refused(TOOLS)] = None
-    functions: Annotated[object, _function_field(TOOLS)] = None
+    functions: Annotated[object, _refused_unless_empty(TOOLS)] = None
     function_call: Annotated[object, Refused(TOOLS, (None, "none"))] = None
     modalities: Annotated[object, Refused("output other than text", (None, ["text"]))] = None
     audio: Annotated[object, Refused("audio")] = None
     prediction: Annotated[object, Refused("predicted output")] = None
-    reasoning_effort: Annotated[object, Refused("control of reasoning")] = None
-    separate_reasoning: Annotated[object, Refused("reasoning as a field of its own", (None, False))] = None
-    stream_reasoning: Annotated[object, Refused("reasoning as a field of its own")] = None
-    verbosity: Annotated[object, Refused("control of verbosity")] = None
+    reasoning_effort: Annotated[object, Refused("reasoning effort")] = None
+    separate_reasoning: Annotated[object, Refused("reasoning as a separate field", (None, False))] = None
+    stream_reasoning: Annotated[object, Refused("reasoning as a separate field")] = None
+    verbosity: Annotated[object, Refused("verbosity")] = None
     web_search_options: Annotated[object, Refused("web search")] = None
-    prompt_cache_retention: Annotated[object, Refused("the cache forgets the least recently used first")] = None
-    prompt_cache_options: Annotated[object, Refused("the cache decides by itself")] = None
-    moderation: Annotated[object, Refused("moderation of inputs and outputs")] = None
-    chat_template: Annotated[object, Refused("the template is chosen when the server starts")] = None
-    continue_final_message: Annotated[object, Refused("continuing an answer", (None, False))] = None
+    prompt_cache_retention: Annotated[object, Refused("the prefix cache evicts the least recently used pages")] = None
+    prompt_cache_options: Annotated[object, Refused("the prefix cache has no options per request")] = None
+    moderation: Annotated[object, Refused("moderation")] = None
+    chat_template: Annotated[object, Refused("the template is set when the server starts")] = None
+    continue_final_message: Annotated[object, Refused("continuing an assistant message", (None, False))] = None
     documents: Annotated[object, Refused("documents for the template; use chat_template_kwargs")] = None
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
     echo: Annotated[object, Refused("it belongs to /v1/completions", (None, False))] = None

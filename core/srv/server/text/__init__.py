@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizers, chat templates, incremental detokenization."""
+"""Text to token ids and back: tokenizers, chat templates, incremental detokenization."""

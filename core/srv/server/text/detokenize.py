@@ -1,13 +1,13 @@
-"""Tokens become text that may be sent: stop strings matched, what is not yet certain held back.
+"""Incremental detokenization: turns tokens into text that can be sent, and finds stop strings.
 
-Owns the matching of stop strings and the count of tokens that the released text is made of. Must not know
-what a token is (`TokenStream` does) nor who reads the text.
+Owns stop string matching and the number of tokens that the released text contains. Must not know how a token is
+decoded (`TokenStream`) or who reads the text.
 
-    tokens --stream--> certain characters --matcher--> released text
-                 (unfinished UTF-8 waits)       (what could begin a stop string waits)
+    tokens --stream--> complete characters --matcher--> released text
+         (incomplete UTF-8 waits)        (a possible stop string waits)
 
-Which match: the one that begins first; of those that begin together, the shortest. The same for every way of
-cutting the tokens into pushes, and the same as looking for the stop strings in the whole text at once.
+The match that starts first wins; of those that start together, the shortest. The result does not depend on how the
+tokens are split into calls of `push`, and equals a search for the stop strings in the complete text.
 """
 
 from __future__ import annotations
@@ -16,102 +16,102 @@ from collections import deque
 from collections.abc import Sequence
 
 from srv.errors import RequestError
-from srv.server.text.processor import Piece
+from srv.server.text.processor import TextDelta
 from srv.server.text.tokenizers.codec import TokenStream
 
 
 class StopMatcher:
-    """Finds the first stop string in a text that comes in parts.
+    """Finds the first stop string in a text that arrives in parts.
 
-    For each stop string it remembers the first place in the held text that could be its beginning; the place
-    only moves forward, so the work is linear in the text however the stop strings repeat themselves.
+    For each stop string it stores the first position in the held text at which the string could start. The position
+    only moves forward, so the cost is linear in the text, even for repetitive stop strings.
     """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         if "" in stops:
-            raise RequestError("an empty stop string would stop every answer", code="invalid_stop", param="stop")
+            raise RequestError("an empty stop string would stop every output", code="invalid_stop", param="stop")
         self._stops, self._include = tuple(stops), include
-        self._places = [0] * len(self._stops)
+        self._candidates = [0] * len(self._stops)
         self._held = ""
 
     def feed(self, text: str, final: bool) -> tuple[str, str | None]:
-        """(text that no stop string can cut any more, the stop string found). `final`: no more will come."""
+        """(text that is safe to release, the stop string found or None). `final`: no more text follows."""
         held = self._held = self._held + text
-        certain = len(held)  # every character before it is outside any stop string
-        found: tuple[int, int] | None = None  # where it begins, and its length
+        safe_end = len(held)  # no stop string can start before this position
+        found: tuple[int, int] | None = None  # start and length
         for index, stop in enumerate(self._stops):
-            place, whole = self._next(stop, self._places[index])
-            self._places[index] = place
-            if not whole:
-                certain = min(certain, place)
-            elif found is None or (place, len(stop)) < found:
-                found = (place, len(stop))
-        if found is not None and (final or found[0] <= certain):
-            begin, end = found[0], found[0] + found[1]
-            return held[: end if self._include else begin], held[begin:end]
+            position, complete = self._next(stop, self._candidates[index])
+            self._candidates[index] = position
+            if not complete:
+                safe_end = min(safe_end, position)
+            elif found is None or (position, len(stop)) < found:
+                found = (position, len(stop))
+        if found is not None and (final or found[0] <= safe_end):
+            start, end = found[0], found[0] + found[1]
+            return held[: end if self._include else start], held[start:end]
         if final:
-            certain = len(held)
+            safe_end = len(held)
         elif found is not None:
-            certain = min(certain, found[0])
-        self._held = held[certain:]
-        self._places = [max(0, place - certain) for place in self._places]
-        return held[:certain], None
+            safe_end = min(safe_end, found[0])
+        self._held = held[safe_end:]
+        self._candidates = [max(0, position - safe_end) for position in self._candidates]
+        return held[:safe_end], None
 
-    def _next(self, stop: str, place: int) -> tuple[int, bool]:
-        """The first place from `place` on where `stop` stands, or could once more text comes; is it whole?"""
+    def _next(self, stop: str, position: int) -> tuple[int, bool]:
+        """(first position from `position` on at which `stop` starts or could start, whether it is complete there)."""
         held, size = self._held, len(self._held)
-        while (place := held.find(stop[0], place)) >= 0:
-            if size - place >= len(stop):
-                if held.startswith(stop, place):
-                    return place, True
-            elif stop.startswith(held[place:]):
-                return place, False
-            place += 1
+        while (position := held.find(stop[0], position)) >= 0:
+            if size - position >= len(stop):
+                if held.startswith(stop, position):
+                    return position, True
+            elif stop.startswith(held[position:]):
+                return position, False
+            position += 1
         return size, False
 
 
 class IncrementalDetokenizer:
     """`srv.server.text.processor.Detokenizer` over a stream of tokens.
 
-    A token's text begins with the character that its first byte belongs to. The token counts as used once a
-    character at or after that place is released; one without text counts with its predecessor (without one,
-    at once).
+    The text of a token starts with the character that contains its first byte. The token counts as used when a
+    character at or after that position is released; one without text counts with its predecessor, or immediately if it
+    has none.
     """
 
     def __init__(self, stream: TokenStream, stop: Sequence[str], include_stop: bool) -> None:
         self._stream = stream
         self._matcher = StopMatcher(stop, include_stop) if stop else None
-        self._begins: deque[int | None] = deque()  # of the tokens not yet counted as used
+        self._starts: deque[int | None] = deque()  # start positions of tokens not yet counted as used
         self._produced = self._released = self._used = 0
-        self._stopped: str | None = None
+        self._stop_string: str | None = None
 
-    def push(self, tokens: Sequence[int], final: bool) -> Piece:
-        """See `Detokenizer.push`. Tokens pushed after a stop string was found are ignored."""
+    def push(self, tokens: Sequence[int], final: bool) -> TextDelta:
+        """See `Detokenizer.push`."""
         parts: list[str] = []
         for token in tokens:
-            if self._stopped is not None:
+            if self._stop_string is not None:
                 break
-            text, begin = self._stream.feed(token)
-            self._begins.append(None if begin is None else self._produced + begin)
+            text, start = self._stream.feed(token)
+            self._starts.append(None if start is None else self._produced + start)
             self._release(parts, text)
-        if final and self._stopped is None:
+        if final and self._stop_string is None:
             self._release(parts, self._stream.finish(), final=True)
-            if self._stopped is None:
-                self._used += len(self._begins)
-                self._begins.clear()
-        self._count()
-        return Piece("".join(parts), self._stopped, self._used)
+            if self._stop_string is None:
+                self._used += len(self._starts)
+                self._starts.clear()
+        self._count_used()
+        return TextDelta("".join(parts), self._stop_string, self._used)
 
     def _release(self, parts: list[str], text: str, final: bool = False) -> None:
         self._produced += len(text)
         if self._matcher is not None and (text or final):
-            text, self._stopped = self._matcher.feed(text, final)
+            text, self._stop_string = self._matcher.feed(text, final)
         if text:
             self._released += len(text)
             parts.append(text)
 
-    def _count(self) -> None:
-        begins, released = self._begins, self._released
-        while begins and ((begin := begins[0]) is None or begin < released):
-            begins.popleft()
+    def _count_used(self) -> None:
+        starts, released = self._starts, self._released
+        while starts and ((start := starts[0]) is None or start < released):
+            starts.popleft()
             self._used += 1

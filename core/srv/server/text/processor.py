@@ -1,7 +1,7 @@
-"""The seam between the HTTP protocols and everything that turns text into tokens and back.
+"""The interface between the HTTP protocols and the code that turns text into tokens and back.
 
-Owns the two protocols `TextProcessor` and `Detokenizer` and the value `Piece`. Knows neither HTTP nor the
-engine, and nothing of how a tokenizer works.
+Owns the protocols `TextProcessor` and `Detokenizer` and the value `TextDelta`. Must not know HTTP, the engine or how a
+tokenizer works.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
-class Piece(NamedTuple):
-    """What may be said after some tokens were pushed.
+class TextDelta(NamedTuple):
+    """The text that can be sent after some tokens were pushed.
 
-    `text`: new text that no later token can take back. Incomplete UTF-8 and whatever could still become a
-    stop string are held back.
-    `stopped`: the stop string that has been found, or None; nothing may be pushed after it.
-    `tokens_used`: how many tokens, counted from the start of the output, the released text is made of. A
-    token counts from the moment a part of its text is released; one without text of its own (a special
-    token) counts with its predecessor. When a stop string is found it is the number of tokens that the cut
-    output keeps, and after `final` without a match it is all of them.
+    `text`: new text that no later token can change. Incomplete UTF-8 and text that could still become part of a stop
+    string are held back.
+    `stop_string`: the stop string that was found, or None; tokens pushed after it are ignored.
+    `tokens_used`: the number of tokens, from the start of the output, that the released text contains. A token counts
+    as soon as a part of its text is released; one without text (a special token) counts with its predecessor. If a stop
+    string was found, this is the number of tokens of the truncated output; after `final` without a match it is all of
+    them.
     """
 
     text: str
-    stopped: str | None
+    stop_string: str | None
     tokens_used: int
 
 
 class Detokenizer(Protocol):
-    """Turns the tokens of one output into text, step by step."""
+    """Turns the tokens of one output into text incrementally."""
 
-    def push(self, tokens: Sequence[int], final: bool) -> Piece:
-        """Take the next tokens (maybe none); `final` releases what is held back, for no more will come."""
+    def push(self, tokens: Sequence[int], final: bool) -> TextDelta:
+        """Add the next tokens, possibly none; `final`: no more follow, so release the text that is held back."""
         ...
 
 
@@ -53,7 +53,7 @@ class TextProcessor(Protocol):
     def apply_chat_template(
         self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True, **extra: object
     ) -> str:
-        """The prompt text of a conversation. Raises RequestError if the template refuses the messages."""
+        """The prompt text of a conversation. Raises RequestError if the template rejects the messages."""
         ...
 
     def detokenizer(
@@ -61,9 +61,9 @@ class TextProcessor(Protocol):
     ) -> Detokenizer: ...
 
     def token_text(self, token: int) -> str:
-        """One token as text; bytes that are no UTF-8 by themselves show as U+FFFD."""
+        """One token as text; bytes that are not valid UTF-8 by themselves appear as U+FFFD."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for."""
+        """The bytes of one token."""
         ...

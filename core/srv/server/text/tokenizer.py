@@ -1,11 +1,11 @@
-"""The text processor of a served model: encode, decode, chat prompts, incremental detokenizing.
+"""The text processor of a served model: encoding, decoding, chat prompts, incremental detokenization.
 
-Owns which files the tokenizer and the chat template come from. Must not know HTTP, the engine or torch.
+Owns which files the tokenizer and the chat template are read from. Must not know HTTP, the engine or torch.
 
-Special tokens in text. Text is encoded with special tokens recognised, wherever they stand: a chat template
-writes them as text, and what a user's message contains cannot be told from it afterwards. So a message that
-spells out `<|im_end|>` ends a turn, in this server as in others of its kind; whoever serves untrusted users
-with trusted system prompts should refuse or rewrite such messages before they get here.
+Special tokens are recognised anywhere in a text, because a chat template writes them as text, and a user's message
+cannot be distinguished from the template afterwards. A message that contains `<|im_end|>` therefore ends a turn, as in
+other LLM servers. Services that combine untrusted users with trusted system prompts should reject or rewrite such
+messages first.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from srv.server.text.detokenize import IncrementalDetokenizer
 from srv.server.text.tokenizers.codec import Codec
 from srv.server.text.tokenizers.folder import read_folder, read_folder_templates
 from srv.server.text.tokenizers.gguf import read_gguf, read_gguf_templates
-from srv.server.text.tokenizers.source import Frame, TextSource
+from srv.server.text.tokenizers.source import SpecialTokenAffixes, TextSource
 from srv.specs import ModelFacts
 
 
 def load_text_processor(
     facts: ModelFacts, tokenizer_path: str | None = None, chat_template: str | None = None
-) -> ModelText:
-    """The text processor of a model.
+) -> ModelTextProcessor:
+    """Load the text processor of a model.
 
     `tokenizer_path` (--tokenizer-path): a folder, a tokenizer.json or a GGUF file instead of the model's own
-    tokenizer. `chat_template` (--chat-template): see `read_override`; else the tokenizer's, else the model's.
+    tokenizer. `chat_template` (--chat-template): see `read_override`; by default the tokenizer's, else the model's.
     Raises ModelError with code not_found, no_tokenizer, unknown_tokenizer, unknown_pretokenizer,
     bad_chat_template, damaged or truncated.
     """
     model = Path(facts.path)
     chosen = model if tokenizer_path is None else Path(tokenizer_path).expanduser()
     if not chosen.exists():
-        who = "the model" if tokenizer_path is None else "--tokenizer-path"
-        remedy = "Give --tokenizer-path a folder, a tokenizer.json or a GGUF file on this disk"
-        raise ModelError("not_found", str(chosen), f"{who} names it for the tokenizer and it is not there", remedy)
+        path = "the path of the model" if tokenizer_path is None else "the path of --tokenizer-path"
+        remedy = "Set --tokenizer-path to a local folder, tokenizer.json or GGUF file"
+        raise ModelError("not_found", str(chosen), f"{path} does not exist", remedy)
     source = _read(chosen)
     if chat_template is not None:
         templates: Mapping[str, str] = read_override(chat_template)
     else:
         templates = source.templates or (_read_templates(model) if chosen != model else {})
-    chat = ChatTemplate(templates, source.roles, facts.name) if templates else None
-    return ModelText(source, chat, facts.name)
+    chat = ChatTemplate(templates, source.special_tokens, facts.name) if templates else None
+    return ModelTextProcessor(source, chat, facts.name)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -67,19 +67,19 @@ def _read_templates(path: Path) -> dict[str, str]:
     return read_gguf_templates(path) if path.is_file() and _is_gguf(path) else {}
 
 
-class ModelText:
-    """`srv.server.text.processor.TextProcessor` over a tokenizer of the `tokenizers` library. Thread-safe."""
+class ModelTextProcessor:
+    """A `srv.server.text.processor.TextProcessor` on top of the `tokenizers` library. Thread-safe."""
 
     def __init__(self, source: TextSource, chat: ChatTemplate | None, model: str) -> None:
         self._tokenizer: Tokenizer = source.tokenizer
         self._codec: Codec = source.codec
-        self._frame: Frame | None = source.frame
+        self._affixes: SpecialTokenAffixes | None = source.affixes
         self._vocab_size = source.vocab_size
         self._chat, self._model = chat, model
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's ids are in [0, vocab_size); a model's logits may have more, which mean nothing."""
+        """The tokenizer's ids are in [0, vocab_size); the logits of a model may have padding beyond."""
         return self._vocab_size
 
     @property
@@ -87,27 +87,27 @@ class ModelText:
         return self._chat is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; special tokens in it are recognised. `add_special_tokens` puts the model's own
-        around it: False for the text of a chat template, which writes them itself.
+        """Encode a text, recognising special tokens in it. `add_special_tokens` adds BOS and EOS as the model requires;
+        it is False for a rendered chat template, which contains them.
 
-        Raises RequestError for text that has no UTF-8 form (half a surrogate pair).
+        Raises RequestError for text that cannot be encoded as UTF-8 (a lone surrogate).
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            message = f"the text is no valid Unicode: character {error.start} is half of a surrogate pair"
+            message = f"the text is not valid Unicode: character {error.start} is a lone surrogate"
             raise RequestError(message, code="invalid_text") from error
-        if self._frame is None:
+        if self._affixes is None:
             return self._ids(text, add_special_tokens)
         ids = self._ids(text, False)
-        return [*self._frame.before, *ids, *self._frame.after] if add_special_tokens else ids
+        return [*self._affixes.prefix, *ids, *self._affixes.suffix] if add_special_tokens else ids
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The batch form, although there is one text: unlike `encode` it lets other threads run meanwhile."""
+        """Uses the batch method for one text: unlike `encode`, it releases the GIL."""
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; what is no UTF-8 shows as U+FFFD, ids outside the vocabulary as nothing."""
+        """Decode ids; invalid UTF-8 becomes U+FFFD, and ids outside the vocabulary are skipped."""
         return self._codec.decode(ids, skip_special_tokens)
 
     def apply_chat_template(

@@ -1,4 +1,4 @@
-"""How much memory one client can occupy in the server, with real sockets and the event loop of `srv launch`."""
+"""The memory that one client can occupy in the server, with real sockets and the event loop of `srv launch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from srv.server.http.connection import LINGER_BYTES, MAX_PIPELINED, LimitedHttpP
 from srv.server.http.framing import MAX_SECTION_BYTES
 
 pytestmark = pytest.mark.anyio
-READ = 256 * 1024  # how much the event loop reads from a socket at once
+READ = 256 * 1024  # bytes that the event loop reads from a socket at once
 CHUNKED = b"POST /chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -31,7 +31,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 class CountingParser:
-    """The parser, with a count of the bytes that it was fed."""
+    """The parser, with a count of the bytes that it received."""
 
     def __init__(self, parser: httptools.HttpRequestParser) -> None:
         self._parser = parser
@@ -45,28 +45,28 @@ class CountingParser:
         return getattr(self._parser, name)
 
 
-class Observed(LimitedHttpProtocol):
-    """Records the maximum that the protocol held."""
+class ObservedProtocol(LimitedHttpProtocol):
+    """Records the maximum numbers of queued requests and unread bytes."""
 
-    def __init__(self, *given: Any, opened: list[Observed], **named: Any) -> None:
-        super().__init__(*given, **named)
-        opened.append(self)
+    def __init__(self, *args: Any, connections: list[ObservedProtocol], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connections.append(self)
         self.counting = self.parser = CountingParser(self.parser)
-        self.received = self.most_queued = self.most_unread = 0
+        self.received = self.max_queued = self.max_unread = 0
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
         super().data_received(data)
-        self.most_unread = max(self.most_unread, len(self._unread) - self._position)
+        self.max_unread = max(self.max_unread, len(self._unread) - self._position)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self.most_queued = max(self.most_queued, len(self.pipeline))
+        self.max_queued = max(self.max_queued, len(self.pipeline))
 
 
 class Application:
-    """Answers with the path and the size of the body. `/held` and `/watched` wait for `release`, the latter reading on
-    as a stream does that watches for its client to leave; `/early` does not read."""
+    """Responds with the path and the size of the body. `/held` and `/watched` wait for `release`; the latter also waits
+    for a disconnect, as a stream does. `/early` does not read the body."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -107,8 +107,8 @@ class Running:
     server: uvicorn.Server
     port: int
     application: Application
-    opened: list[Observed] = field(default_factory=list)
-    refused: list[int] = field(default_factory=list)
+    connections: list[ObservedProtocol] = field(default_factory=list)
+    refusals: list[int] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -116,15 +116,17 @@ async def running() -> AsyncGenerator[Running, None]:
     application = Application()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    opened: list[Observed] = []
-    refused: list[int] = []
-    protocol = cast(type[asyncio.Protocol], partial(Observed, opened=opened, responded=refused.append))
+    connections: list[ObservedProtocol] = []
+    refusals: list[int] = []
+    protocol = cast(
+        type[asyncio.Protocol], partial(ObservedProtocol, connections=connections, responded=refusals.append)
+    )
     config = uvicorn.Config(application, http=protocol, lifespan="off", log_level="error", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await eventually(lambda: server.started)
-        yield Running(server, listener.getsockname()[1], application, opened, refused)
+        yield Running(server, listener.getsockname()[1], application, connections, refusals)
     finally:
         application.release.set()
         server.should_exit = True
@@ -139,13 +141,13 @@ class Client:
         self._reader, self._writer = reader, writer
         self.sending: asyncio.Task[None] | None = None
 
-    def send(self, pieces: Iterable[bytes]) -> None:
-        self.sending = asyncio.create_task(self._send(pieces))
+    def send(self, parts: Iterable[bytes]) -> None:
+        self.sending = asyncio.create_task(self._send(parts))
 
-    async def _send(self, pieces: Iterable[bytes]) -> None:
+    async def _send(self, parts: Iterable[bytes]) -> None:
         try:
-            for piece in pieces:
-                self._writer.write(piece)
+            for part in parts:
+                self._writer.write(part)
                 await self._writer.drain()
         except ConnectionError:
             return  # the server has closed
@@ -174,10 +176,10 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(port: int, *pieces: bytes) -> AsyncGenerator[Client, None]:
+async def connected(port: int, *parts: bytes) -> AsyncGenerator[Client, None]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     client = Client(reader, writer)
-    client.send(pieces)
+    client.send(parts)
     try:
         yield client
     finally:
@@ -198,26 +200,26 @@ ENDLESS: dict[str, tuple[bytes, bytes, int, str]] = {
 }
 
 
-async def test_what_has_no_end_is_refused_after_a_bounded_number_of_bytes() -> None:
+async def test_endless_sections_are_refused_after_a_bounded_number_of_bytes() -> None:
     faults = []
     async with running() as server:
         for name, (before, endless, status, code) in ENDLESS.items():
-            piece = endless * (16384 // len(endless))
-            async with connected(server.port, before, *[piece] * 1024) as client:
+            part = endless * (16384 // len(endless))
+            async with connected(server.port, before, *[part] * 1024) as client:
                 got, headers, body = await client.response()
                 await client.closed()
-            protocol, error = server.opened[-1], json.loads(body)["error"]
+            protocol, error = server.connections[-1], json.loads(body)["error"]
             if (got, error["code"], headers["connection"]) != (status, code, "close"):
                 faults.append((name, got, error, headers))
             if protocol.counting.fed > len(before) + MAX_SECTION_BYTES:
                 faults.append((name, "fed", protocol.counting.fed))
             if protocol.received > MAX_SECTION_BYTES + LINGER_BYTES + 2 * READ:
                 faults.append((name, "received", protocol.received))
-        assert server.refused == [status for _, _, status, _ in ENDLESS.values()]
+        assert server.refusals == [status for _, _, status, _ in ENDLESS.values()]
     assert not faults
 
 
-async def test_the_application_serves_others_meanwhile_and_counts_the_refusal() -> None:
+async def test_others_are_served_meanwhile_and_the_refusal_is_counted() -> None:
     async with listening(api_key="secret") as server:
         port = server.http.base_url.port
         assert port is not None
@@ -230,91 +232,91 @@ async def test_the_application_serves_others_meanwhile_and_counts_the_refusal() 
         assert 'srv_http_responses_total{status="431"} 1.0' in (await server.http.get("/metrics")).text
 
 
-async def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads() -> None:
+async def test_a_refusal_reaches_a_client_that_sends_everything_before_it_reads() -> None:
     async with running() as server, connected(server.port, b"GET / HTTP/1.1\r\nA: " + b"a" * 500_000) as client:
         await asyncio.wait_for(cast(Any, client.sending), 10)
-        await eventually(lambda: server.opened[0].received > 500_000)
+        await eventually(lambda: server.connections[0].received > 500_000)
         assert (await client.response())[0] == 431
-        assert await client.closed(quiet=False)  # though the client leaves the connection open
+        assert await client.closed(quiet=False)  # although the client leaves the connection open
 
 
-async def test_ten_thousand_pipelined_requests_are_answered_in_order_and_sixteen_wait() -> None:
+async def test_pipelined_requests_are_answered_in_order_and_at_most_sixteen_wait() -> None:
     requests = [f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for number in range(10_000)]
     async with running() as server:
         async with connected(server.port, b"GET /held HTTP/1.1\r\n\r\n", *requests) as client:
-            await eventually(lambda: server.opened and server.opened[0].most_queued == MAX_PIPELINED)
-            await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)  # more than the server wants
+            await eventually(lambda: server.connections and server.connections[0].max_queued == MAX_PIPELINED)
+            await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)  # more than the server reads
             assert len(server.application.started) == 1
             server.application.release.set()
             assert await client.text() == "/held 0"
-            answers = [await client.text() for _ in requests]
-            assert answers == [f"/{number} 0" for number in range(10_000)]
-        protocol = server.opened[0]
-        assert protocol.most_queued == MAX_PIPELINED
-        assert protocol.most_unread <= READ
+            responses = [await client.text() for _ in requests]
+            assert responses == [f"/{number} 0" for number in range(10_000)]
+        protocol = server.connections[0]
+        assert protocol.max_queued == MAX_PIPELINED
+        assert protocol.max_unread <= READ
 
 
 async def test_reading_is_paused_while_requests_wait() -> None:
-    """Each request reads its body, which makes uvicorn resume reading: far more would arrive than is answered."""
+    """Reading a body makes uvicorn resume reading, so without the limit far more would arrive than is answered."""
     request = b"GET /a HTTP/1.1\r\nA: %s\r\n\r\n" % (b"a" * 1000)
     first = b"GET /watched HTTP/1.1\r\n\r\n"
     async with running() as server, connected(server.port, first, *[request] * 4000) as client:
-        await eventually(lambda: server.opened and server.opened[0].most_queued == MAX_PIPELINED)
+        await eventually(lambda: server.connections and server.connections[0].max_queued == MAX_PIPELINED)
         await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)
-        protocol = server.opened[0]
+        protocol = server.connections[0]
         assert protocol.received <= 2 * READ + MAX_PIPELINED * len(request)
         assert protocol.counting.fed <= (MAX_PIPELINED + 1) * len(request)
         server.application.release.set()
         assert await client.text() == "/watched 0"
         for _ in range(4000):
             assert await client.text() == "/a 0"
-        assert protocol.most_unread <= READ
+        assert protocol.max_unread <= READ
 
 
-async def test_what_a_transport_delivers_after_the_pause_is_not_lost() -> None:
+async def test_data_that_arrives_after_the_pause_is_not_lost() -> None:
     requests = [b"GET /held HTTP/1.1\r\n\r\n"] + [b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(40)]
     async with running() as server, connected(server.port, b"".join(requests[:30])) as client:
-        await eventually(lambda: server.opened and server.opened[0].flow.held)
-        server.opened[0].data_received(b"".join(requests[30:]))
+        await eventually(lambda: server.connections and server.connections[0].flow.held)
+        server.connections[0].data_received(b"".join(requests[30:]))
         server.application.release.set()
         assert [await client.text() for _ in requests] == ["/held 0"] + [f"/{number} 0" for number in range(40)]
 
 
-async def test_a_body_is_not_read_ahead_of_the_application() -> None:
+async def test_a_body_is_not_read_before_the_application_reads_it() -> None:
     body = b"POST /held HTTP/1.1\r\nContent-Length: 4000000\r\n\r\n", b"a" * 4_000_000
     after = [b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(100)]
     async with running() as server, connected(server.port, *body, *after) as client:
         await eventually(lambda: server.application.started == ["/held"])
         await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)
-        assert server.opened[0].received <= 3 * READ
+        assert server.connections[0].received <= 3 * READ
         server.application.release.set()
         assert await client.text() == "/held 4000000"
         assert [await client.text() for _ in after] == [f"/{number} 0" for number in range(100)]
-        assert server.opened[0].most_queued <= MAX_PIPELINED
+        assert server.connections[0].max_queued <= MAX_PIPELINED
 
 
 async def test_bodies_in_a_full_pipeline_reach_their_own_requests() -> None:
     request = b"POST /%d HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
     chunked = b"POST /%d HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
     sizes = [(number * 7919) % 90_000 + 1 for number in range(100)] + [2_000_000]
-    pieces = [
+    parts = [
         (request if number % 2 else chunked) % (number, size, b"GET / HTTP/1.1\r\n\r\n".ljust(size, b"\n")[:size])
         for number, size in enumerate(sizes)
     ]
     short = [b"GET /short HTTP/1.1\r\n\r\n"] * 20
-    async with running() as server, connected(server.port, b"GET /held HTTP/1.1\r\n\r\n", *short, *pieces) as client:
-        await eventually(lambda: server.opened and server.opened[0].flow.held)
+    async with running() as server, connected(server.port, b"GET /held HTTP/1.1\r\n\r\n", *short, *parts) as client:
+        await eventually(lambda: server.connections and server.connections[0].flow.held)
         server.application.release.set()
         assert [await client.text() for _ in range(21)] == ["/held 0"] + ["/short 0"] * 20
         assert [await client.text() for _ in sizes] == [f"/{number} {size}" for number, size in enumerate(sizes)]
-        assert server.opened[0].most_queued <= MAX_PIPELINED
+        assert server.connections[0].max_queued <= MAX_PIPELINED
 
 
 async def test_a_refusal_waits_for_the_responses_before_it() -> None:
     held, queued = b"GET /held HTTP/1.1\r\n\r\n", b"GET /queued HTTP/1.1\r\n\r\n"
-    for broken in (b"nonsense\r\n\r\n" + queued, CHUNKED + b"nonsense\r\n" + queued):
-        async with running() as server, connected(server.port, held + queued + broken) as client:
-            await eventually(lambda: server.opened and server.opened[0].counting.fed > len(held + queued))
+    for invalid in (b"nonsense\r\n\r\n" + queued, CHUNKED + b"nonsense\r\n" + queued):
+        async with running() as server, connected(server.port, held + queued + invalid) as client:
+            await eventually(lambda: server.connections and server.connections[0].counting.fed > len(held + queued))
             server.application.release.set()
             assert [await client.text(), await client.text()] == ["/held 0", "/queued 0"]
             assert (await client.response())[0] == 400
@@ -322,7 +324,7 @@ async def test_a_refusal_waits_for_the_responses_before_it() -> None:
             assert server.application.started == ["/held", "/queued"]
 
 
-async def test_a_running_request_whose_body_breaks_is_told_and_refused() -> None:
+async def test_a_running_request_with_an_invalid_body_is_disconnected_and_refused() -> None:
     async with running() as server:
         async with connected(server.port, CHUNKED + b"1\r\na\r\n") as client:
             await eventually(lambda: server.application.started == ["/chunked"])
@@ -334,10 +336,10 @@ async def test_a_running_request_whose_body_breaks_is_told_and_refused() -> None
             assert (await client.response())[0] == 200
             client.send([b"nonsense\r\n"])
             assert await client.closed()  # one request has one response
-        assert server.refused == [400]
+        assert server.refusals == [400]
 
 
-async def test_what_follows_the_last_request_of_a_connection_is_not_parsed() -> None:
+async def test_data_after_the_last_request_of_a_connection_is_not_parsed() -> None:
     get, rest = b"GET /held HTTP/1.1\r\n", b"\r\nGET /second HTTP/1.1\r\n\r\n"
     upgrade = b"Connection: Upgrade\r\nUpgrade: "
     handshake = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nHost: x\r\n"
@@ -349,12 +351,12 @@ async def test_what_follows_the_last_request_of_a_connection_is_not_parsed() -> 
     }.items():
         async with running() as server, connected(server.port, stream, b"a" * 2 * MAX_SECTION_BYTES) as client:
             await asyncio.wait_for(cast(Any, client.sending), 10)
-            await eventually(lambda: server.opened[0].received >= 2 * MAX_SECTION_BYTES)
+            await eventually(lambda: server.connections[0].received >= 2 * MAX_SECTION_BYTES)
             server.application.release.set()
             status, headers, body = await client.response()
             assert (status, headers["connection"], body) == (200, "close", b"/held 0"), name
             assert await client.closed(), name
-            assert (server.application.started, server.refused) == (["/held"], []), name
+            assert (server.application.started, server.refusals) == (["/held"], []), name
     async with (
         running() as server,
         connected(server.port, get + upgrade + b"h2c\r\nContent-Length: 3\r\n\r\nabc") as client,
@@ -371,28 +373,28 @@ async def test_trailers_do_not_become_headers() -> None:
         assert server.application.headers == {"/chunked": {b"transfer-encoding": b"chunked"}, "/": {b"a": b"b"}}
 
 
-async def test_a_client_that_leaves_ends_the_running_request_though_others_wait() -> None:
+async def test_a_disconnect_ends_the_running_request_although_others_wait() -> None:
     async with running() as server:
         async with connected(server.port, b"GET /watched HTTP/1.1\r\n\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 3) as client:
-            await eventually(lambda: server.opened and server.opened[0].most_queued == 3)
+            await eventually(lambda: server.connections and server.connections[0].max_queued == 3)
             client.leave()
             await eventually(lambda: server.application.left == ["/watched"])
         assert server.application.started == ["/watched"]
 
 
-async def test_a_shutdown_answers_the_requests_that_wait() -> None:
+async def test_a_shutdown_answers_waiting_requests() -> None:
     waiting = b"GET /waiting HTTP/1.1\r\n\r\n"
     async with running() as server, connected(server.port, b"GET /held HTTP/1.1\r\n\r\n" + waiting * 100) as client:
-        await eventually(lambda: server.opened and server.opened[0].most_queued == MAX_PIPELINED)
+        await eventually(lambda: server.connections and server.connections[0].max_queued == MAX_PIPELINED)
         server.server.should_exit = True
-        await eventually(lambda: server.opened[0].cycle.keep_alive is False)
+        await eventually(lambda: server.connections[0].cycle.keep_alive is False)
         server.application.release.set()
-        answers = [await client.text() for _ in range(1 + MAX_PIPELINED)]
-        assert answers == ["/held 0"] + ["/waiting 0"] * MAX_PIPELINED
+        responses = [await client.text() for _ in range(1 + MAX_PIPELINED)]
+        assert responses == ["/held 0"] + ["/waiting 0"] * MAX_PIPELINED
         assert await client.closed()
 
 
-async def test_a_connection_is_used_again_and_continue_is_sent_when_the_body_is_wanted() -> None:
+async def test_a_connection_is_reused_and_100_continue_is_sent_when_the_body_is_read() -> None:
     async with running() as server, connected(server.port) as client:
         for number in range(3):
             client.send([b"GET /%d HTTP/1.1\r\n\r\n" % number])
@@ -401,4 +403,4 @@ async def test_a_connection_is_used_again_and_continue_is_sent_when_the_body_is_
         assert await client._reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send([b"abc"])
         assert await client.text() == "/post 3"
-        assert len(server.opened) == 1
+        assert len(server.connections) == 1

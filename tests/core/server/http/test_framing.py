@@ -1,4 +1,4 @@
-"""The framer in front of the real parser: its limits, and that it does not change what the parser reads."""
+"""The framer in front of the real parser: its limits, and that it does not change the result of the parser."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 LIMIT = MAX_SECTION_BYTES
 
 
-class Read:
-    """The events of the parser, with or without a framer in front of it."""
+class RecordingParser:
+    """A parser that records its events, with or without a framer in front of it."""
 
     def __init__(self, framer: Framer | None) -> None:
         self.requests: list[dict[str, object]] = []
@@ -71,29 +71,29 @@ class Read:
                 self.error = str(error)
 
 
-def parsed(data: bytes) -> Read:
-    read = Read(None)
-    read.feed(data)
-    return read
+def parsed(data: bytes) -> RecordingParser:
+    recorder = RecordingParser(None)
+    recorder.feed(data)
+    return recorder
 
 
-def framed(arrivals: Iterable[bytes]) -> Read:
+def framed(arrivals: Iterable[bytes]) -> RecordingParser:
     framer = Framer()
-    read = Read(framer)
+    recorder = RecordingParser(framer)
     for data in arrivals:
         position = 0
-        while position < len(data) and read.error is None:
+        while position < len(data) and recorder.error is None:
             try:
-                end = framer.next_piece(data, position)
+                end = framer.next_segment(data, position)
             except RequestError as error:
-                read.error = error.code
+                recorder.error = error.code
                 break
-            ended = read.ended
-            read.feed(data[position:end])
-            read.fed += end - position
-            assert read.ended - ended <= 1, data[position:end]
+            ended = recorder.ended
+            recorder.feed(data[position:end])
+            recorder.fed += end - position
+            assert recorder.ended - ended <= 1, data[position:end]
             position = end
-    return read
+    return recorder
 
 
 STREAMS = [
@@ -107,7 +107,7 @@ STREAMS = [
     POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n1\r\na\r\n0\r\n\r\n" + GET,
     b"GET / HTTP/1.0\r\n\r\n",
     b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n" + GET,
-    # What the parser refuses.
+    # Refused by the parser.
     b"GET / HTTP/1.1\nHost: x\n\n",
     b"GET / HTTP/1.1\r\nHost: x\n\r\n" + GET,
     b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n" + GET,
@@ -138,33 +138,33 @@ STREAMS = [
 ]
 
 
-def test_the_parser_reads_the_same_however_the_bytes_arrive() -> None:
-    """Split once, at every position, and byte by byte. Malformed streams end with the parser's own error."""
+def test_the_result_does_not_depend_on_how_the_bytes_arrive() -> None:
+    """Each stream is split once at every position, and into bytes. Malformed ones end with the parser's own error."""
     faults = []
     for stream in STREAMS:
         expected = parsed(stream)
-        arrivals = [[stream[:place], stream[place:]] for place in range(len(stream))]
-        arrivals.append([stream[place : place + 1] for place in range(len(stream))])
+        arrivals = [[stream[:position], stream[position:]] for position in range(len(stream))]
+        arrivals.append([stream[position : position + 1] for position in range(len(stream))])
         for parts in arrivals:
-            read = framed(parts)
-            if (read.requests, read.error) != (expected.requests, expected.error):
-                faults.append((parts, read.requests, read.error, expected.requests, expected.error))
+            recorder = framed(parts)
+            if (recorder.requests, recorder.error) != (expected.requests, expected.error):
+                faults.append((parts, recorder.requests, recorder.error, expected.requests, expected.error))
     assert not faults
 
 
-ENDLESS = {  # what comes before, what has no end, the bytes of `before` in the same section, the refusal
+ENDLESS = {  # before, endless part, bytes of `before` in the same section, error code
     "a URL": (b"GET /", b"a", 5, "url_too_long"),
     "a URL that is not the first": (GET + b"GET /", b"a", 5, "url_too_long"),
     "a query": (b"GET /?", b"a", 6, "url_too_long"),
     "a header name": (b"GET / HTTP/1.1\r\n", b"a", 16, "headers_too_large"),
     "a header value": (b"GET / HTTP/1.1\r\nA: ", b"a", 19, "headers_too_large"),
-    "a header value behind a body": (
+    "a header value after a body": (
         POST + b"Content-Length: 3\r\n\r\nabc" + POST + b"A: ",
         b"a",
         20,
         "headers_too_large",
     ),
-    "spaces in front of a value": (b"GET / HTTP/1.1\r\nA:", b" ", 18, "headers_too_large"),
+    "spaces before a value": (b"GET / HTTP/1.1\r\nA:", b" ", 18, "headers_too_large"),
     "long headers": (b"GET / HTTP/1.1\r\n", b"A: " + b"a" * 1000 + b"\r\n", 16, "headers_too_large"),
     "a trailer": (CHUNKED + b"0\r\nA: ", b"a", 3, "trailers_too_large"),
     "long trailers": (CHUNKED + b"0\r\n", b"A: " + b"a" * 1000 + b"\r\n", 0, "trailers_too_large"),
@@ -174,45 +174,45 @@ ENDLESS = {  # what comes before, what has no end, the bytes of `before` in the 
 }
 
 
-def test_the_parser_is_fed_up_to_the_limit_of_a_section_and_no_further() -> None:
+def test_the_parser_receives_a_section_up_to_its_limit() -> None:
     faults = []
     for name, (before, endless, within, code) in ENDLESS.items():
         stream = before + endless * (3 * LIMIT // len(endless))
         for step in (9, 1000, LIMIT, len(stream)):
-            read = framed(stream[place : place + step] for place in range(0, len(stream), step))
+            recorder = framed(stream[position : position + step] for position in range(0, len(stream), step))
             expected = (code, len(before) - within + LIMIT)
-            if (read.error, read.fed) != expected:
-                faults.append((name, step, read.error, read.fed, expected))
+            if (recorder.error, recorder.fed) != expected:
+                faults.append((name, step, recorder.error, recorder.fed, expected))
     assert not faults
 
 
-def test_a_section_of_many_short_lines_is_bounded_by_their_number() -> None:
+def test_the_number_of_lines_of_a_section_is_limited() -> None:
     faults = []
     for name, before, lines, line, code in (
         ("empty lines", b"", 0, b"\r\n", "headers_too_large"),
         ("headers", b"GET / HTTP/1.1\r\n", 1, b"a:\r\n", "headers_too_large"),
         ("trailers", CHUNKED + b"0\r\n", 0, b"a:\r\n", "trailers_too_large"),
     ):
-        read = framed([before + line * 10_000])
+        recorder = framed([before + line * 10_000])
         expected = len(before) + (MAX_SECTION_LINES - lines) * len(line)
-        if (read.error, read.fed) != (code, expected):
-            faults.append((name, read.error, read.fed, expected))
+        if (recorder.error, recorder.fed) != (code, expected):
+            faults.append((name, recorder.error, recorder.fed, expected))
     assert not faults
 
 
-def test_sections_that_just_fit_are_read_and_the_count_starts_again_with_each() -> None:
+def test_sections_at_the_limit_are_parsed_and_counted_separately() -> None:
     head = b"POST /%s HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     full = head % (b"a" * (LIMIT - len(head) + 2))
     chunks = b"2;%s\r\n" % (b"a" * (LIMIT - 4)) + b"\n\n\r\n" + b"2\r\n\n\n\r\n" + b"0\r\n"
     trailers = b"A: %s\r\n\r\n" % (b"a" * (LIMIT - 7))
     many = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * (MAX_SECTION_LINES - 2) + b"\r\n"
-    read = framed([(full + chunks + trailers + many) * 3])
-    assert (read.error, read.ended, len(full)) == (None, 6, LIMIT)
-    assert [len(request["body"]) for request in read.requests] == [4, 0] * 3  # type: ignore[arg-type]
+    recorder = framed([(full + chunks + trailers + many) * 3])
+    assert (recorder.error, recorder.ended, len(full)) == (None, 6, LIMIT)
+    assert [len(request["body"]) for request in recorder.requests] == [4, 0] * 3  # type: ignore[arg-type]
 
 
-def test_a_body_of_another_length_than_the_parser_reads_is_refused() -> None:
-    """No parser does this; if one did, the bytes after it must not be parsed as another request."""
+def test_a_body_length_that_differs_from_the_parser_is_refused() -> None:
+    """No known parser does this; if one did, the bytes after it must not be parsed as another request."""
     longer, shorter, unannounced = Framer(), Framer(), Framer()
     longer.head_ended(3, chunked=False, upgrade=False)
     with pytest.raises(RequestError, match="ambiguous"):
@@ -227,11 +227,11 @@ def test_a_body_of_another_length_than_the_parser_reads_is_refused() -> None:
     assert unannounced.failure is caught.value
 
 
-def test_a_body_behind_an_upgrade_is_refused_because_the_parser_does_not_read_it() -> None:
+def test_a_body_with_an_upgrade_is_refused_because_the_parser_does_not_read_it() -> None:
     upgrade = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
     for head in (b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"):
-        read = framed([upgrade + head + GET])
-        assert read.framer is not None
-        assert read.framer.failure is not None
-        assert (read.framer.failure.code, read.ended) == ("upgrade_with_body", 0)
+        recorder = framed([upgrade + head + GET])
+        assert recorder.framer is not None
+        assert recorder.framer.failure is not None
+        assert (recorder.framer.failure.code, recorder.ended) == ("upgrade_with_body", 0)
     assert framed([upgrade + b"Content-Length: 0\r\n\r\n"]).error == "upgrade"

@@ -1,4 +1,4 @@
-"""The rate limiter of refusals: one client is slowed down only while requests run, and no refusal waits long."""
+"""The rate limiter of refusals: clients are slowed down only while requests run, and no refusal waits long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def test_a_burst_goes_at_once_and_the_rest_evenly() -> None:
+def test_a_burst_passes_at_once_and_the_rest_evenly() -> None:
     limiter = RateLimiter(rate=10, burst=3)
     assert [limiter.reserve(100.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
     assert limiter.reserve(100.25) == pytest.approx(0.05)
@@ -36,18 +36,18 @@ def test_no_refusal_waits_longer_than_the_maximum() -> None:
 
 
 async def refuse(server: object, count: int) -> float:
-    """Seconds that `count` refusals take, one after another."""
-    began = time.perf_counter()
+    """The seconds that `count` refusals take, one after another."""
+    start = time.perf_counter()
     for _ in range(count):
         response = await server.post("/v1/completions", **BAD)  # type: ignore[attr-defined]
         assert response.status_code == 400
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 async def test_the_rate_of_refusals_is_limited_only_while_requests_run() -> None:
     count = REFUSAL_BURST + 15
     async with serving(FakeEngine(step_seconds=0.01)) as server:
-        await server.post("/v1/completions", **BAD)  # load what is imported lazily
+        await server.post("/v1/completions", **BAD)  # triggers lazy imports
         idle = await refuse(server, count)
         running = asyncio.create_task(server.post("/v1/completions", prompt="a", max_tokens=200))
         await eventually(lambda: server.engine.running)
@@ -57,14 +57,14 @@ async def test_the_rate_of_refusals_is_limited_only_while_requests_run() -> None
     assert idle < busy
 
 
-async def test_a_text_far_too_long_is_encoded_in_part() -> None:
+async def test_only_the_beginning_of_a_far_too_long_text_is_encoded() -> None:
     async with serving(max_prompt_bytes=100_000) as server:
         text = server.app.state.service.text
         encode, lengths = text.encode, []
 
-        def counting(given: str, add_special_tokens: bool = True) -> list[int]:
-            lengths.append(len(given))
-            return encode(given, add_special_tokens)
+        def counting(value: str, add_special_tokens: bool = True) -> list[int]:
+            lengths.append(len(value))
+            return encode(value, add_special_tokens)
 
         text.encode = counting
         response = await server.post("/v1/completions", prompt="word " * 2000)
@@ -75,11 +75,11 @@ async def test_a_text_far_too_long_is_encoded_in_part() -> None:
         assert (await server.post("/tokenize", prompt="word " * 2000)).json()["count"] == 10_000
 
 
-async def test_a_long_text_of_few_tokens_is_served() -> None:
-    """With many characters per token the first part has few tokens, so the whole text is encoded, and fits."""
+async def test_a_long_text_with_few_tokens_is_served() -> None:
+    """With many characters per token the first part has few tokens, so the whole text is encoded and fits."""
     async with serving(max_prompt_bytes=100_000) as server:
         text = server.app.state.service.text
-        text.encode = lambda given, add_special_tokens=True: [97] * (len(given) // 100)
+        text.encode = lambda value, add_special_tokens=True: [97] * (len(value) // 100)
         response = await server.post("/v1/completions", prompt="a" * 6000, max_tokens=2)
         assert response.status_code == 200
         assert response.json()["usage"]["prompt_tokens"] == 60

@@ -1,4 +1,4 @@
-"""The app behind real uvicorn on a loopback port: disconnects, body limits, the real openai client."""
+"""The app behind uvicorn on a loopback port: disconnects, body limits, the openai client."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ def aborted(server: Serving) -> int:
 
 
 def idle(server: Serving) -> bool:
-    """Nothing runs or waits, and no response is open. A response ends after its requests, and after its client has read
-    it completely."""
+    """Nothing runs or waits, and no response is open. A response ends when its client has read it completely."""
     return not server.engine.running and server.app.state.lifecycle.active == 0 and server.client.waiting == 0
 
 
-async def test_a_client_that_leaves_mid_stream_aborts_its_requests() -> None:
+async def test_a_disconnect_during_a_stream_aborts_its_requests() -> None:
     async with listening(FakeEngine(step_seconds=0.005)) as server:
         body = {"prompt": ["a", "b"], "max_tokens": 250, "stream": True, "n": 2}
         async with server.http.stream("POST", "/v1/completions", json=body) as response:
@@ -45,7 +44,7 @@ async def test_a_client_that_leaves_mid_stream_aborts_its_requests() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", {"prompt": "a"}), ("/generate", {"text": ["a", "b"]})])
-async def test_a_client_that_does_not_wait_for_its_answer_aborts_too(path: str, body: dict[str, object]) -> None:
+async def test_a_disconnect_before_the_response_aborts_too(path: str, body: dict[str, object]) -> None:
     async with listening(FakeEngine(hold=True)) as server:
         with pytest.raises(httpx.ReadTimeout):
             await server.http.post(path, json=body, timeout=0.3)
@@ -67,7 +66,7 @@ async def test_a_body_over_the_limit_is_refused_with_and_without_a_declared_leng
         assert fits.status_code == 200
 
 
-async def test_a_body_that_is_only_announced_is_refused_in_time() -> None:
+async def test_a_large_declared_body_is_refused_before_it_arrives() -> None:
     async with listening(max_request_bytes=1000) as server:
         port = server.http.base_url.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -99,13 +98,13 @@ async def test_the_openai_client_chats_streams_and_reads_errors() -> None:
         client = openai.AsyncOpenAI(base_url=f"{server.http.base_url}/v1", api_key="k", max_retries=0)
         async with client:
             assert [model.id async for model in client.models.list()] == [MODEL]
-            whole = await client.chat.completions.create(
+            response = await client.chat.completions.create(
                 model=MODEL, messages=HELLO, logprobs=True, top_logprobs=1, n=2, user="u"
             )
-            assert [choice.message.content for choice in whole.choices] == ["Hello there"] * 2
-            assert whole.choices[0].finish_reason == "stop"
-            assert whole.choices[0].logprobs.content[0].top_logprobs[0].token == "H"
-            assert whole.usage.completion_tokens == 24
+            assert [choice.message.content for choice in response.choices] == ["Hello there"] * 2
+            assert response.choices[0].finish_reason == "stop"
+            assert response.choices[0].logprobs.content[0].top_logprobs[0].token == "H"
+            assert response.usage.completion_tokens == 24
             stream = await client.chat.completions.create(
                 model=MODEL, messages=HELLO, stream=True, stop=["there"], stream_options={"include_usage": True}
             )
@@ -113,8 +112,10 @@ async def test_the_openai_client_chats_streams_and_reads_errors() -> None:
             text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
             assert text == "Hello "
             assert parts[-1].usage.completion_tokens == 6
-            plain = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, echo=True, logprobs=0)
-            assert [choice.text for choice in plain.choices] == ["aHello", "bHello"]
+            completion = await client.completions.create(
+                model=MODEL, prompt=["a", "b"], max_tokens=5, echo=True, logprobs=0
+            )
+            assert [choice.text for choice in completion.choices] == ["aHello", "bHello"]
             with pytest.raises(openai.BadRequestError, match="tools is not implemented"):
                 await client.chat.completions.create(
                     model=MODEL, messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
@@ -131,7 +132,7 @@ async def test_the_openai_client_chats_streams_and_reads_errors() -> None:
                 await stranger.models.list()
 
 
-async def test_sixty_four_streams_with_cancels_leave_nothing_behind() -> None:
+async def test_sixty_four_streams_with_disconnects_leave_no_request_behind() -> None:
     async with listening(FakeEngine(step_seconds=0.001)) as server:
 
         async def one(index: int) -> int:

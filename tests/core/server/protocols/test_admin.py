@@ -1,4 +1,4 @@
-"""Models, text tools, health, API key, metrics, cache, drain and a dead engine, as a client sees them."""
+"""Models, tokenization, health, API key, metrics, cache, draining and a dead engine, as a client sees them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_information() -> None:
     async with serving() as server:
         assert (await server.http.get("/get_model_info")).json() == {
             "model_path": "/models/tiny",
-            "max_request_tokens": settings().room,
+            "max_request_tokens": settings().max_total_tokens,
         }
         info = (await server.http.get("/get_server_info")).json()
         assert info["args"]["page_size"]["story"] == "because generic default"
@@ -72,7 +72,7 @@ async def test_information() -> None:
         assert body["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatBody"}
 
 
-async def test_health_generate_really_generates() -> None:
+async def test_health_generate_generates_a_token() -> None:
     async with serving(health_generate_seconds=0.1) as server:
         assert (await server.http.get("/health")).json() == {"status": "ok"}
         assert (await server.http.get("/health_generate")).status_code == 200
@@ -84,7 +84,7 @@ async def test_health_generate_really_generates() -> None:
         assert (await server.http.get("/health")).status_code == 200
 
 
-async def test_api_key_is_asked_everywhere_but_at_two_paths() -> None:
+async def test_api_key_is_required_except_at_two_paths() -> None:
     async with serving(api_key="sécret") as server:
         for path in ("/v1/models", "/get_server_info", "/health_generate", "/openapi.json", "/nothing"):
             response = await server.http.get(path)
@@ -150,7 +150,7 @@ async def test_metrics_count_what_happened() -> None:
         assert sample(text, 'srv_sequences_total{finish_reason="abort"}') == 1
 
 
-async def test_the_engine_failing_on_one_request_is_a_500_with_its_code() -> None:
+async def test_an_engine_error_on_one_request_is_a_500_with_its_code() -> None:
     async with serving() as server:
         server.engine.request_error = ("not_finite", "the logits are not finite")
         response = await server.post("/v1/completions", prompt="a")
@@ -180,7 +180,7 @@ async def test_the_engine_failing_on_one_request_is_a_500_with_its_code() -> Non
         ("step_failed", 500),
     ],
 )
-async def test_a_refusal_of_the_engine_has_the_status_of_its_code(code: str, status: int, stream: bool) -> None:
+async def test_an_engine_refusal_has_the_status_of_its_code(code: str, status: int, stream: bool) -> None:
     async with serving() as server:
         server.engine.request_error = (code, "the engine's message")
         for path, body in (("/v1/completions", {"prompt": "a"}), ("/generate", {"text": "a"})):
@@ -190,7 +190,7 @@ async def test_a_refusal_of_the_engine_has_the_status_of_its_code(code: str, sta
             assert ("retry-after" in response.headers) == (status == 503)
 
 
-async def test_an_abort_between_admission_and_generation_holds() -> None:
+async def test_an_abort_between_admission_and_generation_is_effective() -> None:
     async with serving() as server:
         service = server.app.state.service
         prepared = await service.preprocessor.prepare("a", Sampling(max_tokens=5), param="prompt", default_max_tokens=5)
@@ -203,7 +203,7 @@ async def test_an_abort_between_admission_and_generation_holds() -> None:
         assert (await server.post("/v1/completions", prompt="a", rid="mine")).status_code == 200
 
 
-async def test_engine_death_is_told_to_waiting_streams_and_new_requests() -> None:
+async def test_a_dead_engine_fails_streams_and_new_requests() -> None:
     async with serving(FakeEngine(step_seconds=0.005)) as server:
         streaming = asyncio.create_task(server.stream("/v1/completions", prompt="a", max_tokens=200))
         waiting = asyncio.create_task(server.post("/v1/completions", prompt="a", max_tokens=200))
@@ -222,7 +222,7 @@ async def test_engine_death_is_told_to_waiting_streams_and_new_requests() -> Non
 
 
 @pytest.mark.parametrize("over", [serving, listening], ids=["app alone", "behind uvicorn"])
-async def test_our_own_bug_is_a_500_and_logged_once(
+async def test_an_unexpected_exception_is_a_500_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, over: Any
 ) -> None:
     async with over() as server:
@@ -259,7 +259,7 @@ async def test_drain_refuses_new_requests_and_lets_running_ones_finish() -> None
         await draining
 
 
-async def test_drain_tells_requests_that_outlast_the_grace_period() -> None:
+async def test_drain_ends_requests_that_exceed_the_grace_period_with_an_error() -> None:
     async with serving(FakeEngine(hold=True)) as server:
         body = {"prompt": "a", "max_tokens": 10}
         streams = [

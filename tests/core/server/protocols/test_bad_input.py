@@ -1,4 +1,4 @@
-"""Bad input gets a clear 4xx in OpenAI's formatter, reaches no engine, and leaves the server serving."""
+"""Invalid input gets a clear 4xx in OpenAI's format and does not reach the engine, and the server keeps serving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NESTED: dict[str, type[RequestBody]] = {
     "stream_options": StreamOptions,
     "sampling_params": NativeSampling,
 }
-SMALLEST: dict[str, dict[str, Any]] = {
+MINIMAL: dict[str, dict[str, Any]] = {
     COMPLETION: {"prompt": "a"},
     CHAT: {"messages": HELLO},
     "/generate": {"text": "a"},
@@ -50,11 +50,11 @@ def anyio_backend() -> str:
         (COMPLETION, {"prompt": None}, "prompt", "null"),
         (COMPLETION, {"prompt": 3}, "prompt", "an integer"),
         (COMPLETION, {"prompt": ""}, "prompt", "empty"),
-        (COMPLETION, {"prompt": []}, "prompt", "nothing to continue"),
+        (COMPLETION, {"prompt": []}, "prompt", "no tokens"),
         (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "empty"),
-        (COMPLETION, {"prompt": ["a", 1]}, "prompt", "it holds a string and an integer"),
-        (COMPLETION, {"prompt": [True]}, "prompt", "it holds a boolean"),
-        (COMPLETION, {"prompt": [1.5]}, "prompt", "it holds a number"),
+        (COMPLETION, {"prompt": ["a", 1]}, "prompt", "it contains a string and an integer"),
+        (COMPLETION, {"prompt": [True]}, "prompt", "it contains a boolean"),
+        (COMPLETION, {"prompt": [1.5]}, "prompt", "it contains a number"),
         (COMPLETION, {"prompt": [[1], ["a"]]}, "prompt[1]", "integers"),
         (COMPLETION, {"prompt": [-1]}, "prompt", "-1"),
         (COMPLETION, {"prompt": [260]}, "prompt", "0 to 259"),
@@ -66,7 +66,7 @@ def anyio_backend() -> str:
         (COMPLETION, {"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
         (COMPLETION, {"prompt": "a", "max_tokens": "3"}, "max_tokens", "integer"),
         (COMPLETION, {"prompt": "a", "max_tokens": 1.5}, "max_tokens", "integer"),
-        (COMPLETION, {"prompt": "a", "min_tokens": 20, "max_tokens": 10}, "min_tokens", "more than max_tokens"),
+        (COMPLETION, {"prompt": "a", "min_tokens": 20, "max_tokens": 10}, "min_tokens", "greater than max_tokens"),
         (COMPLETION, {"prompt": "a", "temperature": -0.1}, "temperature", "-0.1"),
         (COMPLETION, {"prompt": "a", "temperature": 1e30}, "temperature", "less than or equal"),
         (COMPLETION, {"prompt": "a", "temperature": "hot"}, "temperature", '"hot"'),
@@ -128,7 +128,7 @@ def anyio_backend() -> str:
         (CHAT, {"messages": HELLO, "tool_choice": "auto"}, "tool_choice", "tool calling"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "constrained"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "logprobs = true"),
-        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "disagree"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens", "at least 1"),
         (
             CHAT,
@@ -153,7 +153,9 @@ def anyio_backend() -> str:
         ("/abort_request", {"rid": 3}, "rid", "string"),
     ],
 )  # fmt: skip
-async def test_bad_value_is_a_400_that_names_the_field(path: str, body: Any, param: str | None, part: str) -> None:
+async def test_an_invalid_value_is_a_400_that_names_the_field(
+    path: str, body: Any, param: str | None, part: str
+) -> None:
     async with serving() as server:
         response = await server.http.post(path, json=body)
         assert response.status_code == 400, response.text
@@ -166,7 +168,7 @@ async def test_bad_value_is_a_400_that_names_the_field(path: str, body: Any, par
         assert (await server.post(COMPLETION, prompt="a")).status_code == 200
 
 
-async def test_all_problems_are_told_together() -> None:
+async def test_all_problems_are_reported_together() -> None:
     async with serving() as server:
         response = await server.post(CHAT, messages=HELLO, temperature=-1, top_p=7, tools=[1])
         message = response.json()["error"]["message"]
@@ -175,13 +177,12 @@ async def test_all_problems_are_told_together() -> None:
         assert "tools is not implemented" in message
 
 
-async def test_error_text_says_what_value_why_and_what_to_do() -> None:
+async def test_error_text_names_the_value_the_reason_and_the_remedy() -> None:
     async with serving() as server:
         response = await server.post(COMPLETION, prompt="a", temperature=-1)
         assert response.json() == {
             "error": {
-                "message": "temperature = -1 is refused: it must be greater than or equal to 0."
-                " 0 always takes the most likely token.",
+                "message": "temperature = -1 is refused: it must be greater than or equal to 0. 0 is greedy sampling.",
                 "type": "invalid_request_error",
                 "param": "temperature",
                 "code": "invalid_value",
@@ -189,7 +190,7 @@ async def test_error_text_says_what_value_why_and_what_to_do() -> None:
         }
 
 
-async def test_what_can_never_fit_the_pages_is_refused() -> None:
+async def test_a_request_that_cannot_fit_the_kv_pool_is_refused() -> None:
     async with serving(max_request_tokens=64) as server:
         prompt = await server.post(COMPLETION, prompt="a" * 64)
         output = await server.post(COMPLETION, prompt="a" * 32, max_tokens=33)
@@ -227,13 +228,13 @@ async def test_unknown_model_and_path_and_wrong_method() -> None:
         (b'{"prompt": "\xff\xfe"}', "invalid_utf8", "UTF-8"),
         (b'{"prompt": "\xed\xa0\x80"}', "invalid_utf8", "UTF-8"),
         (b'{"prompt": "NaN", "stop": [Infinity]}', "invalid_json", "a value = Infinity is refused"),
-        (b'{"prompt": "\\ud800"}', "invalid_json", "JSON: a \\ud800-\\udfff escape in it is not half of a pair"),
+        (b'{"prompt": "\\ud800"}', "invalid_json", "it contains a lone surrogate"),
         (b"[" * 8_000, "invalid_json", "nested"),
         (b"[" * 17_000, "too_many_values", "split"),
         (b'{"prompt": [' + b"1," * 300_000 + b"1]}", "too_many_values", "131072"),
     ],
 )
-async def test_bodies_that_are_no_json(body: bytes, code: str, part: str) -> None:
+async def test_invalid_json(body: bytes, code: str, part: str) -> None:
     async with serving() as server:
         response = await server.http.post(COMPLETION, content=body)
         assert response.status_code == 400
@@ -241,7 +242,7 @@ async def test_bodies_that_are_no_json(body: bytes, code: str, part: str) -> Non
         assert part in response.json()["error"]["message"]
 
 
-def test_values_inside_strings_do_not_count() -> None:
+def test_commas_and_brackets_in_strings_do_not_count_as_values() -> None:
     text = 'a,[{"\\' * 100_000
     assert parse(msgspec.json.encode({"prompt": text}), LIMITS) == {"prompt": text}
     with pytest.raises(RequestError, match="more than 10 JSON values"):
@@ -258,14 +259,14 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
             assert "1000" in response.json()["error"]["message"]
 
 
-async def test_no_chat_template_is_said() -> None:
+async def test_a_missing_chat_template_is_reported() -> None:
     async with serving() as server:
         server.app.state.service.text.has_chat_template = False
         response = await server.post(CHAT, messages=HELLO)
         assert response.json()["error"]["code"] == "no_chat_template"
 
 
-# ---- the schema walk ----------------------------------------------------------------------------------------
+# ---- all fields of all schemas ----------------------------------------------------------------------------------
 
 
 def _refused() -> list[tuple[str, str]]:
@@ -277,49 +278,49 @@ def _refused() -> list[tuple[str, str]]:
     ]
 
 
-def _marks(model: type[RequestBody], name: str) -> Refused:
+def _refused_annotation(model: type[RequestBody], name: str) -> Refused:
     return next(mark for mark in model.model_fields[name].metadata if isinstance(mark, Refused))
 
 
 @every(("path", "name"), _refused())
-async def test_every_refused_field_is_refused_by_name_and_its_neutral_values_pass(path: str, name: str) -> None:
+async def test_every_refused_field_is_named_and_its_neutral_values_are_accepted(path: str, name: str) -> None:
     async with serving() as server:
-        response = await server.post(path, **SMALLEST[path], **{name: {"ask": "something"}})
+        response = await server.post(path, **MINIMAL[path], **{name: {"ask": "something"}})
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["code"]) == (400, name, "not_implemented")
         assert not server.engine.received
-        for neutral in _marks(REQUEST_BODIES[path], name).neutral:
-            response = await server.post(path, **SMALLEST[path], **{name: neutral})
+        for neutral in _refused_annotation(REQUEST_BODIES[path], name).neutral:
+            response = await server.post(path, **MINIMAL[path], **{name: neutral})
             assert response.status_code == 200, (neutral, response.text)
 
 
 @every("path", REQUEST_BODIES)
-async def test_every_other_field_refuses_a_value_of_a_wrong_type(path: str) -> None:
-    """No field is accepted and ignored: each one reads its value."""
+async def test_every_other_field_refuses_a_value_of_the_wrong_type(path: str) -> None:
+    """No field is silently ignored: each one validates its value."""
     wrong = {"not": "this"}
     async with serving() as server:
         for row in field_table(REQUEST_BODIES[path]):
             if row.status == "refused" or row.name == "chat_template_kwargs":  # the latter takes any object
                 continue
-            smallest = {} if row.name == "input_ids" else SMALLEST[path]
-            response = await server.post(path, **{**smallest, row.name: wrong})
+            minimal = {} if row.name == "input_ids" else MINIMAL[path]
+            response = await server.post(path, **{**minimal, row.name: wrong})
             assert response.status_code in (400, 404), row.name
             assert response.json()["error"]["param"].startswith(row.name), row.name
 
 
 @every(("where", "model"), NESTED.items())
-def test_nested_bodies_refuse_by_name_too(where: str, model: type[RequestBody]) -> None:
-    smallest = {"role": "user", "content": "x"} if model is ChatMessage else {}
+def test_refused_fields_of_nested_bodies_are_named(where: str, model: type[RequestBody]) -> None:
+    minimal = {"role": "user", "content": "x"} if model is ChatMessage else {}
     for row in field_table(model):
         if row.status == "refused":
             with pytest.raises(RequestError) as caught:
-                model.parse({**smallest, row.name: {"ask": 1}}, where)
+                model.parse({**minimal, row.name: {"ask": 1}}, where)
             assert caught.value.param == f"{where}.{row.name}"
             assert caught.value.code == "not_implemented"
 
 
 @every("model", [*REQUEST_BODIES.values(), *NESTED.values()])
-def test_every_field_has_a_status_and_says_why(model: type[RequestBody]) -> None:
+def test_every_field_has_a_status_and_a_description(model: type[RequestBody]) -> None:
     for row in field_table(model):
         assert row.status in ("implemented", "no_effect", "refused")
         assert len(row.reason) > 3, f"{model.__name__}.{row.name} has no description"
@@ -331,7 +332,7 @@ async def test_fields_without_effect_are_accepted(name: str) -> None:
         assert (await server.post(CHAT, messages=HELLO, **{name: "u1"})).status_code == 200
 
 
-def test_openai_parameters_are_all_known() -> None:
+def test_all_openai_parameters_are_known() -> None:
     """Every parameter of the installed openai client is a field here, implemented or refused by name."""
     completions = pytest.importorskip("openai.resources.chat.completions", reason="needs the openai client")
     plain = pytest.importorskip("openai.resources.completions", reason="needs the openai client")
@@ -341,14 +342,14 @@ def test_openai_parameters_are_all_known() -> None:
 
 
 @every(("path", "field"), [(COMPLETION, "prompt"), ("/tokenize", "prompt"), ("/generate", "text")])
-async def test_long_text_is_tokenized_beside_the_event_loop(path: str, field: str) -> None:
-    """The tokenizer waits for the event loop to move on, which it never would if it ran on it."""
+async def test_long_text_is_tokenized_outside_the_event_loop(path: str, field: str) -> None:
+    """The tokenizer waits for the event loop to make progress, which would block forever on the loop itself."""
     async with serving(max_prompt_bytes=10_000) as server:
         moved_on = threading.Event()
         text = server.app.state.service.text
 
-        def slow(given: str, add_special_tokens: bool = True) -> list[int]:
-            assert moved_on.wait(10), "the event loop stood still"
+        def slow(value: str, add_special_tokens: bool = True) -> list[int]:
+            assert moved_on.wait(10), "the event loop is blocked"
             return [1] * 300
 
         text.encode = slow

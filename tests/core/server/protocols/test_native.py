@@ -36,7 +36,7 @@ async def test_single_text_gives_one_object() -> None:
         }
 
 
-async def test_batch_gives_a_list_with_parameters_of_its_own() -> None:
+async def test_a_batch_gives_a_list_and_takes_parameters_per_prompt() -> None:
     async with serving() as server:
         body = {
             "input_ids": [[1, 2], [3]],
@@ -70,9 +70,9 @@ async def test_stream_is_cumulative() -> None:
         assert "index" not in events[0]
 
 
-async def test_a_stream_tells_what_grows_each_time_and_the_prompts_logprobs_first_and_last() -> None:
-    """The last event has the complete response; those between do not repeat fields that do not change."""
-    wanted = {
+async def test_a_stream_repeats_the_output_and_sends_prompt_logprobs_first_and_last() -> None:
+    """The last event is the complete response; the others do not repeat fields that do not change."""
+    body = {
         "text": "abcd",
         "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
         "return_logprob": True,
@@ -80,8 +80,8 @@ async def test_a_stream_tells_what_grows_each_time_and_the_prompts_logprobs_firs
         "top_logprobs_num": 2,
     }
     async with serving() as server:
-        *events, _ = await server.stream("/generate", **wanted)
-        whole = (await server.post("/generate", **wanted)).json()
+        *events, _ = await server.stream("/generate", **body)
+        whole = (await server.post("/generate", **body)).json()
     metas = [event["meta_info"] for event in events]
     for count, event in enumerate(events, 1):
         assert event["output_ids"] == whole["output_ids"][:count]
@@ -94,7 +94,7 @@ async def test_a_stream_tells_what_grows_each_time_and_the_prompts_logprobs_firs
         assert len(whole["meta_info"][name]) == 4
 
 
-async def test_batch_stream_names_the_index() -> None:
+async def test_batch_stream_has_the_index() -> None:
     async with serving() as server:
         events = await server.stream("/generate", text=["a", "b"], sampling_params={"max_new_tokens": 2})
         last = {event["index"]: event["text"] for event in events[:-1]}
@@ -115,7 +115,7 @@ async def test_logprobs_of_prompt_and_output() -> None:
         assert "input_token_logprobs" not in plain
 
 
-async def test_no_stop_trim_keeps_the_end() -> None:
+async def test_no_stop_trim_keeps_the_stop_string() -> None:
     async with serving(FakeEngine(script=lambda message: b"one two")) as server:
         for trim, shown in ((False, "one"), (True, "one two")):
             params = {"stop": " two", "no_stop_trim": trim}
@@ -125,7 +125,7 @@ async def test_no_stop_trim_keeps_the_end() -> None:
 
 
 @every("abort", [{"rid": "x"}, {"rid": ["x"]}, {"abort_all": True}])
-async def test_abort_by_id_tells_the_waiting_client(abort: dict[str, object]) -> None:
+async def test_abort_by_id_ends_the_response_with_abort(abort: dict[str, object]) -> None:
     async with serving(FakeEngine(hold=True)) as server:
         waiting = asyncio.create_task(server.post("/generate", text="a", rid="x"))
         await eventually(lambda: server.engine.running)
@@ -169,7 +169,7 @@ async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
         ({"text": [1, 2]}, "text", "texts"),
         ({"input_ids": "abc"}, "input_ids", "token ids"),
         ({"input_ids": [1, 260]}, "input_ids", "260"),
-        ({"input_ids": []}, "input_ids", "nothing to continue"),
+        ({"input_ids": []}, "input_ids", "no tokens"),
         ({"input_ids": [[1], []]}, "input_ids[1]", "empty"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens", "max_new_tokens"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature", "greater than or equal"),
@@ -186,7 +186,7 @@ async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
         ({"prompt": "a"}, "prompt", "called text"),
     ],
 )
-async def test_bad_native_input_names_the_field(body: dict[str, object], param: str, part: str) -> None:
+async def test_error_for_invalid_native_input_names_the_field(body: dict[str, object], param: str, part: str) -> None:
     async with serving() as server:
         response = await server.post("/generate", **body)
         error = response.json()["error"]

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions` over the fake engine: shapes, usage, logprobs, stop, n."""
+"""`/v1/completions` and `/v1/chat/completions` over the fake engine: formats, usage, logprobs, stop, n."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def says(text: str | bytes, *after: int) -> FakeEngine:
+def generating(text: str | bytes, *after: int) -> FakeEngine:
     data = text.encode() if isinstance(text, str) else text
     return FakeEngine(script=lambda message: [*data, *after])
 
@@ -31,7 +31,7 @@ def generated(engine: FakeEngine) -> list[RequestSpec]:
     return [message for message in engine.received if isinstance(message, RequestSpec)]
 
 
-async def test_completion_has_openai_shape_and_default_length() -> None:
+async def test_completion_has_openai_format_and_default_length() -> None:
     async with serving(cached_engine := FakeEngine(cached_tokens=2)) as server:
         response = await server.post("/v1/completions", model=MODEL, prompt="abc")
         body = response.json()
@@ -52,21 +52,21 @@ async def test_completion_has_openai_shape_and_default_length() -> None:
 
 
 async def test_chat_renders_the_template_and_ends_at_the_end_token() -> None:
-    async with serving(says("Hello!", EOS, *b"never")) as server:
+    async with serving(generating("Hello!", EOS, *b"never")) as server:
         response = await server.post("/v1/chat/completions", model=MODEL, messages=HELLO)
         choice = response.json()["choices"][0]
         assert choice["message"] == {"role": "assistant", "content": "Hello!", "refusal": None}
         assert choice["finish_reason"] == "stop"
         assert choice["matched_stop"] == EOS
-        assert response.json()["usage"]["completion_tokens"] == 7  # the end token was generated, too
+        assert response.json()["usage"]["completion_tokens"] == 7  # including the end token
         sent = generated(server.engine)[0]
         assert bytes(sent.tokens) == b"user: hi\nassistant: "
         assert sent.params.max_tokens == 256 - len(sent.tokens)  # as many as fit
 
 
-async def test_special_tokens_are_added_to_texts_and_not_to_rendered_chats() -> None:
-    """A chat template writes them itself."""
-    async with serving(says("x"), ByteTokenizer(adds_bos=True)) as server:
+async def test_special_tokens_are_added_to_texts_but_not_to_rendered_chats() -> None:
+    """A rendered chat template contains them already."""
+    async with serving(generating("x"), ByteTokenizer(adds_bos=True)) as server:
         await server.post("/v1/completions", prompt="a")
         await server.post("/v1/completions", prompt="a", add_special_tokens=False)
         await server.post("/v1/chat/completions", messages=HELLO)
@@ -74,7 +74,7 @@ async def test_special_tokens_are_added_to_texts_and_not_to_rendered_chats() -> 
 
 
 async def test_chat_takes_text_parts_developer_role_and_template_variables() -> None:
-    async with serving(says("x")) as server:
+    async with serving(generating("x")) as server:
         messages = [
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -85,8 +85,8 @@ async def test_chat_takes_text_parts_developer_role_and_template_variables() -> 
         assert bytes(generated(server.engine)[0].tokens) == b"system: be brief\nuser: ab\nP"
 
 
-async def test_chat_stream_opens_with_role_and_ends_with_reason_usage_and_done() -> None:
-    async with serving(says("Hey", EOS)) as server:
+async def test_chat_stream_starts_with_role_and_ends_with_reason_usage_and_done() -> None:
+    async with serving(generating("Hey", EOS)) as server:
         events = await server.stream("/v1/chat/completions", messages=HELLO, stream_options={"include_usage": True})
         assert events[-1] == "[DONE]"
         *chunks, usage = events[:-1]
@@ -109,7 +109,7 @@ async def test_completion_stream_without_usage() -> None:
 
 
 async def test_incomplete_characters_are_held_back() -> None:
-    async with serving(says("é€😀", EOS)) as server:
+    async with serving(generating("é€😀", EOS)) as server:
         events = await server.stream("/v1/completions", prompt="a", max_tokens=20)
         texts = [event["choices"][0]["text"] for event in events[:-1]]
         assert [text for text in texts if text] == ["é", "€", "😀"]
@@ -117,7 +117,7 @@ async def test_incomplete_characters_are_held_back() -> None:
 
 @every("stream", [False, True])
 @every("tokens_per_step", [1, 3, 100])
-async def test_stop_string_cuts_text_usage_and_logprobs_and_finishes_the_engine_request(
+async def test_stop_string_truncates_text_usage_and_logprobs_and_finishes_the_request(
     stream: bool, tokens_per_step: int
 ) -> None:
     engine = FakeEngine(script=lambda message: b"one STOP two" * 20, tokens_per_step=tokens_per_step)
@@ -140,38 +140,38 @@ async def test_stop_string_cuts_text_usage_and_logprobs_and_finishes_the_engine_
         assert not engine.running
 
 
-async def test_stop_string_may_stay_in_the_text() -> None:
-    async with serving(says("one STOP two")) as server:
+async def test_stop_string_can_be_kept_in_the_text() -> None:
+    async with serving(generating("one STOP two")) as server:
         body = {"prompt": "a", "max_tokens": 50, "stop": "STOP", "include_stop_str_in_output": True}
         answer = (await server.post("/v1/completions", **body)).json()
         assert answer["choices"][0]["text"] == "one STOP"
 
 
 async def test_stop_token_ids_end_the_output_without_their_text() -> None:
-    async with serving(says("one\ntwo")) as server:
+    async with serving(generating("one\ntwo")) as server:
         answer = (await server.post("/v1/completions", prompt="a", max_tokens=50, stop_token_ids=[10])).json()
         assert answer["choices"][0]["text"] == "one"
         assert answer["choices"][0]["matched_stop"] == 10
         assert answer["usage"]["completion_tokens"] == 4
 
 
-async def test_what_could_begin_a_stop_string_is_told_when_it_does_not() -> None:
-    async with serving(says("a STO b")) as server:
+async def test_a_partial_stop_string_is_released_when_it_does_not_match() -> None:
+    async with serving(generating("a STO b")) as server:
         answer = (await server.post("/v1/completions", prompt="a", max_tokens=7, stop="STOP")).json()
         assert answer["choices"][0]["text"] == "a STO b"
         assert answer["usage"]["completion_tokens"] == 7
 
 
-async def test_the_servers_seed_decides_the_seeds_of_requests_that_bring_none() -> None:
+async def test_random_seed_determines_the_seeds_of_requests_without_one() -> None:
     drawn: list[list[int]] = []
     for random_seed in (5, 5, 6, None, None):
         async with serving(random_seed=random_seed) as server:
             for _ in range(2):
                 await server.post("/v1/completions", prompt="a", max_tokens=1)
             drawn.append([message.params.seed for message in generated(server.engine)])
-    same, again, other, chance, another = drawn
+    same, again, other, unseeded, another = drawn
     assert same == again
-    assert len({*same, *other, *chance, *another}) == 8
+    assert len({*same, *other, *unseeded, *another}) == 8
 
 
 async def test_n_sequences_have_derived_seeds_and_one_prompt_in_usage() -> None:
@@ -190,7 +190,7 @@ async def test_n_sequences_have_derived_seeds_and_one_prompt_in_usage() -> None:
         assert answer["usage"]["completion_tokens"] == 3
 
 
-async def test_requests_without_a_seed_draw_different_ones() -> None:
+async def test_requests_without_a_seed_get_different_ones() -> None:
     async with serving() as server:
         for _ in range(2):
             await server.post("/v1/completions", prompt="a", n=2, max_tokens=1)
@@ -199,7 +199,7 @@ async def test_requests_without_a_seed_draw_different_ones() -> None:
         assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-async def test_streamed_chat_with_n_carries_every_index_to_its_end() -> None:
+async def test_streamed_chat_with_n_finishes_every_index() -> None:
     async with serving() as server:
         events = await server.stream("/v1/chat/completions", messages=HELLO, n=3, max_tokens=5)
         texts, reasons = ["", "", ""], {}
@@ -229,7 +229,7 @@ async def test_prompts_as_batch_and_as_token_ids(prompt: object, sent: list[byte
 
 
 async def test_chat_logprobs() -> None:
-    async with serving(says("é!", EOS)) as server:
+    async with serving(generating("é!", EOS)) as server:
         body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
         answer = (await server.post("/v1/chat/completions", **body)).json()
         content = answer["choices"][0]["logprobs"]["content"]
@@ -238,11 +238,11 @@ async def test_chat_logprobs() -> None:
         assert content[2]["token"] == "!"
         assert content[2]["logprob"] == pytest.approx(-0.033)
         assert [other["token"] for other in content[2]["top_logprobs"]] == ["!", '"']
-        assert content[3]["logprob"] == -9999.0  # minus infinity has no JSON
+        assert content[3]["logprob"] == -9999.0  # JSON has no minus infinity
 
 
-async def test_streamed_chat_logprobs_go_with_their_text() -> None:
-    async with serving(says("ab", EOS)) as server:
+async def test_streamed_chat_logprobs_are_sent_with_their_text() -> None:
+    async with serving(generating("ab", EOS)) as server:
         events = await server.stream("/v1/chat/completions", messages=HELLO, logprobs=True)
         pairs = [
             (choice["delta"].get("content"), [entry["token"] for entry in choice["logprobs"]["content"]])
@@ -253,7 +253,7 @@ async def test_streamed_chat_logprobs_go_with_their_text() -> None:
 
 
 async def test_completion_logprobs_with_offsets() -> None:
-    async with serving(says("é!")) as server:
+    async with serving(generating("é!")) as server:
         answer = (await server.post("/v1/completions", prompt="a", max_tokens=3, logprobs=1)).json()
         logprobs = answer["choices"][0]["logprobs"]
         assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
@@ -263,8 +263,8 @@ async def test_completion_logprobs_with_offsets() -> None:
 
 
 @every("stream", [False, True])
-async def test_echo_puts_prompt_and_its_logprobs_first(stream: bool) -> None:
-    async with serving(says("cd")) as server:
+async def test_echo_returns_prompt_and_its_logprobs_first(stream: bool) -> None:
+    async with serving(generating("cd")) as server:
         body = {"prompt": "ab", "max_tokens": 2, "echo": True, "logprobs": 0}
         if stream:
             choices = [event["choices"][0] for event in (await server.stream("/v1/completions", **body))[:-1]]
@@ -279,7 +279,7 @@ async def test_echo_puts_prompt_and_its_logprobs_first(stream: bool) -> None:
         assert generated(server.engine)[0].params.prompt_logprobs == 0
 
 
-async def test_scoring_a_prompt_asks_for_no_token() -> None:
+async def test_scoring_a_prompt_generates_no_tokens() -> None:
     async with serving() as server:
         answer = (await server.post("/v1/completions", prompt="ab", max_tokens=0, echo=True, logprobs=0)).json()
         assert answer["choices"][0]["text"] == "ab"
@@ -327,7 +327,7 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
         assert (params.logprobs, params.prompt_logprobs) == (3, 2)
 
 
-async def test_skip_special_tokens_decides_on_their_text() -> None:
+async def test_skip_special_tokens_omits_their_text() -> None:
     for skip, shown in ((True, "ab"), (False, "a<258>b")):
         async with serving(FakeEngine(script=lambda message: [97, 258, 98])) as server:
             answer = (await server.post("/v1/completions", prompt="x", skip_special_tokens=skip)).json()

@@ -1,4 +1,4 @@
-"""Chat templates: the supported language, errors of templates, and the limits of the sandbox."""
+"""Chat templates: the supported language, template errors, and the limits of the sandbox."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def refusal(source: str, **extra: Any) -> str:
         ("{{ messages[-1].content.strip().upper() }}{{ range(3) | list }}", "YES[0, 1, 2]"),
     ],
 )  # fmt: skip
-def test_language_of_templates(source: str, expected: str) -> None:
+def test_template_language(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
-def test_generation_prompt_and_further_variables_reach_the_template() -> None:
+def test_generation_prompt_and_extra_variables_reach_the_template() -> None:
     source = "{{ add_generation_prompt }} {{ enable_thinking }} {{ tools | length }}"
     assert render(source, generate=False, enable_thinking=False, tools=[1, 2]) == "False False 2"
 
 
-def test_further_variables_cannot_replace_the_messages() -> None:
+def test_extra_variables_cannot_replace_the_messages() -> None:
     template = ChatTemplate({"default": "{{ messages | length }}"}, {}, "test model")
     assert template.render(MESSAGES, add_generation_prompt=True, extra={"messages": []}) == "2"
 
@@ -69,7 +69,7 @@ def test_current_date() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", render("{{ strftime_now('%Y-%m-%d') }}"))
 
 
-def test_templates_own_refusal_becomes_a_request_error_with_its_message() -> None:
+def test_raise_exception_becomes_a_request_error_with_its_message() -> None:
     assert "roles must alternate" in refusal("{{ raise_exception('roles must alternate') }}")
 
 
@@ -84,7 +84,7 @@ def test_templates_own_refusal_becomes_a_request_error_with_its_message() -> Non
         "{% macro deep() %}{{ deep() }}{% endmacro %}{{ deep() }}",
     ],
 )
-def test_template_that_fails_on_the_messages_is_a_request_error(source: str) -> None:
+def test_a_template_failure_is_a_request_error(source: str) -> None:
     assert "test model" in refusal(source)
 
 
@@ -101,7 +101,7 @@ def test_template_that_fails_on_the_messages_is_a_request_error(source: str) -> 
         "{{ namespace.__init__.__globals__ }}",
     ],
 )
-def test_sandbox_gives_no_way_out_and_nothing_is_changed(source: str) -> None:
+def test_sandbox_blocks_escapes_and_changes(source: str) -> None:
     messages = [dict(message) for message in MESSAGES]
     with pytest.raises(RequestError, match=r"unsafe|not safely|undefined|no attribute|underscore"):
         render(source, messages)
@@ -109,7 +109,7 @@ def test_sandbox_gives_no_way_out_and_nothing_is_changed(source: str) -> None:
 
 
 @every("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(1) }}"])
-def test_hidden_attributes_print_as_nothing(source: str) -> None:
+def test_hidden_attributes_render_as_empty(source: str) -> None:
     assert render(source) == ""
 
 
@@ -128,12 +128,12 @@ def test_runaway_template_is_stopped(source: str) -> None:
     assert time.perf_counter() - begin < 30  # unbounded, these take hours
 
 
-def test_one_range_and_the_length_of_the_prompt_are_bounded() -> None:
+def test_the_length_of_a_range_and_of_the_prompt_is_limited() -> None:
     assert "Range too big" in refusal("{% for a in range(100001) %}{% endfor %}")
     assert "longer than" in refusal("{% set s = 'x' * 100000 %}{% for a in range(200) %}{{ s }}{% endfor %}")
 
 
-def test_budget_is_that_of_one_rendering() -> None:
+def test_step_limit_applies_per_rendering() -> None:
     template = ChatTemplate({"default": "{% for a in range(90000) %}{% endfor %}done"}, {}, "test model")
     results = {template.render(MESSAGES, add_generation_prompt=True, extra={}) for _ in range(15)}
     assert results == {"done"}
@@ -145,8 +145,8 @@ def test_template_that_is_not_jinja_is_refused_at_load_with_the_line() -> None:
     assert caught.value.code == "bad_chat_template"
 
 
-def test_several_templates_without_default_cannot_be_chosen_from() -> None:
+def test_several_templates_without_a_default_are_refused() -> None:
     template = ChatTemplate({"a": "A", "b": "B"}, {}, "test model")
-    with pytest.raises(RequestError, match=r"\['a', 'b'\] and no default"):
+    with pytest.raises(RequestError, match=r"\['a', 'b'\] and no default one"):
         template.render(MESSAGES, add_generation_prompt=True, extra={})
     assert ChatTemplate({"a": "A"}, {}, "m").render(MESSAGES, add_generation_prompt=True, extra={}) == "A"

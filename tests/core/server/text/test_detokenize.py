@@ -1,4 +1,4 @@
-"""Incremental detokenization: which text is released when, and how many tokens it uses."""
+"""Incremental detokenization: when text is released, and how many tokens it contains."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from srv.errors import RequestError
 from srv.server.text.detokenize import IncrementalDetokenizer
-from srv.server.text.processor import Piece
+from srv.server.text.processor import TextDelta
 from srv.server.text.tokenizers.codec import ByteCodec, WindowCodec
 
-# Characters of one to four bytes, each also split at every byte; words; a special token; bytes that are not UTF-8.
+# Characters of one to four bytes, complete and split at every byte; words; a special token; bytes that are not UTF-8.
 TABLE: list[bytes] = [
     b"a", b"b", b"ab", b" a", b" ", b"\n", b"aab", "é".encode(), "中".encode(), "😀".encode(),
     b"\xc3", b"\xa9", b"\xe4", b"\xb8", b"\xad", b"\xb8\xad", b"\xe4\xb8", b"\xf0\x9f", b"\x98", b"\x80", b"\x98\x80a",
@@ -43,14 +43,14 @@ def detokenizer(
     return IncrementalDetokenizer(codec(strip_space).stream(prompt, skip), stop, include)
 
 
-def run(target: IncrementalDetokenizer, tokens: Sequence[int], cuts: Sequence[int]) -> tuple[str, Piece]:
-    """Push tokens in parts that end at `cuts`; returns the text, and the last `Piece`."""
-    borders = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts), len(tokens)]
-    text, last = "", Piece("", None, 0)
-    for begin, end in pairwise(borders):
-        last = target.push(tokens[begin:end], final=False)
+def run(target: IncrementalDetokenizer, tokens: Sequence[int], splits: Sequence[int]) -> tuple[str, TextDelta]:
+    """Push tokens in parts that end at `splits`; returns the text and the last `TextDelta`."""
+    boundaries = [0, *sorted(split % (len(tokens) + 1) for split in splits), len(tokens)]
+    text, last = "", TextDelta("", None, 0)
+    for start, end in pairwise(boundaries):
+        last = target.push(tokens[start:end], final=False)
         text += last.text
-        if last.stopped is not None:
+        if last.stop_string is not None:
             return text, last
     last = target.push([], final=True)
     return text + last.text, last
@@ -62,114 +62,114 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(tokens=token_lists, cuts=st.lists(st.integers(0, 99), max_size=5), skip=st.booleans(), strip=st.booleans())
-def test_chunks_together_are_the_decoded_text(tokens: list[int], cuts: list[int], skip: bool, strip: bool) -> None:
-    text, last = run(detokenizer(skip=skip, strip_space=strip), tokens, cuts)
+@given(tokens=token_lists, splits=st.lists(st.integers(0, 99), max_size=5), skip=st.booleans(), strip=st.booleans())
+def test_deltas_concatenate_to_the_decoded_text(tokens: list[int], splits: list[int], skip: bool, strip: bool) -> None:
+    text, last = run(detokenizer(skip=skip, strip_space=strip), tokens, splits)
     assert text == codec(strip).decode(tokens, skip)
-    assert last == Piece(last.text, None, len(tokens))
+    assert last == TextDelta(last.text, None, len(tokens))
 
 
 @settings(max_examples=400, deadline=None)
-@given(tokens=token_lists, stops=stop_lists, cuts=st.lists(st.integers(0, 99), max_size=5), include=st.booleans())
-def test_text_ends_at_the_first_stop_string_however_tokens_are_pushed(
-    tokens: list[int], stops: list[str], cuts: list[int], include: bool
+@given(tokens=token_lists, stops=stop_lists, splits=st.lists(st.integers(0, 99), max_size=5), include=st.booleans())
+def test_text_ends_at_the_first_stop_string_for_any_split_of_the_tokens(
+    tokens: list[int], stops: list[str], splits: list[int], include: bool
 ) -> None:
-    whole = codec().decode(tokens, skip_special_tokens=True)
-    text, last = run(detokenizer(stops, include=include), tokens, cuts)
-    match first_stop(whole, stops):
+    complete = codec().decode(tokens, skip_special_tokens=True)
+    text, last = run(detokenizer(stops, include=include), tokens, splits)
+    match first_stop(complete, stops):
         case None:
-            assert (text, last.stopped, last.tokens_used) == (whole, None, len(tokens))
-        case begin, stop:
-            assert text == whole[: begin + len(stop) * include]
-            assert last.stopped == stop
+            assert (text, last.stop_string, last.tokens_used) == (complete, None, len(tokens))
+        case start, stop:
+            assert text == complete[: start + len(stop) * include]
+            assert last.stop_string == stop
     one_by_one, final = run(detokenizer(stops, include=include), tokens, range(len(tokens)))
-    assert (one_by_one, final.stopped, final.tokens_used) == (text, last.stopped, last.tokens_used)
+    assert (one_by_one, final.stop_string, final.tokens_used) == (text, last.stop_string, last.tokens_used)
 
 
 @settings(max_examples=300, deadline=None)
 @given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=20), stops=stop_lists, include=st.booleans())
-def test_tokens_used_are_those_whose_text_begins_before_the_cut(
+def test_tokens_used_are_those_whose_text_starts_before_the_stop_string(
     tokens: list[int], stops: list[str], include: bool
 ) -> None:
     text, last = run(detokenizer(stops, include=include), tokens, ())
-    begins = [sum(len(TABLE[token].decode()) for token in tokens[:index]) for index in range(len(tokens))]
-    expected = len(tokens) if last.stopped is None else sum(begin < len(text) for begin in begins)
+    starts = [sum(len(TABLE[token].decode()) for token in tokens[:index]) for index in range(len(tokens))]
+    expected = len(tokens) if last.stop_string is None else sum(start < len(text) for start in starts)
     assert last.tokens_used == expected
 
 
 @settings(max_examples=200, deadline=None)
 @given(tokens=token_lists, stops=stop_lists)
-def test_what_was_released_is_never_taken_back_and_used_tokens_only_grow(tokens: list[int], stops: list[str]) -> None:
+def test_the_number_of_tokens_used_only_grows(tokens: list[int], stops: list[str]) -> None:
     target, used = detokenizer(stops), 0
     for count, token in enumerate(tokens, start=1):
-        piece = target.push([token], final=False)
-        assert used <= piece.tokens_used <= count
-        used = piece.tokens_used
-        if piece.stopped is not None:
+        delta = target.push([token], final=False)
+        assert used <= delta.tokens_used <= count
+        used = delta.tokens_used
+        if delta.stop_string is not None:
             break
 
 
-def test_unfinished_character_is_held_back_until_it_is_whole() -> None:
+def test_incomplete_character_is_held_back() -> None:
     target = detokenizer()
-    assert target.push([ids_of[b"a"], ids_of[b"\xf0\x9f"]], final=False) == Piece("a", None, 1)
-    assert target.push([ids_of[b"\x98"]], final=False) == Piece("", None, 1)
-    assert target.push([ids_of[b"\x80"]], final=False) == Piece("😀", None, 4)
+    assert target.push([ids_of[b"a"], ids_of[b"\xf0\x9f"]], final=False) == TextDelta("a", None, 1)
+    assert target.push([ids_of[b"\x98"]], final=False) == TextDelta("", None, 1)
+    assert target.push([ids_of[b"\x80"]], final=False) == TextDelta("😀", None, 4)
 
 
-def test_unfinished_character_shows_as_replacement_at_the_end_as_decode_would() -> None:
+def test_incomplete_character_at_the_end_is_replaced_as_by_decode() -> None:
     tokens = [ids_of[b"a"], ids_of[b"\xf0\x9f"], ids_of[b"\x98"]]
     target = detokenizer()
-    assert target.push(tokens, final=True) == Piece("a\ufffd", None, 3)
+    assert target.push(tokens, final=True) == TextDelta("a\ufffd", None, 3)
     assert codec().decode(tokens, skip_special_tokens=True) == "a\ufffd"
 
 
-def test_text_is_held_back_only_while_it_could_begin_a_stop_string() -> None:
+def test_text_is_held_back_only_while_it_could_be_part_of_a_stop_string() -> None:
     target = detokenizer(["ab\n"])
-    assert target.push([ids_of[b" "], ids_of[b"a"]], final=False) == Piece(" ", None, 1)
-    assert target.push([ids_of[b"b"]], final=False) == Piece("", None, 1)
-    assert target.push([ids_of[b"b"]], final=False) == Piece("abb", None, 4)
+    assert target.push([ids_of[b" "], ids_of[b"a"]], final=False) == TextDelta(" ", None, 1)
+    assert target.push([ids_of[b"b"]], final=False) == TextDelta("", None, 1)
+    assert target.push([ids_of[b"b"]], final=False) == TextDelta("abb", None, 4)
 
 
-def test_stop_string_across_token_borders_cuts_text_and_tokens() -> None:
+def test_stop_string_across_token_boundaries_truncates_text_and_tokens() -> None:
     target = detokenizer(["b\na"])
-    piece = target.push([ids_of[b"aab"], ids_of[b"\n"], ids_of[b"aab"], ids_of[b"b"]], final=False)
-    assert piece == Piece("aa", "b\na", 1)
-    assert target.push([ids_of[b"a"]], final=True) == Piece("", "b\na", 1)
+    delta = target.push([ids_of[b"aab"], ids_of[b"\n"], ids_of[b"aab"], ids_of[b"b"]], final=False)
+    assert delta == TextDelta("aa", "b\na", 1)
+    assert target.push([ids_of[b"a"]], final=True) == TextDelta("", "b\na", 1)
 
 
 def test_stop_string_may_be_included() -> None:
     target = detokenizer(["b\na"], include=True)
-    piece = target.push([ids_of[b"aab"], ids_of[b"\n"], ids_of[b"aab"], ids_of[b"b"]], final=False)
-    assert piece == Piece("aab\na", "b\na", 3)
+    delta = target.push([ids_of[b"aab"], ids_of[b"\n"], ids_of[b"aab"], ids_of[b"b"]], final=False)
+    assert delta == TextDelta("aab\na", "b\na", 3)
 
 
-def test_stop_that_begins_first_wins_and_of_those_the_shortest() -> None:
+def test_the_earliest_then_the_shortest_stop_string_wins() -> None:
     tokens = [ids_of[b" "], ids_of[b"a"], ids_of[b"b"], ids_of[b"\n"], ids_of[b" "]]
-    assert run(detokenizer(["b", "ab\n"]), tokens, ())[1].stopped == "ab\n"
-    assert run(detokenizer(["ab\n", "ab"]), tokens, ())[1].stopped == "ab"
+    assert run(detokenizer(["b", "ab\n"]), tokens, ())[1].stop_string == "ab\n"
+    assert run(detokenizer(["ab\n", "ab"]), tokens, ())[1].stop_string == "ab"
 
 
-def test_stop_begun_and_not_finished_gives_way_at_the_end() -> None:
+def test_an_incomplete_stop_string_does_not_match_at_the_end() -> None:
     target = detokenizer(["ab\n", "b"])
-    assert target.push([ids_of[b"ab"]], final=False) == Piece("", None, 0)  # "ab\n" would begin before "b"
-    assert target.push([], final=True) == Piece("a", "b", 1)
+    assert target.push([ids_of[b"ab"]], final=False) == TextDelta("", None, 0)  # "ab\n" would start before "b"
+    assert target.push([], final=True) == TextDelta("a", "b", 1)
 
 
 def test_special_tokens_are_hidden_or_shown_and_count_with_their_predecessor() -> None:
     tokens = [ids_of[b"a"], EOS]
-    assert detokenizer().push(tokens, final=False) == Piece("a", None, 2)
-    assert detokenizer(skip=False).push(tokens, final=False) == Piece("a<eos>", None, 2)
-    assert detokenizer(["a"]).push([ids_of[b"b"], EOS, ids_of[b"a"], EOS], final=False) == Piece("b", "a", 2)
+    assert detokenizer().push(tokens, final=False) == TextDelta("a", None, 2)
+    assert detokenizer(skip=False).push(tokens, final=False) == TextDelta("a<eos>", None, 2)
+    assert detokenizer(["a"]).push([ids_of[b"b"], EOS, ids_of[b"a"], EOS], final=False) == TextDelta("b", "a", 2)
 
 
-def test_tokens_outside_the_vocabulary_and_without_text_are_nothing() -> None:
-    assert detokenizer().push([OUTSIDE, EMPTY, -1, ids_of[b"a"]], final=True) == Piece("a", None, 4)
+def test_tokens_outside_the_vocabulary_and_without_text_add_nothing() -> None:
+    assert detokenizer().push([OUTSIDE, EMPTY, -1, ids_of[b"a"]], final=True) == TextDelta("a", None, 4)
 
 
-def test_leading_space_belongs_to_the_text_after_a_prompt_and_not_at_its_begin() -> None:
+def test_leading_space_is_stripped_only_at_the_start_of_the_whole_text() -> None:
     word = [ids_of[b" a"], ids_of[b" a"]]
     assert detokenizer(strip_space=True).push(word, final=True).text == "a a"
-    assert detokenizer(strip_space=True, prompt=[EOS]).push(word, final=True).text == "a a"  # hidden: no text yet
+    assert detokenizer(strip_space=True, prompt=[EOS]).push(word, final=True).text == "a a"  # skipped: no text yet
     assert detokenizer(strip_space=True, prompt=[ids_of[b"b"]]).push(word, final=True).text == " a a"
 
 
@@ -187,13 +187,13 @@ def test_empty_stop_string_is_refused() -> None:
     assert caught.value.param == "stop"
 
 
-def test_cost_of_a_token_does_not_grow_with_the_output_or_with_repetitive_stop_strings() -> None:
+def test_cost_per_token_does_not_grow_with_the_output_or_with_repetitive_stop_strings() -> None:
     stops = ["a" * length + "b" for length in (1000, 2000, 3000, 4000)]
     target, tokens = detokenizer(stops), [ids_of[b"a"]] * 10_000
-    begin = time.perf_counter()
+    start = time.perf_counter()
     released = sum(len(target.push([token], final=False).text) for token in tokens)
     assert released == len(tokens) - 4000
-    assert time.perf_counter() - begin < 5  # quadratic matching takes minutes
+    assert time.perf_counter() - start < 5  # quadratic matching takes minutes
 
 
 def word_piece() -> Tokenizer:
@@ -204,11 +204,11 @@ def word_piece() -> Tokenizer:
 
 
 @settings(max_examples=100, deadline=None)
-@given(rest=st.lists(st.integers(0, 6), max_size=30), cuts=st.lists(st.integers(0, 99), max_size=4))
-def test_tokenizers_without_bytes_are_decoded_through_a_window(rest: list[int], cuts: list[int]) -> None:
-    tokens = [1, *rest]  # a text begins with a word, not with the continuation of one
+@given(rest=st.lists(st.integers(0, 6), max_size=30), splits=st.lists(st.integers(0, 99), max_size=4))
+def test_tokenizers_without_bytes_are_decoded_with_a_window(rest: list[int], splits: list[int]) -> None:
+    tokens = [1, *rest]  # a text starts with a word, not with the continuation of one
     tokenizer = word_piece()
     window = WindowCodec(lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip), 6, frozenset())
-    text, last = run(IncrementalDetokenizer(window.stream([], True), [], False), tokens, cuts)
+    text, last = run(IncrementalDetokenizer(window.stream([], True), [], False), tokens, splits)
     assert text == window.decode(tokens, True)
     assert last.tokens_used == len(tokens)

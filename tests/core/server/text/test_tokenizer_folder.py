@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from srv.errors import ModelError, RequestError
-from srv.server.text.tokenizer import ModelText, load_text_processor
+from srv.server.text.tokenizer import ModelTextProcessor, load_text_processor
 from srv.server.text.tokenizers.codec import BYTE_OF_CHARACTER
 from srv.specs import ModelFacts
 
@@ -57,7 +57,7 @@ def word_level() -> Tokenizer:
 
 
 def folder(path: Path, tokenizer: Tokenizer | None = None, **files: Any) -> Path:
-    """A folder with a tokenizer.json, and JSON (or, from str, text) files by stem or name."""
+    """A folder with a tokenizer.json and further files: a Jinja file per str value, else a JSON file."""
     path.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         tokenizer.save(str(path / "tokenizer.json"))
@@ -69,7 +69,7 @@ def folder(path: Path, tokenizer: Tokenizer | None = None, **files: Any) -> Path
     return path
 
 
-def load(path: Path, tokenizer_path: str | None = None, chat_template: str | None = None) -> ModelText:
+def load(path: Path, tokenizer_path: str | None = None, chat_template: str | None = None) -> ModelTextProcessor:
     return load_text_processor(dataclasses.replace(FACTS, path=str(path)), tokenizer_path, chat_template)
 
 
@@ -78,7 +78,7 @@ def load(path: Path, tokenizer_path: str | None = None, chat_template: str | Non
     [byte_level, lambda: sentencepiece(LLAMA_DECODER), lambda: sentencepiece(decoders.Metaspace()), word_level],
     ids=["byte level", "sentencepiece", "metaspace", "words"],
 )
-def test_ids_and_text_are_those_of_the_tokenizers_library(tmp_path: Path, make: Any) -> None:
+def test_ids_and_text_equal_those_of_the_tokenizers_library(tmp_path: Path, make: Any) -> None:
     tokenizer, text = make(), load(folder(tmp_path, make()))
     for sample in ("he he", "he it", " he", "h"):
         ids = tokenizer.encode(sample).ids
@@ -100,7 +100,7 @@ def test_byte_tokens_of_sentencepiece_join_to_characters(tmp_path: Path) -> None
     assert text.token_text(text.encode("he")[0]) == " he"
 
 
-def test_added_tokens_stand_for_themselves_and_special_ones_can_be_hidden(tmp_path: Path) -> None:
+def test_added_tokens_decode_to_their_text_and_special_ones_can_be_skipped(tmp_path: Path) -> None:
     text = load(folder(tmp_path, byte_level()))
     ids = text.encode("he<é tool></s>")
     assert ids == [257, 256, 259, 258]
@@ -117,7 +117,7 @@ def test_added_tokens_stand_for_themselves_and_special_ones_can_be_hidden(tmp_pa
          [257, 256, 258]),
     ],
 )  # fmt: skip
-def test_tokenizer_config_decides_the_tokens_around_a_text(
+def test_tokenizer_config_overrides_the_bos_and_eos_tokens(
     tmp_path: Path, config: Mapping[str, Any], expected: list[int]
 ) -> None:
     text = load(folder(tmp_path, byte_level(), tokenizer_config=config))
@@ -125,7 +125,7 @@ def test_tokenizer_config_decides_the_tokens_around_a_text(
     assert text.encode("he", add_special_tokens=False) == [256]
 
 
-def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_a_saved_tokenizer_are_disabled(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=50, pad_id=0)
@@ -142,23 +142,23 @@ def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply(tmp_path: Pa
           "special_tokens_map": {"bos_token": "no", "eos_token": {"content": "</s>"}}}, "<s></s>"),
     ],
 )  # fmt: skip
-def test_chat_template_comes_from_the_folder(tmp_path: Path, files: Mapping[str, Any], expected: str) -> None:
+def test_chat_template_is_read_from_the_folder(tmp_path: Path, files: Mapping[str, Any], expected: str) -> None:
     assert load(folder(tmp_path, byte_level(), **files)).apply_chat_template(HELLO) == expected
 
 
-def test_jinja_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
+def test_jinja_file_overrides_tokenizer_config(tmp_path: Path) -> None:
     path = folder(tmp_path, byte_level(), tokenizer_config={"chat_template": "config"})
     assert load(folder(path, chat_template="jinja")).apply_chat_template(HELLO) == "jinja"
 
 
-def test_tools_choose_the_template_made_for_them(tmp_path: Path) -> None:
+def test_requests_with_tools_use_the_tool_use_template(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
     text = load(folder(tmp_path, byte_level(), tokenizer_config={"chat_template": named}))
     assert text.apply_chat_template(HELLO) == "plain"
     assert text.apply_chat_template(HELLO, tools=[{}]) == "with 1"
 
 
-def test_chat_template_argument_wins(tmp_path: Path) -> None:
+def test_chat_template_argument_overrides_the_folder(tmp_path: Path) -> None:
     path = folder(tmp_path / "model", byte_level(), chat_template="own")
     folder(tmp_path, other="file")
     folder(tmp_path, other={"chat_template": "json"})
@@ -175,7 +175,7 @@ def test_another_tokenizer_keeps_the_models_chat_template_unless_it_has_one(tmp_
     assert load(model, str(full)).apply_chat_template(HELLO) == "tokenizer's"
 
 
-def test_folder_without_tokenizer_names_the_files_looked_for(tmp_path: Path) -> None:
+def test_error_for_a_folder_without_a_tokenizer_lists_the_supported_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json nor tokenizer\.model") as caught:
         load(folder(tmp_path))
     assert caught.value.code == "no_tokenizer"
@@ -190,7 +190,7 @@ def test_folder_without_tokenizer_names_the_files_looked_for(tmp_path: Path) -> 
         ("chat_template.jinja", "{% for x %}", "bad_chat_template"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, code: str) -> None:
+def test_damaged_files_are_refused(tmp_path: Path, name: str, content: str, code: str) -> None:
     (folder(tmp_path, byte_level()) / name).write_text(content)
     with pytest.raises(ModelError) as caught:
         load(tmp_path)
@@ -198,7 +198,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, code: 
 
 
 @pytest.mark.parametrize("argument", ["tokenizer_path", "chat_template"])
-def test_missing_file_is_blamed_on_the_argument_that_names_it(tmp_path: Path, argument: str) -> None:
+def test_error_for_a_missing_file_names_the_argument(tmp_path: Path, argument: str) -> None:
     path, flag = folder(tmp_path, byte_level()), f"--{argument.replace('_', '-')}"
     with pytest.raises(ModelError, match=flag) as caught:
         load(path, **{argument: str(tmp_path / "absent")})
@@ -215,7 +215,7 @@ def test_chat_without_template_is_a_request_error_naming_the_flag(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.when_changed("core/srv/server/text", "constraints.txt")
-def test_folder_of_an_older_format_is_read_through_transformers(tmp_path: Path) -> None:
+def test_folder_of_an_older_format_is_converted_by_transformers(tmp_path: Path) -> None:
     byte_level().model.save(str(tmp_path))  # vocab.json and merges.txt
     folder(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata, compared with reference encoders that follow only the definitions."""
+"""Tokenizers from GGUF metadata, compared with simple reference encoders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from srv.errors import ModelError, RequestError
 from srv.models.formats.gguf_header import read_header
 from srv.models.locate import demo_model
-from srv.server.text.tokenizer import ModelText, load_text_processor
+from srv.server.text.tokenizer import ModelTextProcessor, load_text_processor
 from srv.server.text.tokenizers.codec import BYTE_OF_CHARACTER
-from srv.server.text.tokenizers.gguf import ARRAYS, source_of_metadata
+from srv.server.text.tokenizers.gguf import ARRAYS, source_from_metadata
 from srv.server.text.tokenizers.pretokenize import PRE_TOKENIZERS
 from srv.specs import ModelFacts
 
@@ -47,10 +47,10 @@ SAMPLES = {
 
 
 class ReferenceBPE:
-    """Byte-level BPE from its definition: cut into words, then join the pair of lowest rank until none is left.
+    """Byte-level BPE by definition: split into words, then merge the pair with the lowest rank until none is left.
 
-    A byte without a token is removed from its word before anything is joined, so that its neighbours can be joined, as
-    in the tokenizers library.
+    A byte without a token is removed from its word before the merges, so that its neighbours can be merged, as in the
+    tokenizers library.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ def facts_of(path: Path) -> ModelFacts:
 
 
 @pytest.fixture(scope="module")
-def demo() -> ModelText:
+def demo() -> ModelTextProcessor:
     return load_text_processor(facts_of(demo_model()))
 
 
@@ -106,7 +106,9 @@ def reference() -> ReferenceBPE:
 
 @needs_demo
 @every("kind", SAMPLES)
-def test_demo_model_ids_are_those_of_the_definition(demo: ModelText, reference: ReferenceBPE, kind: str) -> None:
+def test_demo_model_encodes_samples_like_a_reference(
+    demo: ModelTextProcessor, reference: ReferenceBPE, kind: str
+) -> None:
     ids = demo.encode(SAMPLES[kind])
     assert ids == reference.encode(SAMPLES[kind])
     assert demo.decode(ids, skip_special_tokens=False) == SAMPLES[kind]
@@ -115,8 +117,8 @@ def test_demo_model_ids_are_those_of_the_definition(demo: ModelText, reference: 
 @needs_demo
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60) | st.text(alphabet="a1 \n'sé中😀<|im_end|>\x04:", max_size=60))
-def test_demo_model_encodes_any_text_by_the_definition_and_back(
-    demo: ModelText, reference: ReferenceBPE, text: str
+def test_demo_model_encodes_any_text_like_the_reference_and_decodes_it(
+    demo: ModelTextProcessor, reference: ReferenceBPE, text: str
 ) -> None:
     ids = demo.encode(text)
     assert ids == reference.encode(text)
@@ -125,24 +127,24 @@ def test_demo_model_encodes_any_text_by_the_definition_and_back(
 
 
 @needs_demo
-def test_bytes_that_the_demo_model_has_no_token_for_are_left_out(demo: ModelText) -> None:
+def test_bytes_without_a_token_are_dropped(demo: ModelTextProcessor) -> None:
     assert demo.encode("a\x04b") == demo.encode("a") + demo.encode("b")
 
 
 @needs_demo
-def test_neighbours_of_a_byte_without_a_token_are_joined(demo: ModelText, reference: ReferenceBPE) -> None:
-    """Within one word: ``:`` and ``:`` are one token once the control character between them is gone."""
+def test_neighbours_of_a_byte_without_a_token_are_merged(demo: ModelTextProcessor, reference: ReferenceBPE) -> None:
+    """Within one word: ``:`` and ``:`` are merged when the control character between them is dropped."""
     assert demo.encode(":\x1d:") == demo.encode("::") == reference.encode(":\x1d:")
     assert len(demo.encode("::")) == 1
 
 
 @needs_demo
-def test_demo_model_splits_digits_one_by_one(demo: ModelText) -> None:
+def test_demo_model_splits_digits_one_by_one(demo: ModelTextProcessor) -> None:
     assert [demo.token_text(token) for token in demo.encode("12345")] == ["1", "2", "3", "4", "5"]
 
 
 @needs_demo
-def test_demo_model_facts(demo: ModelText) -> None:
+def test_demo_model_facts(demo: ModelTextProcessor) -> None:
     assert demo.vocab_size == 49152
     assert demo.encode("hi", add_special_tokens=True) == demo.encode("hi", add_special_tokens=False)  # add_bos: false
     assert demo.encode("<|im_end|>") == [2]
@@ -151,7 +153,7 @@ def test_demo_model_facts(demo: ModelText) -> None:
 
 
 @needs_demo
-def test_demo_model_chat_prompt(demo: ModelText) -> None:
+def test_demo_model_chat_prompt(demo: ModelTextProcessor) -> None:
     assert demo.has_chat_template
     assert demo.apply_chat_template([{"role": "user", "content": "Hi"}]) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -161,15 +163,15 @@ def test_demo_model_chat_prompt(demo: ModelText) -> None:
 
 @needs_demo
 @every("token", [-1, -49152, 49152, 10**12])
-def test_ids_outside_the_vocabulary_stand_for_nothing(demo: ModelText, token: int) -> None:
+def test_ids_outside_the_vocabulary_have_no_text(demo: ModelTextProcessor, token: int) -> None:
     assert demo.token_bytes(token) == b""
     assert demo.token_text(token) == ""
     assert demo.decode([*demo.encode("a"), token, *demo.encode("b")]) == "ab"
 
 
 @needs_demo
-def test_half_a_surrogate_pair_is_refused(demo: ModelText) -> None:
-    with pytest.raises(RequestError, match="character 1 is half of a surrogate pair") as caught:
+def test_a_lone_surrogate_is_refused(demo: ModelTextProcessor) -> None:
+    with pytest.raises(RequestError, match="character 1 is a lone surrogate") as caught:
         demo.encode("a\ud83d")
     assert (caught.value.code, caught.value.status) == ("invalid_text", 400)
 
@@ -202,11 +204,11 @@ def byte_level_metadata(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (metadata | changes).items() if value is not None}
 
 
-def processor(metadata: Mapping[str, Any]) -> ModelText:
-    return ModelText(source_of_metadata(metadata, "test.gguf"), None, "test")
+def processor(metadata: Mapping[str, Any]) -> ModelTextProcessor:
+    return ModelTextProcessor(source_from_metadata(metadata, "test.gguf"), None, "test")
 
 
-def pieces(text: ModelText, value: str) -> list[str]:
+def token_texts(text: ModelTextProcessor, value: str) -> list[str]:
     return [text.token_text(token) for token in text.encode(value)]
 
 
@@ -219,18 +221,18 @@ def pieces(text: ModelText, value: str) -> list[str]:
         ("llama-bpe", ["<s>", "hello", " ", "123", "4"]),
     ],
 )
-def test_pre_tokenizer_decides_which_words_may_merge(pre: str, expected: list[str]) -> None:
-    assert pieces(processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})), "hello 1234") == expected
+def test_pre_tokenizer_limits_merges_to_words(pre: str, expected: list[str]) -> None:
+    assert token_texts(processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})), "hello 1234") == expected
 
 
-def test_composed_characters_where_the_model_asks_for_them() -> None:
+def test_nfc_normalization_only_where_the_model_uses_it() -> None:
     qwen, smollm = (processor(byte_level_metadata(**{"tokenizer.ggml.pre": pre})) for pre in ("qwen2", "smollm"))
     assert qwen.decode(qwen.encode("e\u0301")) == "\u00e9"
     assert smollm.decode(smollm.encode("e\u0301")) == "e\u0301"
 
 
 @every("name", sorted(PRE_TOKENIZERS))
-def test_every_pre_tokenizer_loses_no_text(name: str) -> None:
+def test_every_pre_tokenizer_preserves_the_text(name: str) -> None:
     text = processor(byte_level_metadata(**{"tokenizer.ggml.pre": name}))
     sample = "Hello  World's 12345\n\n + été 中文 ABCdef 日本 한국 !?\t😀  "
     assert text.decode(text.encode(sample)) == sample
@@ -240,14 +242,14 @@ def test_every_pre_tokenizer_loses_no_text(name: str) -> None:
     ("add_bos", "add_eos", "expected"),
     [(True, True, ["<s>", "he", "</s>"]), (False, True, ["he", "</s>"]), (None, None, ["he"])],
 )
-def test_file_says_which_tokens_frame_a_text(add_bos: bool | None, add_eos: bool | None, expected: list[str]) -> None:
+def test_file_sets_the_bos_and_eos_tokens(add_bos: bool | None, add_eos: bool | None, expected: list[str]) -> None:
     keys = {"tokenizer.ggml.add_bos_token": add_bos, "tokenizer.ggml.add_eos_token": add_eos}
     text = processor(byte_level_metadata(**keys))
-    assert pieces(text, "he") == expected
+    assert token_texts(text, "he") == expected
     assert len(text.encode("he", add_special_tokens=False)) == 1
 
 
-def test_user_defined_tokens_are_found_and_shown_and_unused_ones_are_nothing() -> None:
+def test_user_defined_tokens_are_matched_and_unused_ones_have_no_text() -> None:
     metadata = byte_level_metadata()
     text, tokens = processor(metadata), metadata["tokenizer.ggml.tokens"]
     assert text.encode("he<tool call>") == [tokens.index("he"), tokens.index("<tool call>")]
@@ -255,21 +257,21 @@ def test_user_defined_tokens_are_found_and_shown_and_unused_ones_are_nothing() -
 
 
 @every(
-    ("changes", "code", "says"),
+    ("changes", "code", "part"),
     [
         ({"tokenizer.ggml.pre": "martian"}, "unknown_pretokenizer", "'martian'"),
-        ({"tokenizer.ggml.pre": None}, "unknown_pretokenizer", "does not say"),
+        ({"tokenizer.ggml.pre": None}, "unknown_pretokenizer", "is missing"),
         ({"tokenizer.ggml.model": "bert"}, "unknown_tokenizer", "'bert'"),
         ({"tokenizer.ggml.model": None}, "no_tokenizer", "tokenizer.ggml.model is None"),
         ({"tokenizer.ggml.tokens": None}, "no_tokenizer", "no vocabulary"),
         ({"tokenizer.ggml.token_type": (1, 2)}, "damaged", "2 token types"),
         ({"tokenizer.ggml.merges": ("he xyz",)}, "damaged", "merges do not fit"),
         ({"tokenizer.ggml.bos_token_id": 10**6}, "damaged", "bos_token_id is 1000000"),
-        ({"tokenizer.ggml.tokens": "abc"}, "damaged", "no array of str"),
+        ({"tokenizer.ggml.tokens": "abc"}, "damaged", "not an array of str"),
     ],
 )
-def test_unusable_metadata_is_refused_with_a_way_out(changes: dict[str, Any], code: str, says: str) -> None:
-    with pytest.raises(ModelError, match=says) as caught:
+def test_invalid_metadata_is_refused_with_a_remedy(changes: dict[str, Any], code: str, part: str) -> None:
+    with pytest.raises(ModelError, match=part) as caught:
         processor(byte_level_metadata(**changes))
     assert caught.value.code == code
     assert "--tokenizer-path" in str(caught.value)
@@ -296,15 +298,15 @@ def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
 
 
 def reference_sentencepiece(text: str) -> list[str]:
-    """SentencePiece BPE from its definition: join the neighbours whose union scores highest, leftmost first."""
+    """SentencePiece BPE by definition: merge the neighbours whose concatenation scores highest, leftmost first."""
     score = {piece: -place for place, piece in enumerate(SPM_PIECES)}
     parts = list(("▁" + text if text else "").replace(" ", "▁"))
     while True:
-        joined = [left + right for left, right in pairwise(parts)]
-        best = max((piece for piece in joined if piece in score), key=lambda piece: score[piece], default=None)
+        merged = [left + right for left, right in pairwise(parts)]
+        best = max((piece for piece in merged if piece in score), key=lambda piece: score[piece], default=None)
         if best is None:
             break
-        at = joined.index(best)
+        at = merged.index(best)
         parts[at : at + 2] = [best]
     return [
         token
@@ -315,7 +317,7 @@ def reference_sentencepiece(text: str) -> list[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(alphabet="helowa é中😀\n", max_size=24))
-def test_sentencepiece_ids_are_those_of_the_definition(text: str) -> None:
+def test_sentencepiece_encodes_like_the_reference(text: str) -> None:
     tokens = sentencepiece_metadata()["tokenizer.ggml.tokens"]
     spm = cached_processor()
     ids = spm.encode(text, add_special_tokens=False)
@@ -324,14 +326,14 @@ def test_sentencepiece_ids_are_those_of_the_definition(text: str) -> None:
 
 
 @lru_cache(1)
-def cached_processor() -> ModelText:
+def cached_processor() -> ModelTextProcessor:
     return processor(sentencepiece_metadata())
 
 
-def test_sentencepiece_begins_with_its_first_token_unless_the_file_says_otherwise() -> None:
+def test_sentencepiece_adds_bos_unless_the_file_disables_it() -> None:
     assert cached_processor().encode("hello")[0] == 1
-    silent = processor(sentencepiece_metadata(**{"tokenizer.ggml.add_bos_token": False}))
-    assert silent.encode("hello")[0] != 1
+    without_bos = processor(sentencepiece_metadata(**{"tokenizer.ggml.add_bos_token": False}))
+    assert without_bos.encode("hello")[0] != 1
 
 
 def test_sentencepiece_without_space_prefix_keeps_a_leading_space() -> None:
@@ -342,18 +344,18 @@ def test_sentencepiece_without_space_prefix_keeps_a_leading_space() -> None:
 
 
 @every(
-    ("changes", "says"),
+    ("changes", "part"),
     [
         ({"tokenizer.ggml.scores": None}, "0 scores"),
         ({"tokenizer.ggml.remove_extra_whitespaces": True}, "removes repeated spaces"),
     ],
 )
-def test_unusable_sentencepiece_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ModelError, match=says):
+def test_unsupported_sentencepiece_is_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ModelError, match=part):
         processor(sentencepiece_metadata(**changes))
 
 
 @every("make", [byte_level_metadata, sentencepiece_metadata])
 def test_named_chat_templates_are_found(make: Callable[..., dict[str, Any]]) -> None:
     metadata = make(**{"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B"})
-    assert source_of_metadata(metadata, "test").templates == {"default": "A", "tool_use": "B"}
+    assert source_from_metadata(metadata, "test").templates == {"default": "A", "tool_use": "B"}

@@ -1,1 +1,1 @@
-"""How each kind of model file says what its tokens are; `srv.server.text.tokenizer` chooses among them."""
+"""Readers for each kind of tokenizer file; `srv.server.text.tokenizer` chooses between them."""

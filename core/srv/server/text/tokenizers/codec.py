@@ -1,12 +1,11 @@
-"""From token ids back to text: whole, and one token after another.
+"""Decodes token ids to text: all at once, or token by token.
 
-Owns what a token stands for in bytes and how bytes of several tokens become characters. Must not know
-stop strings, requests or where a vocabulary came from.
+Owns the bytes of each token and how the bytes of several tokens become characters. Must not know stop strings,
+requests or the source of a vocabulary.
 
-Two ways. `ByteCodec`, for byte-level and SentencePiece vocabularies (nearly every model): each token has its
-bytes, text is their concatenation read as UTF-8, and a token costs the same however long the output is.
-`WindowCodec`, for any other tokenizer: decode the last few tokens with and without the new one, and say the
-difference.
+`ByteCodec` serves byte-level and SentencePiece vocabularies (nearly every model): each token has its bytes, the text is
+their concatenation decoded as UTF-8, and the cost per token does not grow with the output. `WindowCodec` serves any
+other tokenizer: it decodes the last few tokens with and without the new one, and returns the difference.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-WORD_BORDER = "\u2581"  # SentencePiece's visible space
+METASPACE = "\u2581"  # SentencePiece's symbol for a space
 REPLACEMENT = "\ufffd"
-PROMPT_TAIL = 16  # prompt tokens looked at for an unfinished character
+PROMPT_TAIL = 16  # prompt tokens searched for an incomplete character
 WINDOW_CONTEXT = 6  # prompt tokens that give WindowStream its first context
-WINDOW_PATIENCE = 8  # tokens that WindowStream waits for a character to be finished
+WINDOW_MAX_PENDING = 8  # tokens after which WindowStream no longer waits for an incomplete character
 
 
 class TokenStream(Protocol):
-    """Text of one output, token by token."""
+    """Decodes one output token by token."""
 
     def feed(self, token: int) -> tuple[str, int | None]:
-        """Take a token: (characters that are now certain, index among them at which its own text begins).
+        """Add a token. Returns the newly complete characters, and the index in them at which the token's text starts.
 
-        The index is 0 for a token that goes on with an unfinished character, 1 if that one was given up
-        (it then shows as U+FFFD before the token's text), None for a token without text of its own.
+        The index is 0 for a token that continues an incomplete character, 1 if that character turned out to be invalid
+        (it becomes U+FFFD before the token's text), and None for a token without text.
         """
         ...
 
     def finish(self) -> str:
-        """The text of what is still unfinished."""
+        """The text of an incomplete character, at the end of the output."""
         ...
 
 
 class Codec(Protocol):
-    """What tokens stand for. An id outside the vocabulary stands for nothing: no bytes, no text."""
+    """Decodes tokens. An id outside the vocabulary has no bytes and no text."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
@@ -51,18 +50,18 @@ class Codec(Protocol):
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes (Radford et al. 2019): Latin-1's visible characters mean
-    themselves, the other 68 bytes, in order, are U+0100 and onward."""
+    """GPT-2's mapping between printable characters and bytes (Radford et al. 2019): visible Latin-1 characters map to
+    themselves, the other 68 bytes, in order, to U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; one with a character outside that alphabet stands for itself."""
+    """The bytes of a byte-level token; one with characters outside the mapping is encoded as UTF-8."""
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:
@@ -70,32 +69,32 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def sentencepiece_bytes(token: str) -> bytes:
-    """The bytes of a SentencePiece token: `<0xE2>` is that byte, the border sign is a space."""
+    """The bytes of a SentencePiece token: `<0xE2>` is that byte, and U+2581 is a space."""
     if byte := BYTE_TOKEN.fullmatch(token):
         return bytes([int(byte[1], 16)])
-    return token.replace(WORD_BORDER, " ").encode()
+    return token.replace(METASPACE, " ").encode()
 
 
 class ByteCodec:
-    """Tokens that stand for bytes. `spell(id)` gives them and is asked once a token.
+    """Decodes tokens that have bytes. `to_bytes(id)` returns them, and is called once per token id.
 
-    `strip_space`: the vocabulary writes a space before the first word of a text, which decoding takes away.
-    `special`: ids that `skip_special_tokens` hides.
+    `strip_space`: the tokenizer adds a space before the first word of a text, and decoding removes it.
+    `special`: the ids that `skip_special_tokens` skips.
     """
 
     def __init__(
-        self, spell: Callable[[int], bytes], vocab_size: int, special: frozenset[int], strip_space: bool
+        self, to_bytes: Callable[[int], bytes], vocab_size: int, special: frozenset[int], strip_space: bool
     ) -> None:
-        self._spell, self._special, self._strip_space = spell, special, strip_space
+        self._to_bytes, self._special, self._strip_space = to_bytes, special, strip_space
         self._table: list[bytes | None] = [None] * vocab_size
 
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < len(self._table):
             return b""
-        known = self._table[token]
-        if known is None:
-            known = self._table[token] = self._spell(token)
-        return known
+        cached = self._table[token]
+        if cached is None:
+            cached = self._table[token] = self._to_bytes(token)
+        return cached
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         hidden = self._special if skip_special_tokens else frozenset()
@@ -106,62 +105,62 @@ class ByteCodec:
 
     def stream(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> ByteStream:
         hidden = self._special if skip_special_tokens else frozenset()
-        begins_text = self._strip_space and not any(
+        starts_text = self._strip_space and not any(
             self.token_bytes(token) for token in prompt_ids if token not in hidden
         )
         tail = [self.token_bytes(token) for token in prompt_ids[-PROMPT_TAIL:] if token not in hidden]
-        return ByteStream(self.token_bytes, hidden, begins_text, _unfinished(b"".join(tail)[-3:]))
+        return ByteStream(self.token_bytes, hidden, starts_text, _incomplete_utf8(b"".join(tail)[-3:]))
 
 
-def _unfinished(data: bytes) -> bytes:
-    """The bytes at the end of `data` that begin a UTF-8 character and do not end it."""
+def _incomplete_utf8(data: bytes) -> bytes:
+    """The incomplete UTF-8 character at the end of `data`."""
     return data[utf_8_decode(data, "replace", False)[1] :]
 
 
 class ByteStream:
-    """Incremental UTF-8 over the bytes of tokens. `borrowed`: bytes of a character that the prompt began.
+    """Incremental UTF-8 decoding of token bytes. `from_prompt`: an incomplete character at the end of the prompt.
 
-    A borrowed beginning is shown only as part of the character that the output completes; if the output
-    begins otherwise it belongs to the prompt alone.
+    These bytes are released only as part of a character that the output completes; otherwise they belong to the prompt
+    alone.
     """
 
-    __slots__ = ("_begins_text", "_borrowed", "_bytes_of", "_hidden", "_pending")
+    __slots__ = ("_bytes_of", "_from_prompt", "_hidden", "_pending", "_starts_text")
 
     def __init__(
-        self, bytes_of: Callable[[int], bytes], hidden: frozenset[int], begins_text: bool, borrowed: bytes
+        self, bytes_of: Callable[[int], bytes], hidden: frozenset[int], starts_text: bool, from_prompt: bytes
     ) -> None:
-        self._bytes_of, self._hidden, self._begins_text = bytes_of, hidden, begins_text
-        self._pending, self._borrowed = borrowed, bool(borrowed)
+        self._bytes_of, self._hidden, self._starts_text = bytes_of, hidden, starts_text
+        self._pending, self._from_prompt = from_prompt, bool(from_prompt)
 
     def feed(self, token: int) -> tuple[str, int | None]:
         data = b"" if token in self._hidden else self._bytes_of(token)
         if not data:
             return "", None
-        if self._begins_text:
-            self._begins_text = False
+        if self._starts_text:
+            self._starts_text = False
             if data[:1] == b" ":
                 data = data[1:]
-        begin = 0
+        start = 0
         if self._pending:
-            data, begin = self._join(data)
+            data, start = self._join(data)
         text, used = utf_8_decode(data, "replace", False)
         self._pending = data[used:]
-        return text, begin
+        return text, start
 
     def _join(self, data: bytes) -> tuple[bytes, int]:
-        goes_on = data[0] & 0xC0 == 0x80
-        borrowed, self._borrowed = self._borrowed, False
-        if goes_on:
+        is_continuation = data[0] & 0xC0 == 0x80
+        from_prompt, self._from_prompt = self._from_prompt, False
+        if is_continuation:
             return self._pending + data, 0
-        return (data, 0) if borrowed else (self._pending + data, 1)
+        return (data, 0) if from_prompt else (self._pending + data, 1)
 
     def finish(self) -> str:
         pending, self._pending = self._pending, b""
-        return "" if self._borrowed else pending.decode("utf-8", "replace")
+        return "" if self._from_prompt else pending.decode("utf-8", "replace")
 
 
 class WindowCodec:
-    """Tokens of a tokenizer that can only decode sequences. `decode_ids(ids, skip_special_tokens)` does it."""
+    """Decodes tokens of a tokenizer that can only decode sequences, with `decode_ids(ids, skip_special_tokens)`."""
 
     def __init__(self, decode_ids: Callable[[list[int], bool], str], vocab_size: int, special: frozenset[int]) -> None:
         self._decode_ids, self._vocab_size, self._special = decode_ids, vocab_size, special
@@ -179,29 +178,29 @@ class WindowCodec:
 
 
 class WindowStream:
-    """Differences between decodings of a bounded window: the tokens last shown and those not yet shown."""
+    """Decodes a bounded window, the last released tokens and the pending ones, and releases what is new in its text."""
 
     def __init__(self, decode: Callable[[list[int]], str], hidden: frozenset[int], context: list[int]) -> None:
         self._decode, self._hidden = decode, hidden
-        self._window, self._shown_tokens, self._shown = context, len(context), decode(context)
+        self._window, self._released_tokens, self._released_text = context, len(context), decode(context)
 
     def feed(self, token: int) -> tuple[str, int | None]:
         if token in self._hidden:
             return "", None
         self._window.append(token)
         text = self._decode(self._window)
-        waiting = len(self._window) - self._shown_tokens
-        if len(text) <= len(self._shown) or (text.endswith(REPLACEMENT) and waiting < WINDOW_PATIENCE):
-            if waiting >= WINDOW_PATIENCE:
+        pending = len(self._window) - self._released_tokens
+        if len(text) <= len(self._released_text) or (text.endswith(REPLACEMENT) and pending < WINDOW_MAX_PENDING):
+            if pending >= WINDOW_MAX_PENDING:
                 self._slide()
             return "", 0
-        new = text[len(self._shown) :]
+        new = text[len(self._released_text) :]
         self._slide()
         return new, 0
 
     def _slide(self) -> None:
-        self._window = self._window[self._shown_tokens :]
-        self._shown_tokens, self._shown = len(self._window), self._decode(self._window)
+        self._window = self._window[self._released_tokens :]
+        self._released_tokens, self._released_text = len(self._window), self._decode(self._window)
 
     def finish(self) -> str:
-        return self._decode(self._window)[len(self._shown) :]
+        return self._decode(self._window)[len(self._released_text) :]

@@ -1,10 +1,10 @@
-"""Tokenizers from the metadata of GGUF files, exact and without a detour over another format.
+"""Builds tokenizers from the metadata of GGUF files, without converting to another format first.
 
-Owns the meaning of `tokenizer.*` keys. Must not know how a header is read nor how words are cut
-(`pretokenize`). Two models: "gpt2" (byte-level BPE with a table of merges) and "llama" (SentencePiece BPE,
-whose merges follow from the scores of the pieces; a character without a piece becomes byte tokens). A byte
-that a byte-level vocabulary has no token for is left out, as llama.cpp does: SmolLM2 lacks some control
-characters and the first bytes of unassigned planes.
+Owns the meaning of `tokenizer.*` keys. Must not know how a header is read or how text is split (`pretokenize`). There
+are two models: "gpt2" (byte-level BPE with a merge table) and "llama" (SentencePiece BPE, whose merges follow from the
+scores of the pieces; a character without a piece becomes byte tokens). A byte without a token in a byte-level
+vocabulary is dropped, as in llama.cpp: SmolLM2 has none for some control characters and the first bytes of unassigned
+planes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_header import read_header
-from srv.server.text.tokenizers.codec import WORD_BORDER, ByteCodec, byte_level_bytes, sentencepiece_bytes
+from srv.server.text.tokenizers.codec import METASPACE, ByteCodec, byte_level_bytes, sentencepiece_bytes
 from srv.server.text.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer
-from srv.server.text.tokenizers.source import Frame, TextSource
+from srv.server.text.tokenizers.source import SpecialTokenAffixes, TextSource
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type; 1 is normal
 ARRAYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "scores"))
-ANOTHER = "Give the tokenizer of the original model with --tokenizer-path FOLDER"
+REMEDY = "Use the original model's tokenizer with --tokenizer-path FOLDER"
 ROLE_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
-    "sep_token": "seperator_token_id",  # spelled so in the format
+    "sep_token": "seperator_token_id",  # misspelt in the format
     "pad_token": "padding_token_id",
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
@@ -37,28 +37,28 @@ END_KEYS = ("eot_token_id", "eom_token_id")
 
 
 def read_gguf(path: Path) -> TextSource:
-    """The tokenizer and chat templates in a GGUF file.
+    """Read the tokenizer and chat templates of a GGUF file.
 
     Raises ModelError with code no_tokenizer, unknown_tokenizer, unknown_pretokenizer or damaged.
     """
-    return source_of_metadata(read_header(path, ARRAYS).metadata, str(path))
+    return source_from_metadata(read_header(path, ARRAYS).metadata, str(path))
 
 
 def read_gguf_templates(path: Path) -> dict[str, str]:
-    """The chat templates in a GGUF file, by name."""
+    """The chat templates of a GGUF file, by name."""
     return _templates(read_header(path, ()).metadata)
 
 
-def source_of_metadata(metadata: Mapping[str, Any], what: str) -> TextSource:
-    """As `read_gguf`, from metadata already read (with the arrays in `ARRAYS`); `what` names it in errors."""
-    vocabulary = _Vocabulary(metadata, what)
+def source_from_metadata(metadata: Mapping[str, Any], origin: str) -> TextSource:
+    """Like `read_gguf`, from metadata with the arrays in `ARRAYS`; `origin` names the file in errors."""
+    vocabulary = _Vocabulary(metadata, origin)
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         return vocabulary.byte_level()
     if kind == "llama":
         return vocabulary.sentencepiece()
     reason = f"tokenizer.ggml.model is {kind!r}; srv reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
-    raise ModelError("no_tokenizer" if kind is None else "unknown_tokenizer", what, reason, ANOTHER)
+    raise ModelError("no_tokenizer" if kind is None else "unknown_tokenizer", origin, reason, REMEDY)
 
 
 def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -69,20 +69,20 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Vocabulary:
-    """The tokens of one file with their types, and the two ways to build a tokenizer from them."""
+    """The tokens of one file with their types; builds either kind of tokenizer from them."""
 
-    def __init__(self, metadata: Mapping[str, Any], what: str) -> None:
-        self._metadata, self._what = metadata, what
+    def __init__(self, metadata: Mapping[str, Any], origin: str) -> None:
+        self._metadata, self._origin = metadata, origin
         self.tokens: Sequence[str] = self._array("tokens", str)
         if not self.tokens:
-            raise ModelError("no_tokenizer", what, "the file carries no vocabulary (tokenizer.ggml.tokens)", ANOTHER)
+            raise ModelError("no_tokenizer", origin, "the file has no vocabulary (tokenizer.ggml.tokens)", REMEDY)
         self.types: Sequence[int] = self._array("token_type", int) or (1,) * len(self.tokens)
         if len(self.types) != len(self.tokens):
             self._damaged(f"it has {len(self.tokens)} tokens and {len(self.types)} token types")
-        self.roles = {role: token for role, key in ROLE_KEYS.items() if (token := self._id(key)) is not None}
+        self.special_by_role = {role: token for role, key in ROLE_KEYS.items() if (token := self._id(key)) is not None}
         ends = {token for key in END_KEYS if (token := self._id(key)) is not None}
         control = (token for token, kind in enumerate(self.types) if kind in (CONTROL, UNKNOWN))
-        self.special = frozenset(control) | ends | set(self.roles.values())
+        self.special = frozenset(control) | ends | set(self.special_by_role.values())
         self.ids: dict[str, int] = {}
         for token, text in enumerate(self.tokens):
             self.ids.setdefault(text, token)
@@ -93,7 +93,7 @@ class _Vocabulary:
     def _array(self, name: str, kind: type) -> Sequence[Any]:
         values = self._get(name, ())
         if not isinstance(values, Sequence) or isinstance(values, str) or (values and not isinstance(values[0], kind)):
-            self._damaged(f"tokenizer.ggml.{name} is no array of {kind.__name__}")
+            self._damaged(f"tokenizer.ggml.{name} is not an array of {kind.__name__}")
         return values
 
     def _id(self, name: str) -> int | None:
@@ -101,65 +101,65 @@ class _Vocabulary:
         if token is None:
             return None
         if not isinstance(token, int) or not 0 <= token < len(self.tokens):
-            self._damaged(f"tokenizer.ggml.{name} is {token!r} in a vocabulary of {len(self.tokens)}")
+            self._damaged(f"tokenizer.ggml.{name} is {token!r}, but the vocabulary has {len(self.tokens)} tokens")
         return token
 
     def _damaged(self, reason: str) -> NoReturn:
-        raise ModelError("damaged", self._what, reason, f"Fetch the file again. {ANOTHER}")
+        raise ModelError("damaged", self._origin, reason, f"Download the file again. {REMEDY}")
 
     def byte_level(self) -> TextSource:
-        """Byte-level BPE: words by the file's pre-tokenizer, merges in the order of the table."""
-        words = self._pre_tokenizer()
+        """Byte-level BPE, with the file's pre-tokenizer and merges in the order of the table."""
+        pre_tokenizer = self._pre_tokenizer()
         merges: list[tuple[str, str]] = []
         for merge in self._array("merges", str):
             split = merge.find(" ", 1)
             merges.append((merge[:split], merge[split + 1 :]))
-        tokenizer = self._bpe(merges=merges, ignore_merges=words.whole_words)
-        tokenizer.pre_tokenizer = words.build()
-        if (normalizer := words.normalizer()) is not None:
+        tokenizer = self._bpe(merges=merges, ignore_merges=pre_tokenizer.ignore_merges)
+        tokenizer.pre_tokenizer = pre_tokenizer.build()
+        if (normalizer := pre_tokenizer.normalizer()) is not None:
             tokenizer.normalizer = normalizer
-        verbatim = self._add_tokens(tokenizer)
+        added = self._add_tokens(tokenizer)
 
-        def spell(token: int) -> bytes:
+        def to_bytes(token: int) -> bytes:
             if self.types[token] == UNUSED:
                 return b""
             text = self.tokens[token]
-            return text.encode() if token in verbatim else byte_level_bytes(text)
+            return text.encode() if token in added else byte_level_bytes(text)
 
-        return self._source(tokenizer, spell, strip_space=False, begin=words.begin_token)
+        return self._source(tokenizer, to_bytes, strip_space=False, default_bos=pre_tokenizer.add_bos)
 
     def _pre_tokenizer(self) -> PreTokenizer:
         name = self._get("pre")
         if name in PRE_TOKENIZERS:
             return PRE_TOKENIZERS[name]
-        said = "the file does not say" if name is None else f"tokenizer.ggml.pre is {name!r}, and srv does not know"
-        reason = f"{said} how its text is cut into words (known: {', '.join(sorted(PRE_TOKENIZERS))})"
-        raise ModelError("unknown_pretokenizer", self._what, reason, ANOTHER)
+        fault = "is missing" if name is None else f"is {name!r}, which srv does not support"
+        reason = f"tokenizer.ggml.pre {fault} (supported: {', '.join(sorted(PRE_TOKENIZERS))})"
+        raise ModelError("unknown_pretokenizer", self._origin, reason, REMEDY)
 
     def sentencepiece(self) -> TextSource:
-        """SentencePiece BPE: no words; spaces become the border sign, one is put before the text."""
+        """SentencePiece BPE: no pre-tokenizer; spaces become U+2581, and one is added before the text."""
         scores = self._array("scores", float)
         if len(scores) != len(self.tokens):
             self._damaged(f"it has {len(self.tokens)} tokens and {len(scores)} scores")
         if self._get("remove_extra_whitespaces", False):
-            reason = "its tokenizer removes repeated spaces (remove_extra_whitespaces), which srv does not do"
-            raise ModelError("unknown_tokenizer", self._what, reason, ANOTHER)
-        unknown = self.roles.get("unk_token")
+            reason = "its tokenizer removes repeated spaces (remove_extra_whitespaces), which srv does not support"
+            raise ModelError("unknown_tokenizer", self._origin, reason, REMEDY)
+        unknown = self.special_by_role.get("unk_token")
         options = {} if unknown is None else {"unk_token": self.tokens[unknown]}
         tokenizer = self._bpe(merges=self._merges(scores), fuse_unk=True, byte_fallback=True, **options)
-        prefix = bool(self._get("add_space_prefix", True))
-        border = [normalizers.Replace(" ", WORD_BORDER)]
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(WORD_BORDER), *border] if prefix else border)
+        add_prefix = bool(self._get("add_space_prefix", True))
+        prepend = [normalizers.Prepend(METASPACE)] if add_prefix else []
+        tokenizer.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", METASPACE)])
         self._add_tokens(tokenizer)
 
-        def spell(token: int) -> bytes:
+        def to_bytes(token: int) -> bytes:
             return b"" if self.types[token] == UNUSED else sentencepiece_bytes(self.tokens[token])
 
-        return self._source(tokenizer, spell, strip_space=prefix, begin=True)
+        return self._source(tokenizer, to_bytes, strip_space=add_prefix, default_bos=True)
 
     def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
-        """SentencePiece joins the neighbours whose union scores highest: each way to halve a piece into two
-        pieces is a merge, ranked by the piece's score."""
+        """SentencePiece merges the neighbours whose concatenation has the highest score: each split of a piece into two
+        pieces is a merge, ranked by the score of the piece."""
         kinds = (CONTROL, UNKNOWN, BYTE, UNUSED)
         parts = {text for text, token in self.ids.items() if self.types[token] not in kinds}
         ranked = []
@@ -167,8 +167,8 @@ class _Vocabulary:
             token = self.ids[text]
             if self.types[token] == USER_DEFINED:
                 continue
-            for cut in range(1, len(text)):
-                left, right = text[:cut], text[cut:]
+            for split in range(1, len(text)):
+                left, right = text[:split], text[split:]
                 if left in parts and right in parts:
                     ranked.append((-scores[token], self.ids[left], self.ids[right], left, right))
         return [(left, right) for *_, left, right in sorted(ranked)]
@@ -180,23 +180,23 @@ class _Vocabulary:
             self._damaged(f"its merges do not fit its vocabulary ({error})")
 
     def _add_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Tokens that are found in the text as they are, before any other step; returns their ids."""
-        own = [token for token, kind in enumerate(self.types) if kind == USER_DEFINED and token not in self.special]
-        for ids, special in ((sorted(self.special), True), (own, False)):
+        """Add the tokens that are matched in the text before all other steps; returns their ids."""
+        plain = [token for token, kind in enumerate(self.types) if kind == USER_DEFINED and token not in self.special]
+        for ids, special in ((sorted(self.special), True), (plain, False)):
             texts = [self.tokens[token] for token in ids if self.tokens[token]]
             tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
-        return self.special | frozenset(own)
+        return self.special | frozenset(plain)
 
     def _source(
-        self, tokenizer: Tokenizer, spell: Callable[[int], bytes], *, strip_space: bool, begin: bool
+        self, tokenizer: Tokenizer, to_bytes: Callable[[int], bytes], *, strip_space: bool, default_bos: bool
     ) -> TextSource:
-        frame = Frame(
-            before=self._framing("bos_token", self._get("add_bos_token", begin)),
-            after=self._framing("eos_token", self._get("add_eos_token", False)),
+        affixes = SpecialTokenAffixes(
+            prefix=self._affix("bos_token", self._get("add_bos_token", default_bos)),
+            suffix=self._affix("eos_token", self._get("add_eos_token", False)),
         )
-        codec = ByteCodec(spell, len(self.tokens), self.special, strip_space)
-        roles = {role: self.tokens[token] for role, token in self.roles.items()}
-        return TextSource(tokenizer, codec, len(self.tokens), frame, roles, _templates(self._metadata))
+        codec = ByteCodec(to_bytes, len(self.tokens), self.special, strip_space)
+        special_tokens = {role: self.tokens[token] for role, token in self.special_by_role.items()}
+        return TextSource(tokenizer, codec, len(self.tokens), affixes, special_tokens, _templates(self._metadata))
 
-    def _framing(self, role: str, wanted: object) -> tuple[int, ...]:
-        return (self.roles[role],) if wanted and role in self.roles else ()
+    def _affix(self, role: str, enabled: object) -> tuple[int, ...]:
+        return (self.special_by_role[role],) if enabled and role in self.special_by_role else ()

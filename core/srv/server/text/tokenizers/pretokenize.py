@@ -1,8 +1,7 @@
-"""How text is cut into words before byte-pair merging, by the name that GGUF files give (`tokenizer.ggml.pre`).
+"""The pre-tokenizers of byte-level BPE, by their names in GGUF files (`tokenizer.ggml.pre`, defined by llama.cpp).
 
-Owns the table of names. Must not know files or vocabularies. Each entry states what the original model's
-tokenizer.json does (the names are llama.cpp's); a name that is not here is refused, for a wrong cut gives
-wrong ids without any error.
+Owns the table of names. Must not know files or vocabularies. Each entry does the same as the original model's
+tokenizer.json. Other names are refused, because a wrong split gives wrong ids without any error.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
 )
-# The letters with case that deepseek-llm's tokenizer.json lists (Latin, Greek, Cyrillic, Cherokee, ...).
+# The cased letters that deepseek-llm's tokenizer.json lists (Latin, Greek, Cyrillic, Cherokee, ...).
 DEEPSEEK_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -61,16 +60,16 @@ FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`splits`: regular expressions, each cutting the pieces of the one before; matches and gaps are words.
+    """`splits`: regular expressions, each applied to the results of the previous one; matches and gaps become words.
 
-    `nfc`: text is first composed to Unicode's form C. `whole_words`: a word that is a token is not merged
-    from its bytes. `begin_token`: whether a text begins with the model's first token if the file is silent.
+    `nfc`: normalise to Unicode NFC first. `ignore_merges`: a word that is a token is not built from merges. `add_bos`:
+    whether to add the BOS token if the file does not say.
     """
 
     splits: tuple[str, ...]
     nfc: bool = False
-    whole_words: bool = False
-    begin_token: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
         steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in self.splits]
@@ -87,13 +86,13 @@ def _table() -> dict[str, PreTokenizer]:
         (PreTokenizer((GPT2,), nfc=True), "mpt olmo"),
         (PreTokenizer(digits), "smollm starcoder refact codeshell minerva-7b"),
         (PreTokenizer(digits, nfc=True), "command-r"),
-        (PreTokenizer((LLAMA3,), whole_words=True, begin_token=True), "llama3 llama-v3 llama-bpe falcon3 lfm2"),
+        (PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True), "llama3 llama-v3 llama-bpe falcon3 lfm2"),
         (PreTokenizer((LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
         (PreTokenizer((QWEN2,), nfc=True), "qwen2"),
         (PreTokenizer((QWEN2,)), "deepseek-r1-qwen stablelm2 hunyuan grok-2"),
         (PreTokenizer((QWEN35,), nfc=True), "qwen35"),
         (PreTokenizer((SEED_CODER,)), "seed-coder"),
-        (PreTokenizer((TEKKEN,), whole_words=True, begin_token=True), "tekken"),
+        (PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
         (PreTokenizer((GPT4O,)), "gpt-4o llama4"),
         (PreTokenizer(DEEPSEEK_LLM), "deepseek-llm"),
         (PreTokenizer(DEEPSEEK_CODER), "deepseek-coder"),

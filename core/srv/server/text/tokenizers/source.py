@@ -1,4 +1,4 @@
-"""What every kind of model file yields: the values from which the text processor is made."""
+"""The common result of reading any tokenizer file, from which the text processor is built."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from tokenizers import Tokenizer
 
 from srv.server.text.tokenizers.codec import Codec
 
-# The roles of special tokens that chat templates may name, as tokenizer_config.json spells them.
+# The special tokens that chat templates may use, by their names in tokenizer_config.json.
 TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
-class Frame:
-    """Ids put around a text that is encoded with special tokens."""
+class SpecialTokenAffixes:
+    """Ids that are added before and after a text that is encoded with special tokens."""
 
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """A tokenizer ready for use, and what its files say besides.
+    """A tokenizer with its codec, special tokens and chat templates.
 
-    `frame` None: the tokenizer's own post-processor adds special tokens. `roles`: special tokens by role
-    ("bos_token" -> "<s>"). `templates`: chat templates by name ("default" for the only one).
+    `affixes` None: the tokenizer's own post-processor adds special tokens. `special_tokens`: text by role
+    ("bos_token" -> "<s>"). `templates`: chat templates by name ("default" if there is only one).
     """
 
     tokenizer: Tokenizer
     codec: Codec
     vocab_size: int
-    frame: Frame | None
-    roles: Mapping[str, str] = field(default_factory=dict)
+    affixes: SpecialTokenAffixes | None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
