@@ -43,7 +43,8 @@ class ModelFacts:
     `context_length` in tokens. `parameters`: their number; of these, `gguf_quantized_params` are stored in GGUF types
     that some platforms can multiply without dequantization (`srv.models.formats.gguf_types.OP_TYPES`), and
     `int8_params` are stored as int8 in a safetensors checkpoint. `weight_bytes`: the size of the weights on disk.
-    `end_tokens`: the ids of the tokens that end a generation.
+    `end_tokens`: the ids of the tokens that end a generation. `pooling`: how embeddings are pooled according to the
+    checkpoint ("last", "mean", or a mode of sentence-transformers that srv does not support), or None.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ModelFacts:
     end_tokens: tuple[int, ...] = ()
     gguf_quantized_params: int = 0
     int8_params: int = 0
+    pooling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ FAULTS = (
     Fault(
         name="prefix-producer-without-namespace",
         file="core/srv/sched/sharing.py",
-        text=" or other.namespace != request.namespace",
+        text="        if other.spec.namespace != request.spec.namespace:\n            continue\n",
         planted="",
         effect="A request waits for the same prompt of another tenant, whose pages it will never share.",
         tests=("tests/core/sched/test_sharing.py",),

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from srv.args.rules import disaggregation, experts, graphs, lora, memory, parallel, reserve, speculative, weights
+from srv.args.rules import (
+    disaggregation,
+    embeddings,
+    experts,
+    graphs,
+    lora,
+    memory,
+    parallel,
+    reserve,
+    speculative,
+    weights,
+)
 from srv.dtypes import ITEM_SIZES
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 from srv.specs import ModelFacts
@@ -78,6 +89,7 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     ),
     Default("load_format", _load_format, "it is the format of the model's weight files"),
     *weights.MODEL_DEFAULTS,
+    *embeddings.MODEL_DEFAULTS,
     *speculative.MODEL_DEFAULTS,
     *memory.MODEL_DEFAULTS,
 )
@@ -199,6 +211,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Choose a model with such weights (--model-path), or pass --load-format dummy for random weights.",
     ),
     *weights.CONSTRAINTS,
+    *embeddings.CONSTRAINTS,
     *parallel.CONSTRAINTS,
     *speculative.CONSTRAINTS,
     *experts.CONSTRAINTS,

@@ -82,11 +82,15 @@ class ModelArgs(NamedTuple):
     ] = False
     is_embedding: Annotated[
         bool,
-        Arg(
-            "Serve embeddings instead of generated text.",
-            planned="embedding models and their endpoint are not implemented yet",
-        ),
+        Arg("Serve embeddings of prompts (POST /v1/embeddings), in addition to generated text."),
     ] = False
+    pooling: Annotated[
+        Literal["last", "mean"],
+        Arg(
+            "Hidden states that become an embedding: that of the last token, or the mean over all tokens; if not set, "
+            "what the model's 1_Pooling/config.json names."
+        ),
+    ] = "last"
     json_model_override_args: Annotated[
         str,
         Arg(

@@ -101,8 +101,5 @@ class ServerArgs(NamedTuple):
     ] = False
     enable_return_hidden_states: Annotated[
         bool,
-        Arg(
-            "Let clients request the model's hidden states.",
-            planned="hidden states stay in the engine; returning them is not implemented yet",
-        ),
+        Arg("Let clients request the model's hidden states (return_hidden_states of /generate)."),
     ] = False

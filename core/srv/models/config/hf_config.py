@@ -75,7 +75,21 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         cache_groups=(CacheGroup("full", tuple(range(sizes["layers"])), kv_heads, head_dim, head_dim),),
         end_tokens=_end_tokens(config, generation),
         int8_params=_stored_params(checkpoint, "int8") if checkpoint else 0,
+        pooling=_pooling(path),
     )
+
+
+def _pooling(path: Path) -> str | None:
+    """The pooling of a sentence-transformers folder: "last", "mean", or the names of its modes; None elsewhere.
+
+    Facts: `1_Pooling/config.json` of sentence-transformers has one boolean per mode, of which one is usually true.
+    """
+    file = path / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return None
+    enabled = [name.removeprefix("pooling_mode_") for name, value in _json(file).items() if value is True]
+    modes = ["last" if name == "lasttoken" else name.removesuffix("_tokens") for name in enabled]
+    return "+".join(mode for mode in modes if mode != "include_prompt") or None
 
 
 def _json(path: Path) -> dict[str, Any]:

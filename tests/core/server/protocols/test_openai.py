@@ -48,7 +48,7 @@ async def test_completion_has_openai_format_and_default_length() -> None:
             "total_tokens": 19,
             "prompt_tokens_details": {"cached_tokens": 2},
         }
-        assert generated(cached_engine)[0].tokens == [97, 98, 99]
+        assert generated(cached_engine)[0].tokens == (97, 98, 99)
 
 
 async def test_chat_renders_the_template_and_ends_at_the_end_token() -> None:
