@@ -42,6 +42,7 @@ class GenerationResult:
     stop_token: int | None = None
     error: tuple[str, str] | None = None
     cached_tokens: int = 0
+    vectors: bytes = b""  # float32, little-endian
 
 
 class LocalEngine:
@@ -133,6 +134,7 @@ class LocalEngine:
                 result.stop_token = output.stop_token if output.stop_token is not None else result.stop_token
                 result.error = output.error or result.error
                 result.cached_tokens = output.cached_tokens or result.cached_tokens
+                result.vectors += output.vectors or b""
 
 
 class CheckedEngine(LocalEngine):

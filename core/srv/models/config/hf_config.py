@@ -87,9 +87,10 @@ def _pooling(path: Path) -> str | None:
     file = path / "1_Pooling" / "config.json"
     if not file.is_file():
         return None
-    enabled = [name.removeprefix("pooling_mode_") for name, value in _json(file).items() if value is True]
-    modes = ["last" if name == "lasttoken" else name.removesuffix("_tokens") for name in enabled]
-    return "+".join(mode for mode in modes if mode != "include_prompt") or None
+    prefix = "pooling_mode_"
+    enabled = [name.removeprefix(prefix) for name, on in _json(file).items() if name.startswith(prefix) and on is True]
+    modes = ["last" if name == "lasttoken" else name.removesuffix("_tokens").removesuffix("_token") for name in enabled]
+    return "+".join(modes) or None
 
 
 def _json(path: Path) -> dict[str, Any]:
