@@ -138,6 +138,19 @@ def test_a_request_whose_hidden_states_are_not_finite_fails_alone(small: MakeSma
     close(vector(fine), expected(one, one.prompts[2], Pooling.MEAN))
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"], ids=["native", "transformers"])
+def test_a_checkpoint_without_output_layer_is_loaded(small: MakeSmall, tmp_path: Path, kind: str) -> None:
+    """transformers' `AutoModel` saves the decoder alone, as embedding models are often published."""
+    one = small(kind)
+    one.model.base_model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [type(one.model).__name__]}))
+    assert not any(name.startswith("model.") for name in load_file(tmp_path / "model.safetensors"))
+    with engine(one, PAGE, CHUNK, model_path=tmp_path) as running:
+        (result,) = running.generate([embedding("a", one.prompts[4], Pooling.LAST)])
+    close(vector(result), expected(one, one.prompts[4], Pooling.LAST))
+
+
 def test_a_retracted_embedding_starts_over(small: MakeSmall) -> None:
     """A pool for less than all requests: some embeddings are retracted halfway through their prompts."""
     one = small("llama")

@@ -1,7 +1,7 @@
 """Loads weights from safetensors files, one or many, which are memory-mapped and copied tensor by tensor.
 
 Owns the loop over a checkpoint's files. Must not know architectures, except for two kinds of stored tensors that no
-model reads.
+model reads, and the prefix that checkpoints without an output layer leave out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from srv.errors import ModelError
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, check_names
 from srv.models.formats.safetensors_header import DOWNLOAD_AGAIN, Checkpoint, read_checkpoint
 from srv.models.formats.storage import StorageFormat
+
+_DECODER = "model."  # prefix of the decoder's weights in a causal language model
 
 
 def load_safetensors(
@@ -34,19 +36,33 @@ def load_safetensors(
         remedy = "Download the weights, or use --load-format dummy for random ones"
         raise ModelError("no_weights", str(folder), "the folder has no safetensors file", remedy)
     storage = storage or StorageFormat()
-    shapes = storage.shapes({name: tensor.shape for name, tensor in checkpoint.tensors.items()})
-    unused = _unused_names(checkpoint, weight_views) | storage.unused(shapes.keys() - weight_views.keys())
+    names = _model_names(checkpoint, weight_views)
+    shapes = storage.shapes({names[stored]: tensor.shape for stored, tensor in checkpoint.tensors.items()})
+    unused = _unused_names(names, weight_views) | storage.unused(shapes.keys() - weight_views.keys())
     check_names(str(folder), weight_views, shapes, unused)
-    meter = Meter(sum(tensor.size for name, tensor in checkpoint.tensors.items() if name in weight_views), progress)
-    for path, names in checkpoint.files.items():
+    needed = {stored: name for stored, name in names.items() if name in weight_views}
+    meter = Meter(sum(checkpoint.tensors[stored].size for stored in needed), progress)
+    for path, stored_names in checkpoint.files.items():
         try:
             with safe_open(path, framework="pt") as file:
-                for name in (name for name in names if name in weight_views):
-                    for target, tensor in storage.convert(name, file.get_tensor(name)).items():
+                for stored in (stored for stored in stored_names if stored in needed):
+                    for target, tensor in storage.convert(needed[stored], file.get_tensor(stored)).items():
                         _fill(path, target, weight_views[target], tensor)
-                    meter.add(checkpoint.tensors[name].size, name)
+                    meter.add(checkpoint.tensors[stored].size, stored)
         except SafetensorError as error:
             raise ModelError("damaged", str(path), f"its weights cannot be read ({error})", DOWNLOAD_AGAIN) from error
+
+
+def _model_names(checkpoint: Checkpoint, weight_views: Mapping[str, Tensor]) -> dict[str, str]:
+    """The model's name of each stored tensor.
+
+    Checkpoints of embedding models are often saved without the output layer (transformers' `AutoModel`), and so
+    without the prefix of the decoder: "layers.0..." instead of "model.layers.0...".
+    """
+    bare = not any(name.startswith(_DECODER) for name in checkpoint.tensors) and any(
+        _DECODER + name in weight_views for name in checkpoint.tensors
+    )
+    return {name: _DECODER + name if bare and name not in weight_views else name for name in checkpoint.tensors}
 
 
 def _fill(path: Path, name: str, view: Tensor, stored: Tensor) -> None:
@@ -60,7 +76,7 @@ def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _unused_names(checkpoint: Checkpoint, weight_views: Mapping[str, Tensor]) -> set[str]:
+def _unused_names(names: Mapping[str, str], weight_views: Mapping[str, Tensor]) -> set[str]:
     """Stored tensors that are skipped: RoPE frequencies of old checkpoints, and the copy of a tied output layer."""
     tied = {"lm_head.weight"} - weight_views.keys()
-    return {name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")} | tied
+    return {name for name in names.values() if name.endswith("rotary_emb.inv_freq")} | tied
