@@ -30,6 +30,7 @@ L3 = (
     _engine_check("engine.bfloat16", "output in bfloat16 is that of the reference", needs="bfloat16"),
     _engine_check("engine.float16", "output in float16 is that of the reference", needs="float16"),
     _engine_check("engine.w8a8", "output with 8-bit weights is that of the reference", needs="w8a8"),
+    _engine_check("engine.embeddings", "embeddings of the last token and of the mean are those of the reference"),
     _engine_check("engine.logprobs", "log-probabilities of prompt, output and alternatives are those of the reference"),
     _engine_check(
         "engine.sampling", "sampling: top-k 1 is greedy, the same seed repeats tokens, another seed does not"

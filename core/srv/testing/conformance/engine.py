@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.nn.functional import normalize
+
 from srv.io.messages import Abort
 from srv.quantization import modelslim
 from srv.testing.conformance.kit import Kit
@@ -21,10 +24,11 @@ from srv.testing.conformance.local import (
     request,
 )
 from srv.testing.conformance.model import Fault, NotApplicable
-from srv.testing.conformance.reference import LOGIT_TOLERANCE, penalties
+from srv.testing.conformance.reference import EMBEDDING_TOLERANCE, LOGIT_TOLERANCE, penalties
 from srv.testing.conformance.setups import declared_dtypes, resolve_for
 from srv.testing.conformance.values import user_statement
-from srv.types import FinishReason, SamplingParams
+from srv.testing.engine import GenerationResult
+from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, SamplingParams
 
 _RETRACTION_REQUESTS = 6
 
@@ -66,6 +70,41 @@ def w8a8(kit: Kit) -> str:
     """A checkpoint with 8-bit weights, with dynamically and statically quantized layers."""
     with engine_under_test(kit, quantization=modelslim.NAME, disable_graphs=None) as tested:
         return _check_typical(tested, f"output with 8-bit weights in {tested.dtype}")
+
+
+def embeddings(kit: Kit) -> str:
+    """Embeddings in one batch with generating requests, then again when their prompts are cached."""
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()
+        requests = [
+            RequestSpec(id=f"{pooling.value} {number}", tokens=tuple(each), params=PoolingParams(pooling=pooling))
+            for number, each in enumerate(prompts)
+            for pooling in Pooling
+        ]
+        generating = [request(f"generating {number}", each) for number, each in enumerate(prompts)]
+        mixed = tested.engine.generate([*requests, *generating])
+        tested.check(prompts, mixed[len(requests) :], "greedy output of a batch with embeddings")
+        worst = 0.0
+        for results in (mixed[: len(requests)], tested.engine.generate(requests)):
+            worst = max(worst, *(_embedding_error(tested, *pair) for pair in zip(requests, results, strict=True)))
+        return f"{len(requests)} embeddings, off by at most {worst:.2g} (length 1)"
+
+
+def _embedding_error(tested: EngineUnderTest, spec: RequestSpec, result: GenerationResult) -> float:
+    """The distance of an embedding from the reference. Fault if it exceeds the tolerance."""
+    if result.error is not None:
+        raise Fault(f"a request failed: {result.error[1]} [{result.error[0]}]")
+    states = tested.reference.hidden_states(spec.tokens)
+    assert isinstance(spec.params, PoolingParams)
+    pooled = states.mean(0) if spec.params.pooling is Pooling.MEAN else states[-1]
+    found = torch.frombuffer(bytearray(result.vectors), dtype=torch.float32)
+    error, tolerance = float((found - normalize(pooled, dim=0)).norm()), EMBEDDING_TOLERANCE[tested.dtype]
+    if not error <= tolerance:
+        raise Fault(
+            f"the embedding ({spec.params.pooling.value}) of {len(spec.tokens)} tokens is off by {error:.3g} in "
+            f"{tested.dtype} (tolerance {tolerance}); {result.cached_tokens} of them were cached"
+        )
+    return error
 
 
 def logprobs(kit: Kit) -> str:

@@ -25,6 +25,8 @@ from srv.types import SamplingParams
 
 # Tolerances of a logit or log-probability; the logits have a standard deviation of about 3.
 LOGIT_TOLERANCE = {"float32": 0.01, "bfloat16": 0.35, "float16": 0.06}
+# The largest distance of an embedding of length 1 from the reference's.
+EMBEDDING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 
 AdjustLogits = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]  # logits, prompt, output so far -> logits
 
@@ -44,14 +46,19 @@ class Reference:
             load_format="auto",
         )
 
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        """float32 [tokens, vocab]: the logits after each token."""
+    def hidden_states(self, tokens: Sequence[int]) -> Tensor:
+        """float32 [tokens, hidden]: the hidden states after the last norm."""
         cache = DenseCache()
         cache.rows = (("one", 0, len(tokens)),)
         with torch.inference_mode():
             inputs = ModelInputs(torch.tensor(tokens), torch.arange(len(tokens)))
-            hidden = self._model(inputs, ForwardContext(cache.attend))
-            return self._model.logits(hidden).float()
+            hidden: Tensor = self._model(inputs, ForwardContext(cache.attend))
+            return hidden
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """float32 [tokens, vocab]: the logits after each token."""
+        with torch.inference_mode():
+            return self._model.logits(self.hidden_states(tokens)).float()
 
     def logprobs(self, tokens: Sequence[int]) -> Tensor:
         """The same as log-probabilities (natural logarithm)."""
