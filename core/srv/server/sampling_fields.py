@@ -110,6 +110,7 @@ LogitBias = Annotated[
 ]
 TopK = Annotated[int, PlainValidator(_top_k, json_schema_input_type=int | None)]
 Unsupported = Annotated[object, Refused("this server does not support it")]
+User = Annotated[str | None, NoEffect("a label for abuse statistics, which this server does not have")]
 
 
 class SamplingBody(RequestBody):
@@ -166,7 +167,7 @@ class SamplingBody(RequestBody):
     )
     stream: bool | None = Field(None, description="Send the output as server-sent events during generation.")
 
-    user: Annotated[str | None, NoEffect("a label for abuse statistics, which this server does not have")] = None
+    user: User = None
     safety_identifier: Annotated[str | None, NoEffect("like `user`")] = None
     prompt_cache_key: Annotated[str | None, NoEffect("a routing hint; this server has only one cache")] = None
 
