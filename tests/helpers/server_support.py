@@ -55,6 +55,7 @@ def settings(**changes: Any) -> ServerSettings:
         "vocab_size": ByteTokenizer.vocab_size,
         "hidden_size": HIDDEN,
         "pooling": Pooling.LAST,
+        "return_hidden_states": True,
         "model_info": {"model_path": "/models/tiny"},
         "server_info": {"args": {"page_size": {"value": 16, "story": "because generic default"}}},
     }

@@ -295,4 +295,5 @@ class RequestPreprocessor:
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             prompt_logprobs_start=sampling.prompt_logprobs_start,
+            hidden_states=sampling.hidden_states,
         )

@@ -30,6 +30,7 @@ class ServerSettings:
     vocab_size: int
     hidden_size: int
     pooling: Pooling | None = None
+    return_hidden_states: bool = False
     api_key: str | None = None
     max_request_bytes: int = DEFAULT_BODY_LIMITS.bytes
     max_request_values: int | None = None

@@ -41,6 +41,7 @@ def server_settings(context: LaunchContext, ready: Ready, vocab_size: int) -> Se
         vocab_size=min(vocab_size, model.vocab_size),
         hidden_size=model.hidden_size,
         pooling=Pooling(config.model.pooling) if config.model.is_embedding else None,
+        return_hidden_states=config.server.enable_return_hidden_states,
         api_key=config.server.api_key,
         max_request_bytes=config.server.max_request_bytes,
         max_stop_strings=config.server.max_stop_strings,
