@@ -148,7 +148,7 @@ class Graph:
         for name, value in arguments.items():
             calls = [call for call in self._calls if name in call.kwargs]
             if not calls:
-                raise KeyError(f"no recorded operator has the keyword argument {name}")
+                raise KeyError(f"no recorded operator was given {name} by name")
             for call in calls:
                 call.kwargs[name] = value
 
