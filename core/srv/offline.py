@@ -32,10 +32,10 @@ from typing import Any, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from srv.args.config import find_any
+from srv.args.config import find_argument_or_deprecated
 from srv.args.sources import gather_keywords
 from srv.engine.supervisor import EngineProcess
-from srv.errors import Refusal, Rejected, RequestError
+from srv.errors import Refusal, Rejection, RequestError
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.server.client import EngineClient
 from srv.server.generation import CompletedSequence
@@ -382,23 +382,23 @@ def _described(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _http_arguments(arguments: Mapping[str, object]) -> list[Rejected]:
+def _http_arguments(arguments: Mapping[str, object]) -> list[Rejection]:
     """Rejections of arguments, by any of their names, that only the HTTP server reads."""
-    refused: list[Rejected] = []
+    refused: list[Rejection] = []
     for name, value in arguments.items():
-        argument = find_any(name)
+        argument = find_argument_or_deprecated(name)
         if argument is not None and argument.name in _HTTP_ARGUMENTS and value is not None:
             reason = "only the HTTP server reads it, and LLM starts none"
             shown, remedy = argument.show(value), "Leave it out, or use `srv launch`."
-            refused.append(Rejected("not_applicable", argument.name, shown, f"LLM({name}=...)", reason, remedy))
+            refused.append(Rejection("not_applicable", argument.name, shown, f"LLM({name}=...)", reason, remedy))
     return refused
 
 
-def _second_model(model: object, arguments: Mapping[str, object]) -> list[Rejected]:
+def _second_model(model: object, arguments: Mapping[str, object]) -> list[Rejection]:
     """The rejection of a model that is also given by keyword."""
     for name, value in arguments.items():
-        argument = find_any(name)
+        argument = find_argument_or_deprecated(name)
         if model is not None and value is not None and argument is not None and argument.name == "model_path":
             reason = f"the first argument names a model as well, {os.fspath(model)}"  # type: ignore[call-overload]
-            return [Rejected("contradiction", name, str(value), f"LLM({name}=...)", reason, "Give one of the two.")]
+            return [Rejection("contradiction", name, str(value), f"LLM({name}=...)", reason, "Give one of the two.")]
     return []

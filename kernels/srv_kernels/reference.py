@@ -1,6 +1,6 @@
 """Plain-torch implementations of the ops, for any device that torch supports.
 
-They round where the published models do (a norm is computed in float32, cast to the model's dtype, then multiplied by
+They round where transformers does (a norm is computed in float32, cast to the model's dtype, then multiplied by
 its weight), so that greedy decoding in bfloat16 agrees with other implementations. Signatures are those of
 `srv_kernels.contracts`. Arguments are not modified.
 """
@@ -51,7 +51,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     wide = x.float()
     scale = wide.abs().amax(-1, keepdim=True) / 127
     quantized = (wide / torch.where(scale == 0, 1.0, scale)).round_()
-    out = _integer_product(quantized, weight) * scale * weight_scale
+    out = _integer_matmul(quantized, weight) * scale * weight_scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
@@ -62,13 +62,13 @@ def linear_w8a8_static(
     deq_scale float32 [N] -> [T, N].
     """
     quantized = (x.float() * (1 / input_scale) + input_offset).round_().clamp_(-128, 127)
-    return ((_integer_product(quantized, weight) + quant_bias) * deq_scale).to(x.dtype)
+    return ((_integer_matmul(quantized, weight) + quant_bias) * deq_scale).to(x.dtype)
 
 
 _EXACT = 1024  # int8 products that float32 sums exactly: 128 · 128 · 1024 is 2²⁴
 
 
-def _integer_product(quantized: Tensor, weight: Tensor) -> Tensor:
+def _integer_matmul(quantized: Tensor, weight: Tensor) -> Tensor:
     """quantized [T, K], integers in float32, times int8 [N, K]: float32 [T, N], rounded once.
 
     Computed in float32, since torch has integer matrix products on few devices only.

@@ -15,7 +15,7 @@ from srv.args.config import ARGUMENTS
 from srv.args.context import Facts, StatementContext, call_plugin
 from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
-from srv.errors import PluginError, Rejected
+from srv.errors import PluginError, Rejection
 from srv.platform.facts import BackendSpec, Requires, Unfit
 from srv.platform.manifest import Manifest
 
@@ -63,7 +63,7 @@ class BackendSelection(NamedTuple):
 
     backends: Mapping[str, BackendChoice]
     statements: tuple[Statement, ...]
-    rejections: tuple[Rejected, ...]
+    rejections: tuple[Rejection, ...]
 
 
 def unused_backends(manifest: Manifest, extra: Mapping[str, Sequence[BackendSpec]]) -> str:
@@ -161,13 +161,13 @@ def _requirement(name: str, values: Sequence[Any]) -> str:
     return f"{name} {' or '.join(shown)}"
 
 
-def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejected]:
+def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejection]:
     if slot.eligible():
         return
     names = [candidate.spec.name for candidate in slot.candidates]
     if slot.user_choice is None:
         reasons = "; ".join(f"{each.spec.name}: {', '.join(each.reasons)}" for each in slot.candidates)
-        yield Rejected(
+        yield Rejection(
             "no_backend_fits" if names else "no_backend",
             f"{slot.family} backend",
             None,
@@ -180,7 +180,7 @@ def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejected]:
     found = next((each for each in slot.candidates if each.spec.name == named.value), None)
     if found is None:
         near = nearest(named.value, names)
-        yield Rejected(
+        yield Rejection(
             "unknown_backend",
             named.argument,
             argument.show(named.value),
@@ -191,7 +191,7 @@ def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejected]:
         return
     others = [each.spec.name for each in slot.candidates if not each.reasons]
     advice = f"Choose one that fits ({', '.join(others)}), or" if others else "Change the conflicting setting, or"
-    yield Rejected(
+    yield Rejection(
         "backend_unfit",
         named.argument,
         argument.show(named.value),
@@ -227,10 +227,10 @@ def _requirements(picks: Sequence[Candidate]) -> dict[str, tuple[Any, ...]]:
     return merged
 
 
-def _tie(slot: BackendSlot, pick: Candidate) -> Iterator[Rejected]:
+def _tie(slot: BackendSlot, pick: Candidate) -> Iterator[Rejection]:
     equal = [each.spec.name for each in slot.eligible() if each.spec.priority == pick.spec.priority]
     if slot.user_choice is None and len(equal) > 1:
-        yield Rejected(
+        yield Rejection(
             "equal_backends",
             f"{slot.family} backend",
             None,
@@ -290,9 +290,9 @@ def _statements(
     return tuple(statements)
 
 
-def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejected:
+def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejection:
     named = sorted({f"{each.argument} by {each.owner}" for slot in slots if (each := slot.user_choice) is not None})
-    return Rejected(
+    return Rejection(
         "backends_disagree",
         "backends of platform " + platform,
         None,
@@ -302,5 +302,5 @@ def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequ
     )
 
 
-def _distinct(rejections: Iterable[Rejected]) -> tuple[Rejected, ...]:
+def _distinct(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
     return tuple(dict.fromkeys(rejections))

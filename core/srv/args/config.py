@@ -132,16 +132,16 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
 def find_argument(spelling: str) -> Argument | None:
     """Find an argument by name, alias or flag ("page_size", "page-size", "--page-size"), but not in `DEPRECATED`."""
-    return _BY_NAME.get(plain_name(spelling))
+    return _BY_NAME.get(normalize_name(spelling))
 
 
-def find_any(spelling: str) -> Argument | None:
+def find_argument_or_deprecated(spelling: str) -> Argument | None:
     """As `find_argument`, but deprecated switches are found as well."""
-    return find_argument(spelling) or DEPRECATED.get(plain_name(spelling))
+    return find_argument(spelling) or DEPRECATED.get(normalize_name(spelling))
 
 
-def plain_name(spelling: str) -> str:
-    """A name in the form of the declarations: "page_size" for "--page-size"."""
+def normalize_name(spelling: str) -> str:
+    """A spelling as declared names are written: "page_size" for "--page-size"."""
     return spelling.removeprefix("--").replace("-", "_")
 
 

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from srv.args.cli import metavar
-from srv.args.config import SPELLINGS, all_names, find_any, plain_name
+from srv.args.config import SPELLINGS, all_names, find_argument_or_deprecated, normalize_name
 from srv.args.spec import HIDDEN, Argument, nearest
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 
 def find(spelling: str) -> Argument:
     """The argument (or deprecated switch) of a name, alias or flag; Refusal with the nearest name if there is none."""
-    argument = find_any(spelling)
-    if argument is None and plain_name(spelling.lower()) == "config":
+    argument = find_argument_or_deprecated(spelling)
+    if argument is None and normalize_name(spelling.lower()) == "config":
         reason = "it is a flag of the command line that names the YAML file of arguments; it is not an argument itself"
         remedy = "Pass --config FILE; `srv args schema` describes the file."
-        raise Refusal([Rejected("unknown_argument", repr(spelling), None, "command line", reason, remedy)])
+        raise Refusal([Rejection("unknown_argument", repr(spelling), None, "command line", reason, remedy)])
     if argument is None:
-        near = nearest(plain_name(spelling.lower()), all_names())
+        near = nearest(normalize_name(spelling.lower()), all_names())
         remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
         raise Refusal(
-            [Rejected("unknown_argument", repr(spelling), None, "command line", "there is no such argument", remedy)]
+            [Rejection("unknown_argument", repr(spelling), None, "command line", "there is no such argument", remedy)]
         )
     return argument
 

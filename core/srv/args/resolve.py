@@ -30,9 +30,9 @@ from srv.args.defaults import (
 )
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
-from srv.args.support import REFUSED, by_argument, on_variant, refusing, support_of_value
+from srv.args.support import REFUSED, by_argument, constraints_from_support, on_variant, support_of_value
 from srv.args.wording import names_used, reworded
-from srv.errors import PluginError, Refusal, Rejected
+from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -69,12 +69,12 @@ class _State:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     derived_from: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
-    rejections: list[Rejected] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
     def reject(self, argument: str, code: str, value: Any, source: str, reason: str, remedy: str) -> None:
         shown = ARGUMENTS[argument].show(value)
-        self.rejections.append(Rejected(code, argument, shown, source, reason, remedy))
+        self.rejections.append(Rejection(code, argument, shown, source, reason, remedy))
         self.refused.add(argument)
 
 
@@ -328,7 +328,9 @@ def _check_constraints(state: _State, manifest: Manifest | None) -> None:
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
     if manifest is not None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
-        declared = refusing(manifest.facts.support)  # not for the platform's own defaults: it supports what it chooses
+        declared = constraints_from_support(
+            manifest.facts.support
+        )  # not for the platform's own defaults: it supports what it chooses
         declared = tuple(each for each in declared if state.provenance[each.argument].layer is not Layer.PLATFORM)
         theirs = (*manifest.facts.constraints, *declared)
         owned += [(f"platform {manifest.name}", each) for each in theirs]
@@ -338,7 +340,7 @@ def _check_constraints(state: _State, manifest: Manifest | None) -> None:
     state.rejections += [rejected for rejected in found if not invalid.intersection(state.derived_from[rejected.what])]
 
 
-def _violation(state: _State, owner: str, constraint: Constraint) -> Rejected | None:
+def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection | None:
     """The rejection if a constraint is violated; None also if one of the values that it reads is rejected already."""
     reads = {constraint.argument, *constraint.reads}
     member = f"constraint {constraint.code} on {constraint.argument}"
@@ -362,4 +364,4 @@ def _violation(state: _State, owner: str, constraint: Constraint) -> Rejected | 
     for each in read:  # values that a backend requires: the user did not set them, so the message explains them
         if each.layer is Layer.BACKEND:
             clause += f"; {each.argument} is {ARGUMENTS[each.argument].show(each.value)} because {each.reason}"
-    return Rejected(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)
+    return Rejection(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)

@@ -15,11 +15,11 @@ from srv.args.command_line import (
     read_translation,
     unknown_flags,
 )
-from srv.args.config import ARGUMENTS, all_names, find_any
+from srv.args.config import ARGUMENTS, all_names, find_argument_or_deprecated
 from srv.args.deprecated import translate
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserInput, UserStatement
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 _PREFIX = "SRV_"
 
@@ -62,12 +62,12 @@ def gather_keywords(keywords: Mapping[str, object], environment: Mapping[str, st
     as unset. Rejections are collected as in `gather`.
     """
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     for name, value in keywords.items():
         if value is None:
             continue
         read = _read_keyword(name, value, f"{caller}({name}=...)")
-        if isinstance(read, Rejected):
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             statements.append(read)
@@ -78,12 +78,12 @@ def gather_keywords(keywords: Mapping[str, object], environment: Mapping[str, st
     )
 
 
-def _read_keyword(name: str, value: object, source: str) -> UserStatement | Rejected:
-    argument = find_any(name)
+def _read_keyword(name: str, value: object, source: str) -> UserStatement | Rejection:
+    argument = find_argument_or_deprecated(name)
     if argument is None:
         near = nearest(name, all_names())
         remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
-        return Rejected("unknown_key", name, None, source, "there is no such argument", remedy)
+        return Rejection("unknown_key", name, None, source, "there is no such argument", remedy)
     try:
         typed = argument.read(os.fspath(value) if isinstance(value, os.PathLike) else value)
     except ValueError as error:
@@ -94,20 +94,20 @@ def _read_keyword(name: str, value: object, source: str) -> UserStatement | Reje
 def _of_variable(variable: str) -> Argument | None:
     """The argument that an environment variable sets, by any of its names."""
     name = variable.removeprefix(_PREFIX)
-    return find_any(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
+    return find_argument_or_deprecated(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
 
 
-def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejected]]:
+def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejection]]:
     """Read the `SRV_<NAME>` variables; invalid values become rejections. A variable set to "" counts as unset."""
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     for variable in sorted(environment):
         argument, text = _of_variable(variable), environment[variable]
         if argument is None or not text:
             continue
         name = variable.removeprefix(_PREFIX).lower()
         read = read_text(argument, text, Origin.ENVIRONMENT, f"environment {variable}", name)
-        if isinstance(read, Rejected):
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             statements.append(read)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import srv
 from srv.args.parser import Parser
 from srv.cli.dialect import expand_dialect
-from srv.errors import InternalError, PluginError, Refusal, Rejected, SrvError
+from srv.errors import InternalError, PluginError, Refusal, Rejection, SrvError
 
 if TYPE_CHECKING:
     from srv.platform.installed import Entry
@@ -131,7 +131,7 @@ def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
         near = nearest(words[0], known)
         remedy = f"Did you mean {near}?" if near else f"Available commands: {', '.join(known)}."
         raise Refusal(
-            [Rejected("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
+            [Rejection("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
         )
 
 

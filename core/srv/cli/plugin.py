@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.platform.doctor import run_child
 from srv.platform.manifest import AUTOLOAD
 from srv.platform.registry import find_platforms
@@ -191,4 +191,4 @@ def _check_folder(folder: Path) -> None:
 
 
 def _refused(code: str, value: str, reason: str, remedy: str) -> Refusal:
-    return Refusal([Rejected(code, "srv plugin new", value, "command line", reason, remedy)])
+    return Refusal([Rejection(code, "srv plugin new", value, "command line", reason, remedy)])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.dtypes import item_size
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.facts import DeviceFacts
@@ -142,9 +142,9 @@ def _bytes(amount: int) -> str:
     return amount_text(amount, "bytes")
 
 
-def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejected:
+def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejection:
     explanation = "; ".join(sentence for _, sentence in breakdown)
-    return Rejected(
+    return Rejection(
         "pool_too_small",
         "KV pool",
         None,

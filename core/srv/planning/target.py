@@ -33,7 +33,7 @@ def make_target(manifest: Manifest, device: DeviceFacts, reason: str, notes: tup
 def this_machine(text: str | None, source: str) -> Target:
     """The requested platform, or the best available one, with the device that its probe finds here."""
     chosen = choose(text, find_platforms(), source=source)
-    return make_target(chosen.found.loaded, chosen.device, chosen.reason, chosen.notes)
+    return make_target(chosen.installed.loaded, chosen.device, chosen.reason, chosen.notes)
 
 
 def find_target(text: str | None, source: str = "command line") -> Target:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from srv.errors import PlatformUnavailable, Refusal, Rejected
+from srv.errors import PlatformUnavailable, Refusal, Rejection
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.registry import InstalledPlatform
@@ -42,16 +42,16 @@ class DeviceRequest:
     text: str = ""
     source: str = "command line"
 
-    def rejected(self, code: str, reason: str, remedy: str) -> Refusal:
-        """A refusal of this request; the full stop of `remedy` is added."""
+    def refusal(self, code: str, reason: str, remedy: str) -> Refusal:
+        """A refusal of this request. A full stop is appended to `remedy`."""
         sentence = remedy if remedy.endswith("?") else f"{remedy}."
-        return Refusal((Rejected(code, "device", self.text or self.name, self.source, reason, sentence),))
+        return Refusal((Rejection(code, "device", self.text or self.name, self.source, reason, sentence),))
 
 
 class ChosenPlatform(NamedTuple):
     """The platform to serve on, its device as found by the probe, and the reason why it was chosen."""
 
-    found: InstalledPlatform
+    installed: InstalledPlatform
     device: DeviceFacts
     reason: str
     notes: tuple[str, ...] = ()
@@ -62,12 +62,12 @@ def parse_device(text: str, source: str = "command line") -> DeviceRequest:
     request = DeviceRequest(text.strip(), text=text.strip(), source=source)
     match = _TEXT.fullmatch(request.text)
     if match is None:
-        raise request.rejected("bad_device", "it is not the description of a device", _EXAMPLE)
+        raise request.refusal("bad_device", "it is not a valid device", _EXAMPLE)
     settings: dict[str, int] = {}
     for part in match["rest"].split(",")[1:]:
         key, value = _setting(part, request)
         if key in settings:
-            raise request.rejected("bad_device", f"{key} is set twice", f"Set {key} once")
+            raise request.refusal("bad_device", f"{key} is set twice", f"Set {key} once")
         settings[key] = value
     return replace(
         request,
@@ -82,15 +82,13 @@ def _setting(part: str, request: DeviceRequest) -> tuple[str, int]:
     key, equals, value = (piece.strip() for piece in part.partition("="))
     key = key.lower()
     if key not in _VALUES:
-        raise request.rejected(
+        raise request.refusal(
             "bad_device", f"{key!r} is not a property of a device", _nearest(key, _VALUES) or _EXAMPLE
         )
     number = _bytes(value) if key == "memory" else _count(value)
     if not equals or not number:
         expected, example = _VALUES[key]
-        raise request.rejected(
-            "bad_device", f"{value!r} is not {expected}", f"Use a number above zero, as in {example}"
-        )
+        raise request.refusal("bad_device", f"{value!r} is not {expected}", f"Use a number above zero, as in {example}")
     return key, number
 
 
@@ -119,14 +117,14 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatfor
     listed = ", ".join(f"{request.name}:{profile}" for profile in profiles)
     if request.profile is None:
         if len(profiles) != 1:
-            raise request.rejected("profile_needed", f"{request.name} has several profiles", f"Choose one of {listed}")
+            raise request.refusal("profile_needed", f"{request.name} has several profiles", f"Choose one of {listed}")
         device = next(iter(profiles.values()))
     elif request.profile in profiles:
         device = profiles[request.profile]
     else:
         hint = _nearest(request.profile, profiles)
         remedy = f"{hint} Known: {listed}" if hint else f"Known: {listed}"
-        raise request.rejected("unknown_profile", f"{request.name} has no profile {request.profile!r}", remedy)
+        raise request.refusal("unknown_profile", f"{request.name} has no profile {request.profile!r}", remedy)
     return replace(
         device, memory_bytes=request.memory_bytes or device.memory_bytes, count=request.count or device.count
     )
@@ -159,7 +157,7 @@ def _explicit(
     request: DeviceRequest, found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float
 ) -> ChosenPlatform:
     if request.memory_bytes is not None or request.count is not None:
-        raise request.rejected(
+        raise request.refusal(
             "plan_only",
             "memory and count describe a machine for `srv plan`; a server uses the machine as it is",
             "Leave them out",
@@ -210,7 +208,7 @@ def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: 
 def _tie(leaders: list[str], priority: int) -> Refusal:
     options = " or ".join(f"--device {name}" for name in leaders)
     reason = f"{' and '.join(leaders)} are available with the same priority {priority}"
-    return Refusal((Rejected("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
+    return Refusal((Rejection("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
 
 
 def _rejection_reasons(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> str:
@@ -219,16 +217,17 @@ def _rejection_reasons(found: Mapping[str, InstalledPlatform], results: Mapping[
     )
 
 
-def _rejection_reason(found: InstalledPlatform, result: ProbeResult | None) -> str:
-    if found.manifest is None:
-        return "its plugin was refused" if found.error is None else f"its plugin was refused ({found.error.reason})"
-    if found.manifest.simulated:
+def _rejection_reason(installed: InstalledPlatform, result: ProbeResult | None) -> str:
+    if installed.manifest is None:
+        error = installed.error
+        return "its plugin was refused" if error is None else f"its plugin was refused ({error.reason})"
+    if installed.manifest.simulated:
         return "a simulator is never chosen automatically"
     if result is None:
         return "it was not probed"
     if result.device is not None and result.device.simulated:
         return f"its device is {result.device.name}, and a simulated one is never chosen automatically"
-    return f"its priority is {found.manifest.priority}" if result.available else result.reason
+    return f"its priority is {installed.manifest.priority}" if result.available else result.reason
 
 
 def _named(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:

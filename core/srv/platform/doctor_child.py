@@ -1,7 +1,7 @@
 """The child process of `srv doctor`: creates one platform, computes a little, runs the plugin's own diagnosis.
 
 Started by `srv.platform.doctor`, as `python -m srv.platform.doctor_child FILE`, with the request on standard
-input. Every stage is announced and every finding is written immediately, so the parent knows everything that came
+input. The start of every stage and every finding are reported immediately, so the parent knows everything that came
 before a crash or hang. Imports torch; must not know any platform by name.
 """
 

@@ -1,14 +1,15 @@
 """Graphs of native kernel calls: a step is captured once and replayed from C++, without Python or torch in between.
 
     with CapturedGraph(pool) as graph:
-        ...         native_ops, native_products, views, new tensors, and a few operators of torch
+        ...         native_ops, native_linear, views, new tensors, and a few operators of torch
     graph.replay()  the same work on the same storages, with their current contents
 
 During capture the library stores native calls with their addresses and does not run them. New tensors therefore come
 from a memory pool that outlives the capture, and constants must outlive the graph. Operators of torch run during
 capture, on zeros in place of the results of native calls, and are replayed between the native calls. An operator cannot
-be captured if it fails on zeros, reads a value back into Python, or has a result whose size depends on values. Capture
-does not see `tolist`, `numpy` or newly bound attributes: layers must not use them in a step.
+be captured if it fails on zeros, reads a value back into Python, or has a data-dependent output shape. Capture
+does not see `tolist`, `numpy` or assignments to attributes: a step must not use them, since replay would not repeat
+them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class GraphMemoryPool:
         self._tie_breakers = count()
         self.bytes = 0
 
-    def like(self, tensor: Tensor) -> Tensor:
+    def zeros_like(self, tensor: Tensor) -> Tensor:
         """Zeros of the same shape, strides and dtype."""
         block = self._take(max(tensor.untyped_storage().nbytes(), tensor.itemsize))
         used = block[:]  # collected with the tensor's storage
@@ -100,7 +101,7 @@ class CapturedGraph(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: True would import torch's compiler, which takes over a second; steps are not compiled."""
+        """Return False: True would make torch import its compiler, which takes over a second; nothing is compiled."""
         return False
 
     @property
@@ -129,9 +130,9 @@ class CapturedGraph(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _ALLOCATE:
-            return self._pool.like(func(*args, **kwargs))
+            return self._pool.zeros_like(func(*args, **kwargs))
         if torch.Tag.dynamic_output_shape in func.tags and not _is_integer_indexing(func, args):
-            raise NotCapturable(f"the size of the result of {func} depends on values that change from step to step")
+            raise NotCapturable(f"the output shape of {func} depends on values that change from step to step")
         try:
             result = func(*args, **kwargs)
         except Exception as error:

@@ -5,7 +5,7 @@
     SRV_CPU_LIBRARY=...  use another build of it, for example one with sanitizers
 
 Functions are called through `ctypes`, which releases the GIL. A call costs about a microsecond. Callers check pointers
-and sizes (see `native_ops` and `native_products`).
+and sizes (see `native_ops` and `native_linear`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.platform.facts import Requires, ResolutionContext, Unfit
-from srv_cuda.unbuilt import UNBUILT
+from srv_cuda.placeholder import PLACEHOLDER
 
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
@@ -126,15 +126,15 @@ def _dual_chunk(context: ResolutionContext) -> Requires | Unfit:
 
 SPECS = (
     # The first two are each the best of one variant, and on the other nothing (or, for output, the second).
-    UNBUILT.attention("fa3", 30, _fa3),
-    UNBUILT.attention("trtllm_mha", 25, _trtllm_mha),
-    UNBUILT.attention("flashinfer", 20, flashinfer),
-    UNBUILT.attention(
+    PLACEHOLDER.attention("fa3", 30, _fa3),
+    PLACEHOLDER.attention("trtllm_mha", 25, _trtllm_mha),
+    PLACEHOLDER.attention("flashinfer", 20, flashinfer),
+    PLACEHOLDER.attention(
         "trtllm_mla",
         3,
         _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3")),
     ),
-    UNBUILT.attention("flashmla", 2, _latent_only(("sm90", "sm100"), (64,))),
-    UNBUILT.attention("cutlass_mla", 1, _latent_only(("sm100",), (128,))),
-    UNBUILT.attention("dual_chunk_flash_attn", 0, _dual_chunk),
+    PLACEHOLDER.attention("flashmla", 2, _latent_only(("sm90", "sm100"), (64,))),
+    PLACEHOLDER.attention("cutlass_mla", 1, _latent_only(("sm100",), (128,))),
+    PLACEHOLDER.attention("dual_chunk_flash_attn", 0, _dual_chunk),
 )

@@ -6,8 +6,8 @@ import re
 
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv_cuda.attention_specs import SPECS, without_package
+from srv_cuda.placeholder import PLACEHOLDER
 from srv_cuda.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS
-from srv_cuda.unbuilt import UNBUILT
 
 VARIANTS = ("sm80", "sm90", "sm100")
 
@@ -38,12 +38,12 @@ def _flashinfer_sampling(context: ResolutionContext) -> Requires | Unfit:
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("triton", 10),
+        PLACEHOLDER.attention("triton", 10),
         *SPECS,
     ),
     "sampling": (
-        UNBUILT.backend("flashinfer", 20, _flashinfer_sampling),
-        UNBUILT.backend("pytorch", 10),
+        PLACEHOLDER.backend("flashinfer", 20, _flashinfer_sampling),
+        PLACEHOLDER.backend("pytorch", 10),
     ),
 }
 

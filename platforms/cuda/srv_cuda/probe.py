@@ -14,7 +14,7 @@ from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
 from srv_cuda.facts import VARIANTS
-from srv_cuda.unbuilt import UNBUILT
+from srv_cuda.placeholder import PLACEHOLDER
 
 _CONTROL_DEVICE = Path("/dev/nvidiactl")
 _LIBRARY = "libcuda.so.1"
@@ -75,7 +75,7 @@ def judge(driver: Driver, built_for: str | None) -> ProbeResult:
             device,
             notes,
         )
-    return UNBUILT.probe_result(device, notes)
+    return PLACEHOLDER.probe_result(device, notes)
 
 
 def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
 from srv_rocm.facts import VARIANTS
-from srv_rocm.unbuilt import UNBUILT
+from srv_rocm.placeholder import PLACEHOLDER
 
 _DRIVER = Path("/dev/kfd")
 
@@ -31,7 +31,7 @@ def probe(context: ProbeContext) -> ProbeResult:
         remedy = "Look at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and at rocminfo for what the driver sees"
         return ProbeResult(False, "torch sees no AMD GPU", remedy, "no_device")
     notes = () if device.variant in VARIANTS else (f"{device.variant} is not among {', '.join(VARIANTS)}",)
-    return UNBUILT.probe_result(device, notes)
+    return PLACEHOLDER.probe_result(device, notes)
 
 
 def obstacle(driver: Path, built_for: str | None) -> ProbeResult | None:

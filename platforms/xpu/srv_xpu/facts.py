@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv_xpu.unbuilt import UNBUILT
+from srv_xpu.placeholder import PLACEHOLDER
 
 VARIANTS = ("pvc", "bmg")
 
@@ -37,10 +37,10 @@ def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("intel_xpu", 20, _intel_xpu),
-        UNBUILT.attention("triton", 10),
+        PLACEHOLDER.attention("intel_xpu", 20, _intel_xpu),
+        PLACEHOLDER.attention("triton", 10),
     ),
-    "sampling": (UNBUILT.backend("pytorch", 10),),
+    "sampling": (PLACEHOLDER.backend("pytorch", 10),),
 }
 
 FACTS = PlatformFacts(capabilities, PROFILES, constraints=(draft_tree_constraint(),), backends=BACKENDS)

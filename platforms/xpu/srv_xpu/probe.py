@@ -11,7 +11,7 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_xpu.unbuilt import UNBUILT
+from srv_xpu.placeholder import PLACEHOLDER
 
 _ROOT = Path("/")
 _INTEL = 0x8086
@@ -33,7 +33,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     if device is None:
         remedy = "Look at ZE_AFFINITY_MASK, and check the driver (Level Zero) with clinfo or xpu-smi"
         return ProbeResult(False, "torch sees no Intel GPU", remedy, "no_device")
-    return UNBUILT.probe_result(device)
+    return PLACEHOLDER.probe_result(device)
 
 
 def obstacle(root: Path, variants: list[str], built_for: str | None) -> ProbeResult | None:

@@ -98,7 +98,7 @@ def test_output_is_that_of_the_snapshot(command: str, tmp_path: Path) -> None:
 def codes() -> set[str]:
     """Every code that occurs in the sources of arguments and commands."""
     place = {
-        "Rejected": 0,
+        "Rejection": 0,
         "_unknown": 0,
         "Constraint": 1,
         "reject": 1,

@@ -22,14 +22,14 @@ TABLE = torch.randn(10, DIM, generator=GENERATOR)
 INTEGERS = torch.randint(-128, 128, (DIM, DIM), generator=GENERATOR, dtype=torch.int8)
 LOADED = load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_ops, native_products
+    from srv_kernels.cpu import native_linear, native_ops
 
-    PRODUCT = native_products.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
-    GATES = native_products.linear(
+    LINEAR = native_linear.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
+    GATES = native_linear.linear(
         torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR)
     )
-    WEIGHT_ONLY = native_products.Int8WeightLinear(INTEGERS, WEIGHT / 512)
-    W8A8 = native_products.W8A8Linear(INTEGERS, WEIGHT / 512)
+    WEIGHT_ONLY = native_linear.Int8WeightLinear(INTEGERS, WEIGHT / 512)
+    W8A8 = native_linear.W8A8Linear(INTEGERS, WEIGHT / 512)
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 
@@ -42,16 +42,16 @@ def inference() -> Iterator[None]:
 
 
 def native(x: Tensor) -> Tensor:
-    """Norms, products and SiLU, like a layer; several tensors are freed on the way."""
+    """Norms, linear layers and SiLU, like a layer; several tensors are freed on the way."""
     total = x
     for _ in range(3):
-        normed, total = native_ops.add_rms_norm(PRODUCT(native_ops.rms_norm(total, WEIGHT, 1e-5)), total, WEIGHT, 1e-5)
+        normed, total = native_ops.add_rms_norm(LINEAR(native_ops.rms_norm(total, WEIGHT, 1e-5)), total, WEIGHT, 1e-5)
         total = native_ops.silu_and_mul(GATES(normed))
     return total
 
 
 def with_int8_weights(x: Tensor) -> Tensor:
-    """Products with int8 weights, with and without quantized inputs."""
+    """Linear layers with int8 weights, with and without quantized inputs."""
     return W8A8(WEIGHT_ONLY(x))
 
 
@@ -89,8 +89,8 @@ def test_a_replay_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows
 def test_a_replay_finds_scratch_memory_that_a_larger_call_has_moved() -> None:
     """Inputs in bfloat16 are widened, and quantized to int8, in memory that moves as it grows."""
     integers = torch.randint(-128, 128, (DIM, DIM), dtype=torch.int8)
-    plain = native_products.linear(torch.randn(DIM, DIM).bfloat16(), None)
-    w8a8 = native_products.W8A8Linear(integers, WEIGHT / 512)
+    plain = native_linear.linear(torch.randn(DIM, DIM).bfloat16(), None)
+    w8a8 = native_linear.W8A8Linear(integers, WEIGHT / 512)
 
     def work(x: Tensor) -> Tensor:
         return w8a8(plain(x))
@@ -184,7 +184,7 @@ def test_a_value_read_from_a_tensor_cannot_be_captured() -> None:
 def test_strides_and_alignment_of_the_pool() -> None:
     pool = GraphMemoryPool()
     for shape, stride in (((3, 5), (5, 1)), ((4, 2), (1, 4)), ((), ()), ((0, 7), (7, 1))):
-        like = pool.like(torch.empty_strided(shape, stride, dtype=torch.float64))
+        like = pool.zeros_like(torch.empty_strided(shape, stride, dtype=torch.float64))
         assert (like.shape, like.stride(), like.dtype) == (torch.Size(shape), stride, torch.float64)
         assert like.data_ptr() % 64 == 0
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from every import every
 from native_again import own_tests
-from native_products_checked import assert_product, uses_int16_path
+from native_linear_checked import assert_linear, uses_int16_path
 
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import build, library
@@ -23,12 +23,12 @@ from srv_matrix.pytest_plugin import covers
 
 LOADED = library.load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_library, native_ops, native_products
+    from srv_kernels.cpu import native_library, native_linear, native_ops
 
 # Skipped test by test, so that they can be collected, and evidence of them judged, on a machine without a compiler.
 NO_KERNELS = f"no native kernels here: {LOADED.reason}"
 native = pytest.mark.skipif(LOADED.library is None, reason=NO_KERNELS)
-GGUF_TYPES = tuple(native_products.GGML_TYPES) if LOADED.library is not None else ("none",)
+GGUF_TYPES = tuple(native_linear.GGML_TYPES) if LOADED.library is not None else ("none",)
 ISAS = tuple(build.isas())
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
@@ -74,40 +74,40 @@ def _matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, spread: floa
     return (torch.randn(rows, columns, generator=generator) * spread).to(dtype)
 
 
-def _assert_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    assert_product(native_products.linear(weight, bias)(x), x, weight, bias)
+def _assert_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    assert_linear(native_linear.linear(weight, bias)(x), x, weight, bias)
 
 
 @every("dtype", DTYPES)
 @every("bias", [False, True])
 @every(("outputs", "inputs"), [(1, 1), (33, 7), (32, 2), (576, 576), (50, 1001), (96, 1536)])
 @every("rows", [0, 1, 2, 3, 11, 12, 13, 25, 64])
-def test_products(isa: str, outputs: int, inputs: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
+def test_linear(isa: str, outputs: int, inputs: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
     weight = _matrix(1, outputs, inputs, dtype)
     offset = _matrix(2, 1, outputs, dtype)[0] if bias else None
-    _assert_product(_matrix(3, rows, inputs, dtype), weight, offset)
+    _assert_linear(_matrix(3, rows, inputs, dtype), weight, offset)
 
 
 @every("dtype", DTYPES)
 def test_rows_of_a_wider_matrix_and_odd_addresses(isa: str, dtype: torch.dtype) -> None:
     wide = _matrix(4, 9, 131, dtype)
-    _assert_product(wide[:, 3:80], _matrix(5, 70, 77, dtype), None)
-    _assert_product(wide.T[:50].T, _matrix(6, 40, 50, dtype), None)
+    _assert_linear(wide[:, 3:80], _matrix(5, 70, 77, dtype), None)
+    _assert_linear(wide.T[:50].T, _matrix(6, 40, 50, dtype), None)
 
 
 @every("spread", [1e-17, 1e18])
 def test_magnitudes_near_the_ends_of_bfloat16(isa: str, spread: float) -> None:
     """Sums are a thousand times what may be taken for zero, or a twentieth of the largest number."""
-    _assert_product(_matrix(7, 5, 64, torch.bfloat16, spread), _matrix(8, 64, 64, torch.bfloat16, spread), None)
+    _assert_linear(_matrix(7, 5, 64, torch.bfloat16, spread), _matrix(8, 64, 64, torch.bfloat16, spread), None)
 
 
 @every("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_batch_or_the_threads(isa: str, dtype: torch.dtype) -> None:
-    x, product = _matrix(9, 30, 576, dtype), native_products.linear(_matrix(10, 160, 576, dtype), None)
-    together = product(x)
+    x, layer = _matrix(9, 30, 576, dtype), native_linear.linear(_matrix(10, 160, 576, dtype), None)
+    together = layer(x)
     native_library.set_threads(3)
     for row in (0, 13, 29):
-        assert torch.equal(product(x[row : row + 1])[0], together[row])
+        assert torch.equal(layer(x[row : row + 1])[0], together[row])
     native_library.set_threads(1)
 
 
@@ -119,15 +119,15 @@ def _bytes(seed: int, rows: int, columns: int) -> torch.Tensor:
 @every("dtype", DTYPES)
 @every(("outputs", "inputs"), [(1, 1), (33, 7), (32, 4), (576, 576), (50, 1001)])
 @every("rows", [0, 1, 3, 12, 13, 25])
-def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> None:
+def test_int8_linear_results_are_exact_sums(isa: str, outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> None:
     """Whole numbers times whole numbers of at most 127 steps: the row's largest is 127, so that a step is 1."""
     x = torch.randint(-126, 127, (rows, inputs), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, -1] = 127
     weight = _bytes(2, outputs, inputs)
     exact = x.double() @ weight.double().T
-    assert torch.equal(native_products.W8A8Linear(weight, torch.ones(outputs))(x), exact.to(dtype))
+    assert torch.equal(native_linear.W8A8Linear(weight, torch.ones(outputs))(x), exact.to(dtype))
     int32_bias = torch.arange(outputs, dtype=torch.int32)
-    shifted = native_products.W8A8Linear(weight, torch.ones(outputs), int32_bias=int32_bias, static=(1.0, 1.0))(x - 1)
+    shifted = native_linear.W8A8Linear(weight, torch.ones(outputs), int32_bias=int32_bias, static=(1.0, 1.0))(x - 1)
     assert torch.equal(shifted, (exact + int32_bias).to(dtype))
 
 
@@ -135,11 +135,11 @@ def test_products_of_bytes_are_exact_sums(isa: str, outputs: int, inputs: int, r
 @every("static", [(0.0, 0.0), (32.0, 3.0)])
 def test_a_row_of_bytes_depends_on_no_other(isa: str, static: tuple[float, float], dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
-    product = native_products.W8A8Linear(_bytes(10, 160, 177), torch.rand(160), static=static)
-    together = product(x)
+    layer = native_linear.W8A8Linear(_bytes(10, 160, 177), torch.rand(160), static=static)
+    together = layer(x)
     native_library.set_threads(3)
     for row in (0, 13, 29):
-        assert torch.equal(product(x[row : row + 1])[0], together[row])
+        assert torch.equal(layer(x[row : row + 1])[0], together[row])
     native_library.set_threads(1)
 
 
@@ -154,28 +154,28 @@ def test_weights_of_8_bits_are_multiplied_as_they_are(
     weight, scales = _bytes(2, outputs, inputs), 2.0 ** (torch.arange(outputs) % 5 - 2)
     bias = (torch.arange(outputs) % 7).to(dtype)
     exact = x.double() @ weight.double().T * scales
-    assert torch.equal(native_products.Int8WeightLinear(weight, scales)(x), exact.to(dtype))
-    assert torch.equal(native_products.Int8WeightLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
+    assert torch.equal(native_linear.Int8WeightLinear(weight, scales)(x), exact.to(dtype))
+    assert torch.equal(native_linear.Int8WeightLinear(weight, scales, bias)(x), (exact + bias.double()).to(dtype))
 
 
 @every("dtype", DTYPES)
 def test_a_row_times_weights_of_8_bits_depends_on_no_other(isa: str, dtype: torch.dtype) -> None:
     x = _matrix(9, 30, 200, dtype)[:, 3:180]  # rows of a wider matrix, at odd addresses
-    product = native_products.Int8WeightLinear(_bytes(10, 160, 177), torch.rand(160))
-    together = product(x)
+    layer = native_linear.Int8WeightLinear(_bytes(10, 160, 177), torch.rand(160))
+    together = layer(x)
     native_library.set_threads(3)
     for row in (0, 13, 29):
-        assert torch.equal(product(x[row : row + 1])[0], together[row])
+        assert torch.equal(layer(x[row : row + 1])[0], together[row])
     native_library.set_threads(1)
 
 
 @every("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, bad: float) -> None:
+def test_what_is_not_finite_stays_in_its_row_with_int8_weights(isa: str, bad: float) -> None:
     x = _matrix(13, 3, 70, torch.float32)
-    product = native_products.Int8WeightLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
-    clean = product(x)
+    layer = native_linear.Int8WeightLinear(_bytes(14, 40, 70) | 1, torch.ones(40))  # no weight is 0
+    clean = layer(x)
     x[1, 65] = bad
-    got = product(x)
+    got = layer(x)
     assert not bool(got[1].isfinite().any())
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
@@ -184,10 +184,10 @@ def test_what_is_not_finite_stays_in_its_row_of_products_with_8_bits(isa: str, b
 @every("static", [(0.0, 0.0), (32.0, 3.0)])
 def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, static: tuple[float, float]) -> None:
     x = _matrix(13, 3, 70, torch.float32)
-    product = native_products.W8A8Linear(_bytes(14, 40, 70), torch.ones(40), static=static)
-    clean = product(x)
+    layer = native_linear.W8A8Linear(_bytes(14, 40, 70), torch.ones(40), static=static)
+    clean = layer(x)
     x[1, 65] = bad
-    got = product(x)
+    got = layer(x)
     assert not bool(got[1].isfinite().any())
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
@@ -195,19 +195,19 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(isa: str, bad: float, stat
 @every("dtype", DTYPES)
 @every("stored", GGUF_TYPES)
 @every("rows", [13, 45])
-def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dtype: torch.dtype, rows: int) -> None:
+def test_gguf_linear_equals_its_dequantized_weights(isa: str, stored: str, dtype: torch.dtype, rows: int) -> None:
     """Inputs that are whole numbers, with a largest of 127 among every 16, are not rounded.
 
     By words they are not if the largest divides 32,767, which 217 does. For many rows blocks of 4 bits are opened.
     """
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
-    weight = native_products.GGUFWeight(case.args[1], stored, 512)
+    weight = native_linear.GGUFWeight(case.args[1], stored, 512)
     largest = 217 if uses_int16_path(isa, stored) else 127
     x = torch.randint(1 - largest, largest, (rows, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
     plain = weight.rows(torch.arange(70), torch.float32).double()
-    assert_product(native_products.FusedGGUFLinear([weight], bias)(x), x, plain, bias)
+    assert_linear(native_linear.FusedGGUFLinear([weight], bias)(x), x, plain, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
 
@@ -216,7 +216,7 @@ def test_products_of_blocks_are_those_of_their_numbers(isa: str, stored: str, dt
 def _contract_rows() -> dict[str, torch.Tensor]:
     """Of each type 70 rows of 512 random numbers with finite scales, as a file has them."""
     cases = {each.label: each.args[1] for each in CONTRACTS["linear_gguf"].cases(torch.float32, 3)}
-    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_products.GGML_TYPES}
+    return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_linear.GGML_TYPES}
 
 
 def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
@@ -237,7 +237,7 @@ def _scales_at(stored: str) -> list[slice]:
 def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, stored: str, byte: int) -> None:
     """Every byte of a block the same but for its scales, every input the largest to one side or to both in turn."""
     rows = _stored_rows(stored, 256)
-    size = native_library.LIBRARY.srv_gguf_row_bytes(native_products.GGML_TYPES[stored], 256)
+    size = native_library.LIBRARY.srv_gguf_row_bytes(native_linear.GGML_TYPES[stored], 256)
     blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
     scales = [blocks[..., at].clone() for at in _scales_at(stored)]
     blocks.fill_(byte)
@@ -245,7 +245,7 @@ def test_the_largest_numbers_times_the_largest_steps_do_not_overflow(isa: str, s
         blocks[..., at] = scale
     if stored == "Q6_K":
         blocks[..., 192:208] = 1  # scales of groups, whole numbers: bytes of 0 would make zeros of all weights
-    weight = native_products.GGUFWeight(rows, stored, 256)
+    weight = native_linear.GGUFWeight(rows, stored, 256)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = 127 * torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 0.0]]).repeat(1, 128)
     exact, most = x.double() @ plain.T, x.double().abs() @ plain.abs().T
@@ -261,7 +261,7 @@ def test_a_row_of_blocks_does_not_depend_on_its_neighbours(
     """Nor on whether there are so many that blocks are opened, by threads which begin within one."""
     native_library.set_threads(threads)
     for inputs in (512, 256):
-        weight = native_products.GGUFWeight(_stored_rows(stored, inputs), stored, inputs)
+        weight = native_linear.GGUFWeight(_stored_rows(stored, inputs), stored, inputs)
         x = _matrix(17, rows, inputs, dtype)
         together = weight.linear(x)
         for row in (0, 5, 7, 12):
@@ -275,7 +275,7 @@ def _most_multiple(isa: str, stored: str) -> int:
 
 
 def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """How far a product may be off, float64 [rows, outputs].
+    """How far a result may be off, float64 [rows, outputs].
 
     Steps of 16 inputs are 1/127 of their largest, and what whole multiples of a row's unit add to that. By words those
     of all inputs are a unit.
@@ -293,7 +293,7 @@ def _rounding(isa: str, stored: str, x: torch.Tensor, plain: torch.Tensor) -> to
 def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
     isa: str, stored: str, most: float, dtype: torch.dtype
 ) -> None:
-    weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_linear.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     sizes = torch.logspace(0, -7, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(5))]
     x = (_matrix(23, 4, 512, torch.float32) * sizes.repeat_interleave(16) * most).to(dtype)
@@ -304,8 +304,8 @@ def test_small_inputs_beside_large_ones_are_off_by_no_more_than_their_steps(
 
 
 @every("stored", GGUF_TYPES)
-def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, stored: str) -> None:
-    weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
+def test_gguf_linear_is_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, stored: str) -> None:
+    weight = native_linear.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(29, 8, 512, torch.float32)
     exact = x.double() @ weight.rows(torch.arange(40), torch.float32).double().T
     error = float((weight.linear(x).double() - exact).norm() / exact.norm())
@@ -315,11 +315,11 @@ def test_products_are_as_near_as_inputs_of_8_or_of_16_bits_make_them(isa: str, s
 @every("stored", GGUF_TYPES)
 def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) -> None:
     rows = _stored_rows(stored, 512)
-    size = native_library.LIBRARY.srv_gguf_row_bytes(native_products.GGML_TYPES[stored], 512)
+    size = native_library.LIBRARY.srv_gguf_row_bytes(native_linear.GGML_TYPES[stored], 512)
     blocks = rows.view(40, -1, size // 2 if stored.endswith("_K") else size // 16)
     for at in _scales_at(stored):
         blocks[..., at] = torch.tensor([0, 4], dtype=torch.uint8)  # 2^-14
-    weight = native_products.GGUFWeight(rows, stored, 512)
+    weight = native_linear.GGUFWeight(rows, stored, 512)
     plain = weight.rows(torch.arange(40), torch.float32).double()
     x = torch.full((2, 512), 1e30)
     x[0, 40], x[1, 300] = 3.4e38, -3.4e38
@@ -330,7 +330,7 @@ def test_the_largest_floats_do_not_overflow_on_the_way(isa: str, stored: str) ->
 @every("bad", [float("nan"), float("inf")])
 @every("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
 def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: float) -> None:
-    weight = native_products.GGUFWeight(_stored_rows(stored, 512), stored, 512)
+    weight = native_linear.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)
     clean = weight.linear(x)
     x[1, 65] = bad
@@ -342,20 +342,20 @@ def test_blocks_keep_what_is_not_finite_in_its_row(isa: str, stored: str, bad: f
 @native
 def test_rows_that_do_not_hold_their_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="96 weights of type Q8_0 do not take 100 bytes"):
-        native_products.GGUFWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
+        native_linear.GGUFWeight(torch.zeros(4, 100, dtype=torch.uint8), "Q8_0", 96)
 
 
 @native
 @every("dtype", DTYPES)
 def test_threads_of_several_callers_take_turns(dtype: torch.dtype) -> None:
     native_library.set_threads(3)
-    product = native_products.linear(_matrix(11, 320, 64, dtype), None)
+    layer = native_linear.linear(_matrix(11, 320, 64, dtype), None)
     x = _matrix(12, 8, 64, dtype)
-    want = product(x)
+    want = layer(x)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: [product(x) for _ in range(200)], range(4)))
+        results = list(pool.map(lambda _: [layer(x) for _ in range(200)], range(4)))
     native_library.set_threads(1)
     assert all(torch.equal(got, want) for several in results for got in several)
 
@@ -365,11 +365,11 @@ def test_no_share_is_lost_or_done_twice_by_more_threads_than_cores() -> None:
     """Runs follow one another faster than threads wake up, so that some come to work that is over."""
     native_library.set_threads(9)
     x = _matrix(12, 3, 128, torch.float32)
-    products = [native_products.linear(_matrix(seed, 352, 128, torch.float32), None) for seed in range(3)]
-    wants = [product(x) for product in products]
+    layers = [native_linear.linear(_matrix(seed, 352, 128, torch.float32), None) for seed in range(3)]
+    wants = [layer(x) for layer in layers]
     for _ in range(1500):
-        for product, want in zip(products, wants, strict=True):
-            assert torch.equal(product(x), want)
+        for layer, want in zip(layers, wants, strict=True):
+            assert torch.equal(layer(x), want)
     native_library.set_threads(1)
 
 
@@ -379,57 +379,57 @@ def test_rows_enough_for_every_thread_to_prepare_some(isa: str, dtype: torch.dty
     rows, inputs = 160, 576
     x = _matrix(12, rows, inputs, dtype)
     weight = torch.randint(-128, 128, (96, inputs), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
-    products = [
-        native_products.linear(_matrix(11, 96, inputs, dtype), None),
-        native_products.W8A8Linear(weight, torch.ones(96)),
+    layers = [
+        native_linear.linear(_matrix(11, 96, inputs, dtype), None),
+        native_linear.W8A8Linear(weight, torch.ones(96)),
     ]
     native_library.set_threads(3)
-    together = [product(x) for product in products]
+    together = [layer(x) for layer in layers]
     native_library.set_threads(1)
-    for product, got in zip(products, together, strict=True):
-        assert torch.equal(product(x), got)
+    for layer, got in zip(layers, together, strict=True):
+        assert torch.equal(layer(x), got)
 
 
 @native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     native_library.set_threads(2)
-    product = native_products.linear(_matrix(11, 320, 64, torch.float32), None)
+    layer = native_linear.linear(_matrix(11, 320, 64, torch.float32), None)
     x = _matrix(12, 8, 64, torch.float32)
-    want = product(x)
+    want = layer(x)
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(product(x), want) else 1)
+        os._exit(0 if torch.equal(layer(x), want) else 1)
     _, status = os.waitpid(child, 0)
     native_library.set_threads(1)
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def _products(
+def _layers(
     outputs: int, inputs: int, bias: torch.Tensor | None = None
 ) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """Each kind of product, with bfloat16 as its dtype where it has one of its own."""
+    """Each kind of linear layer, with bfloat16 as its dtype where it has one of its own."""
     whole = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
     scales = torch.rand(outputs)
-    blocks = native_products.GGUFWeight(torch.zeros(outputs, inputs // 32 * 34, dtype=torch.uint8), "Q8_0", inputs)
+    blocks = native_linear.GGUFWeight(torch.zeros(outputs, inputs // 32 * 34, dtype=torch.uint8), "Q8_0", inputs)
     return [
-        native_products.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
-        native_products.Int8WeightLinear(whole, scales, bias),
-        native_products.W8A8Linear(whole, scales, bias),
-        native_products.FusedGGUFLinear([blocks], bias),
+        native_linear.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
+        native_linear.Int8WeightLinear(whole, scales, bias),
+        native_linear.W8A8Linear(whole, scales, bias),
+        native_linear.FusedGGUFLinear([blocks], bias),
     ]
 
 
 @native
-class TestWhatProductsRefuse:
+class TestWhatLinearLayersRefuse:
     """Kernels get addresses alone: what they would misread must not come to them."""
 
     def test_rows_that_cut_a_block(self) -> None:
         with pytest.raises(ValueError, match="288 weights of type Q4_K do not take 144 bytes"):
-            native_products.GGUFWeight(torch.zeros(40, 144, dtype=torch.uint8), "Q4_K", 288)
+            native_linear.GGUFWeight(torch.zeros(40, 144, dtype=torch.uint8), "Q4_K", 288)
 
     def test_a_place_for_results_that_they_do_not_fit(self) -> None:
-        weight = native_products.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
+        weight = native_linear.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
         wide, x = torch.zeros(3, 80), torch.zeros(3, 64)
         assert weight.linear(x, out=wide[:, 40:]).data_ptr() == wide[:, 40:].data_ptr()
         for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
@@ -437,35 +437,35 @@ class TestWhatProductsRefuse:
                 weight.linear(x, out=out)
 
     def test_a_bias_of_blocks_of_another_length(self) -> None:
-        weight = native_products.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
+        weight = native_linear.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)
         with pytest.raises(ValueError, match=r"bias has shape \(39,\), but the weight has 40 outputs"):
             weight.linear(torch.zeros(3, 64), torch.zeros(39))
 
     @every("columns", [63, 65])
     def test_rows_of_another_width(self, columns: int) -> None:
-        for product in _products(40, 64):
+        for layer in _layers(40, 64):
             with pytest.raises(ValueError, match=f"x has {columns} columns, but the weight has 64"):
-                product(torch.zeros(2, columns, dtype=torch.bfloat16))
+                layer(torch.zeros(2, columns, dtype=torch.bfloat16))
 
     def test_numbers_that_no_kernel_multiplies(self) -> None:
-        for product in _products(40, 64):
-            with pytest.raises(ValueError, match=r"x is torch.float16; native products take torch.float32"):
-                product(torch.zeros(2, 64, dtype=torch.float16))
+        for layer in _layers(40, 64):
+            with pytest.raises(ValueError, match=r"x is torch.float16; the native kernels take torch.float32"):
+                layer(torch.zeros(2, 64, dtype=torch.float16))
 
     def test_inputs_of_another_dtype_than_a_plain_weight(self) -> None:
         with pytest.raises(ValueError, match=r"x is torch.float32, but the weight is torch.bfloat16"):
-            _products(40, 64)[0](torch.zeros(2, 64))
+            _layers(40, 64)[0](torch.zeros(2, 64))
 
     def test_a_bias_of_another_dtype_than_the_inputs(self) -> None:
-        for product in _products(40, 64, torch.zeros(40)):
+        for layer in _layers(40, 64, torch.zeros(40)):
             with pytest.raises(ValueError, match=r"x is torch.bfloat16 with a bias of torch.float32"):
-                product(torch.zeros(2, 64, dtype=torch.bfloat16))
+                layer(torch.zeros(2, 64, dtype=torch.bfloat16))
 
     def test_a_bias_or_scales_of_another_length(self) -> None:
         weight = torch.ones(40, 64, dtype=torch.int8)
         with pytest.raises(ValueError, match=r"bias has shape \(39,\), but the weight has 40 outputs"):
-            native_products.linear(weight.float(), torch.zeros(39))
-        for kind in (native_products.Int8WeightLinear, native_products.W8A8Linear):
+            native_linear.linear(weight.float(), torch.zeros(39))
+        for kind in (native_linear.Int8WeightLinear, native_linear.W8A8Linear):
             with pytest.raises(ValueError, match=r"scales has shape \(41,\), but the weight has 40 outputs"):
                 kind(weight, torch.ones(41))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_products_checked import assert_product, uses_int16_path
+from native_linear_checked import assert_linear, uses_int16_path
 
 from srv_kernels.cases import Case
 from srv_kernels.contracts import CONTRACTS, violations
@@ -17,7 +17,7 @@ from srv_kernels.cpu import library
 
 LOADED = library.load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_library, native_ops, native_products
+    from srv_kernels.cpu import native_library, native_linear, native_ops
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 anything = settings(
@@ -82,7 +82,7 @@ def test_rotation(
     threads: int,
     seed: int,
 ) -> None:
-    """All heads of a token lie beside one another, as products of several matrices leave them."""
+    """All heads of a token lie beside one another, as a fused linear layer leaves them."""
     native_library.set_threads(threads)
     rotated, dim = 2 * min(halves), 2 * max(halves)
     both = _numbers(seed, tokens, (heads + kv_heads) * dim).to(dtype)
@@ -103,7 +103,7 @@ def test_rotation(
     threads=THREADS,
     seed=SEEDS,
 )
-def test_products(
+def test_linear(
     isa: str,
     rows: int,
     inputs: int,
@@ -119,20 +119,20 @@ def test_products(
     x = _view(_numbers(seed, rows, inputs + 2 * padding).to(dtype), padding)
     weight, added = _numbers(seed + 1, outputs, inputs).to(dtype), _whole(seed + 2, -9, 9, outputs).to(dtype)
     offset = added if bias else None
-    assert_product(native_products.linear(weight, offset)(x), x, weight, offset)
+    assert_linear(native_linear.linear(weight, offset)(x), x, weight, offset)
 
     whole, scales = _whole(seed + 3, -128, 127, outputs, inputs).to(torch.int8), 2.0 ** (torch.arange(outputs) % 5 - 2)
     few = _view(_whole(seed + 4, -9, 9, rows, inputs + 2 * padding).to(dtype), padding)
     exact = few.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
-    assert torch.equal(native_products.Int8WeightLinear(whole, scales, offset)(few), exact.to(dtype))
+    assert torch.equal(native_linear.Int8WeightLinear(whole, scales, offset)(few), exact.to(dtype))
 
     steps = _view(_whole(seed + 5, -126, 126, rows, inputs + 2 * padding).to(dtype), padding)
     steps[:, -1] = 127  # so that a step is 1
     exact = steps.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
-    assert torch.equal(native_products.W8A8Linear(whole, scales, offset)(steps), exact.to(dtype))
+    assert torch.equal(native_linear.W8A8Linear(whole, scales, offset)(steps), exact.to(dtype))
 
 
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_linear.GGML_TYPES if LOADED.library is not None else ())
 @anything
 @given(
     rows=ROWS,
@@ -144,7 +144,7 @@ def test_products(
     threads=THREADS,
     seed=SEEDS,
 )
-def test_products_of_blocks(
+def test_gguf_linear(
     isa: str,
     stored: str,
     rows: int,
@@ -162,20 +162,20 @@ def test_products_of_blocks(
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     known = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
     stored_rows = known[_whole(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
-    weight = native_products.GGUFWeight(stored_rows, stored, inputs)
+    weight = native_linear.GGUFWeight(stored_rows, stored, inputs)
     plain = weight.rows(torch.arange(outputs), torch.float32).double()
     largest = 217 if uses_int16_path(isa, stored) else 127
     x = _view(_whole(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
     offset = _whole(seed + 2, -9, 9, outputs).to(dtype) if bias else None
-    assert_product(native_products.FusedGGUFLinear([weight], offset)(x), x, plain, offset)
+    assert_linear(native_linear.FusedGGUFLinear([weight], offset)(x), x, plain, offset)
 
 
 def test_blocks_times_inputs_of_three_dimensions() -> None:
     """Rows are all but the last, for one matrix and for several."""
     rows = torch.arange(40 * 68).reshape(40, 68).remainder(97).to(torch.uint8)
-    weights = [native_products.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
+    weights = [native_linear.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
     x = _numbers(1, 2, 3, 64)
-    one = native_products.FusedGGUFLinear(weights[:1])(x)
+    one = native_linear.FusedGGUFLinear(weights[:1])(x)
     assert one.shape == (6, 40)
-    assert torch.equal(native_products.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))
+    assert torch.equal(native_linear.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))

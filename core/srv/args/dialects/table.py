@@ -13,7 +13,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from srv.errors import InternalError, Refusal, Rejected
+from srv.errors import InternalError, Refusal, Rejection
 
 DIALECTS = ("rtp-llm", "vllm", "sglang")
 TAKES = ("value", "switch", "list")
@@ -91,7 +91,7 @@ class Dialect:
     @property
     def by_flag(self) -> Mapping[str, Row]:
         """Rows by every spelling of their flags, in the form of `plain`."""
-        return MappingProxyType({plain(flag): row for row in self.rows for flag in row.flags})
+        return MappingProxyType({normalize_flag(flag): row for row in self.rows for flag in row.flags})
 
     def counts(self, of_page: bool = True) -> Mapping[str, int]:
         """Number of rows by status: of the engine's page, or (`of_page=False`) of flags that the page does not list."""
@@ -101,7 +101,7 @@ class Dialect:
         return MappingProxyType(counted)
 
 
-def plain(flag: str) -> str:
+def normalize_flag(flag: str) -> str:
     """A flag with hyphens: engines accept `--tp_size` for `--tp-size`."""
     stem = flag.lstrip("-")
     return flag[: len(flag) - len(stem)] + stem.replace("_", "-")
@@ -111,7 +111,7 @@ def read_dialect(name: str) -> Dialect:
     """The table of one of `DIALECTS`; Refusal for any other name."""
     if name not in DIALECTS:
         reason, remedy = "there is no such dialect", f"Available dialects: {', '.join(DIALECTS)}."
-        raise Refusal([Rejected("unknown_dialect", repr(name), None, "command line", reason, remedy)])
+        raise Refusal([Rejection("unknown_dialect", repr(name), None, "command line", reason, remedy)])
     text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     rows = tuple(_read_row(raw) for raw in table["row"])
@@ -130,7 +130,7 @@ def read_dialect(name: str) -> Dialect:
 
 def _twice(rows: Iterable[Row]) -> str:
     seen: set[str] = set()
-    for flag in (plain(flag) for row in rows for flag in row.flags):
+    for flag in (normalize_flag(flag) for row in rows for flag in row.flags):
         if flag in seen:
             return flag
         seen.add(flag)

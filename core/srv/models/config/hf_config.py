@@ -46,7 +46,7 @@ def read_folder(path: Path) -> ModelFacts:
     try:
         return _facts(path, config, checkpoint)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        reason = f"config.json holds a value that makes no sense ({type(error).__name__}: {error})"
+        reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
 
 

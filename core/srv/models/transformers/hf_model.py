@@ -155,8 +155,8 @@ def _config(facts: ModelFacts) -> Any:
     if facts.format != "gguf":
         return AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=False)
     fields = {name: value for name, value in facts.config.items() if name != "model_type"}
-    if fields["rope_parameters"]["rope_type"] == "divisors":
-        raise refused(facts.architecture, "transformers does not support the RoPE divisors of this GGUF file")
+    if fields["rope_parameters"]["rope_type"] == "freq_factors":
+        raise refused(facts.architecture, "transformers does not support the RoPE frequency factors of this GGUF file")
     return AutoConfig.for_model(facts.config["model_type"], **fields)
 
 

@@ -91,8 +91,8 @@ public:
             work += static_cast<int64_t>(a.query_lens[row]) * a.kv_lens[row];
         }
         const bool serial = work * a.heads * a.dim < 256 * 1024;
-        parallel(serial || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int share, int shares) {
-            for (int64_t row = 0; row < a.rows; ++row) write(row, share, shares);
+        parallel(serial || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int chunk, int chunks) {
+            for (int64_t row = 0; row < a.rows; ++row) write(row, chunk, chunks);
         });
         std::atomic<int64_t> next{0};
         const int64_t count = tiles.count(), batch = count < 8 * a.kv_heads ? 1 : a.kv_heads;  // all KV heads of a row
@@ -120,10 +120,10 @@ private:
         return static_cast<const P*>(pool) + number * elements_of_block<P>(a.dim);
     }
 
-    // Writes a share of the new keys and values of a row; shares consist of whole blocks.
-    void write(int64_t row, int share, int shares) const {
+    // Writes a chunk of the new keys and values of a row; chunks consist of whole blocks.
+    void write(int64_t row, int chunk, int chunks) const {
         const int64_t prefix = a.kv_lens[row] - a.query_lens[row], first = prefix / BLOCK_TOKENS;
-        const Range blocks = part(ceiling(a.kv_lens[row], BLOCK_TOKENS) - first, share, shares);
+        const Range blocks = chunk_range(ceiling(a.kv_lens[row], BLOCK_TOKENS) - first, chunk, chunks);
         for (int64_t number = first + blocks.begin; number < first + blocks.end; ++number) {
             const int64_t begin = max_of(prefix, number * BLOCK_TOKENS);
             const int64_t end = min_of(a.kv_lens[row], (number + 1) * BLOCK_TOKENS);

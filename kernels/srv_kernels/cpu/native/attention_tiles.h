@@ -57,7 +57,7 @@ public:
             end = end_of_run(index);
             const int64_t count = ceiling(end - index, queries_of_tile());
             for (int64_t i = 0; i < count; ++i) {  // of equal size, to balance the threads
-                const Range mine = part(end - index, static_cast<int>(i), static_cast<int>(count));
+                const Range mine = chunk_range(end - index, static_cast<int>(i), static_cast<int>(count));
                 runs.push_back(run_of(index + mine.begin, index + mine.end));
                 first_tile.push_back(first_tile.back() + a.kv_heads * tiles_per_head(runs.back()));
             }

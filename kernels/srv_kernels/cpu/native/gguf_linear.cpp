@@ -417,7 +417,7 @@ void multiply(const GgufLinearArgs& a) {
 }
 
 template <class T>
-void multiply_of(const GgufLinearArgs& a) {
+void multiply_impl(const GgufLinearArgs& a) {
     const PackedFormat format = packed_format_of(a.ggml_type);
     if (format.bits == 4 && format.group == 32) {
         return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
@@ -452,7 +452,7 @@ void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
 }
 
 template <class T>
-void rows_of(const GgufRowsArgs& a) {
+void rows_impl(const GgufRowsArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t i) {
         dequantize_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
     });
@@ -463,18 +463,18 @@ void rows_of(const GgufRowsArgs& a) {
 void gguf_linear(Type type, const GgufLinearArgs& given) {
     GgufLinearArgs args = given;
     args.zero_point = packed_format_of(args.ggml_type).zero_point;
-    type == Type::float32 ? multiply_of<float>(args) : multiply_of<BFloat16>(args);
+    type == Type::float32 ? multiply_impl<float>(args) : multiply_impl<BFloat16>(args);
 }
 
 void gguf_rows(Type type, const GgufRowsArgs& args) {
-    type == Type::float32 ? rows_of<float>(args) : rows_of<BFloat16>(args);
+    type == Type::float32 ? rows_impl<float>(args) : rows_impl<BFloat16>(args);
 }
 
 void pack_gguf(const PackGgufArgs& a) {
     const PackedFormat format = packed_format_of(a.ggml_type);
     const int64_t k_blocks = a.inputs / K_BLOCK, size = k_block_bytes(format), groups = K_BLOCK / format.group;
-    parallel(false, [&](int share, int shares) {
-        const Range mine = part(blocks(a.outputs), share, shares);
+    parallel(false, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(blocks(a.outputs), chunk, chunks);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             uint8_t* to = a.packed + block * k_blocks * size;
             std::memset(to, 0, k_blocks * size);

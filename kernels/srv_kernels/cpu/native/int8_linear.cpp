@@ -130,7 +130,7 @@ inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, i
 }
 
 template <class T>
-void w8a8_linear_of(const W8a8LinearArgs& a) {
+void w8a8_linear_impl(const W8a8LinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
     const int64_t block_size = BLOCK_OUTPUTS * padded_quads(a.inputs);
     const auto where = [&](int64_t block) { return a.weight + block * block_size; };
@@ -145,13 +145,13 @@ void w8a8_linear_of(const W8a8LinearArgs& a) {
 }  // namespace
 
 void w8a8_linear(Type type, const W8a8LinearArgs& args) {
-    type == Type::float32 ? w8a8_linear_of<float>(args) : w8a8_linear_of<BFloat16>(args);
+    type == Type::float32 ? w8a8_linear_impl<float>(args) : w8a8_linear_impl<BFloat16>(args);
 }
 
 void pack_w8a8(const PackW8a8Args& a) {
     const int64_t padded = padded_quads(a.inputs);
-    parallel(false, [&](int share, int shares) {
-        const Range mine = part(blocks(a.outputs), share, shares);
+    parallel(false, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(blocks(a.outputs), chunk, chunks);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             int8_t* to = a.packed + block * BLOCK_OUTPUTS * padded;
             for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {

@@ -64,9 +64,9 @@ Argmax argmax_of(const T* row, int64_t count) {
 }
 
 template <class T>
-void most_likely_of(const MostLikelyArgs& a) {
-    parallel(a.rows == 1, [&](int share, int shares) {
-        const Range mine = part(a.rows, share, shares);
+void most_likely_impl(const MostLikelyArgs& a) {
+    parallel(a.rows == 1, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
             const Argmax found = argmax_of(static_cast<const T*>(a.logits) + row * a.stride, a.vocab);
             a.tokens[row] = found.finite() ? found.at : 0;
@@ -366,9 +366,9 @@ int64_t draw_row(const DrawArgs& a, int64_t row) {
 }
 
 template <class T>
-void draw_of(const DrawArgs& a) {
-    parallel(a.rows == 1, [&](int share, int shares) {
-        const Range mine = part(a.rows, share, shares);
+void draw_impl(const DrawArgs& a) {
+    parallel(a.rows == 1, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) a.tokens[row] = draw_row<T>(a, row);
     });
 }
@@ -376,9 +376,11 @@ void draw_of(const DrawArgs& a) {
 }  // namespace
 
 void most_likely(Type type, const MostLikelyArgs& args) {
-    type == Type::float32 ? most_likely_of<float>(args) : most_likely_of<BFloat16>(args);
+    type == Type::float32 ? most_likely_impl<float>(args) : most_likely_impl<BFloat16>(args);
 }
 
-void draw(Type type, const DrawArgs& args) { type == Type::float32 ? draw_of<float>(args) : draw_of<BFloat16>(args); }
+void draw(Type type, const DrawArgs& args) {
+    type == Type::float32 ? draw_impl<float>(args) : draw_impl<BFloat16>(args);
+}
 
 }  // namespace srv::SRV_ISA

@@ -13,7 +13,7 @@ def uses_int16_path(isa: str, stored: str) -> bool:
     return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K")
 
 
-def assert_product(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def assert_linear(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """got [T, outputs] is x [T, inputs] times weight [outputs, inputs], plus bias [outputs], except for rounding."""
     want, most = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
     if bias is not None:
