@@ -16,7 +16,10 @@ class Limits:
     context_length: maximum prompt and output tokens of one request.
     conservativeness: scales the share of the remaining output that is reserved for running requests.
     policy: "fcfs" (first come, first served) or "lpm" (longest prefix match first).
-    depth: maximum steps in flight, 1 or 2. lookahead: draft positions per decode row (speculative decoding).
+    depth: maximum steps in flight, 1 or 2.
+    drafts: maximum draft tokens per decode row (speculative decoding); 0: none.
+    device_lengths: attention takes KV lengths from the device. If not, a request whose last row had drafts waits for
+    the result of that row, because the host does not know yet how many drafts were accepted.
     vocab_size: token ids must be in [0, vocab_size); None: token ids are not checked.
     """
 
@@ -30,7 +33,8 @@ class Limits:
     policy: str = "fcfs"
     prefix_cache: bool = True
     depth: int = 1
-    lookahead: int = 0
+    drafts: int = 0
+    device_lengths: bool = True
     vocab_size: int | None = None
 
 
