@@ -17,7 +17,7 @@ from srv.types import FinishReason, SamplingParams, TokenLogprob
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One sequence to generate. `request` is its identifier, unique among live requests.
 
-    The sender expands `n` into as many messages. `namespace` separates entries of the prefix cache: requests in
+    The sender expands `n` into `n` messages. `namespace` separates entries of the prefix cache: requests in
     different namespaces share no pages even if their tokens are equal.
     """
 
@@ -42,7 +42,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
     """Clear the prefix cache. Refused (`Flushed.done` is False) while requests are running.
 
-    `call` identifies the question; the answer repeats it. The same holds for GetStats.
+    `call` identifies the request, and the reply repeats it; the same holds for GetStats.
     """
 
     call: int
@@ -102,9 +102,9 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A snapshot. Page counts are summed over cache groups; counters run since start.
+    """A snapshot. Page counts are summed over cache groups; counters start at 0 with the engine.
 
-    `call` is that of the GetStats message it answers; -1 marks a periodic report.
+    `call` is that of the GetStats message that it answers; -1 in periodic reports.
     """
 
     call: int
