@@ -88,7 +88,7 @@ def choose_backends(
     user: Mapping[str, Statement],
 ) -> BackendSelection:
     """Select backends for all slots together. `user` holds the user's winning statement by argument."""
-    slots = [_slot(name, platform, offered, facts, user) for name in SLOTS]
+    slots = [_make_slot(name, platform, offered, facts, user) for name in SLOTS]
     rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform))
     if rejections:
         return BackendSelection({}, (), rejections)
@@ -96,14 +96,16 @@ def choose_backends(
     for picks in itertools.product(*(slot.eligible() for slot in slots)):
         conflicts = _conflicts(picks)
         if not conflicts:
-            ties = _distinct(rejected for slot, pick in zip(slots, picks, strict=True) for rejected in _tie(slot, pick))
+            ties = _distinct(
+                rejected for slot, pick in zip(slots, picks, strict=True) for rejected in _tie_rejections(slot, pick)
+            )
             chosen = {slot.name: _backend_choice(slot, pick, picks) for slot, pick in zip(slots, picks, strict=True)}
-            return BackendSelection(chosen, _statements(slots, picks, user), ties)
+            return BackendSelection(chosen, _backend_statements(slots, picks, user), ties)
         first_conflict = first_conflict or conflicts
-    return BackendSelection({}, (), (_no_combination(slots, platform, first_conflict),))
+    return BackendSelection({}, (), (_no_combination_rejection(slots, platform, first_conflict),))
 
 
-def _slot(
+def _make_slot(
     name: str,
     platform: str,
     offered: Mapping[str, Sequence[BackendSpec]],
@@ -113,11 +115,13 @@ def _slot(
     family, arguments = SLOTS[name]
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
     user_choice = next((user[argument] for argument in arguments if argument in user), None)
-    candidates = tuple(_candidate(name, spec, platform, facts, user) for spec in specs)
+    candidates = tuple(_make_candidate(name, spec, platform, facts, user) for spec in specs)
     return BackendSlot(name, family, candidates, user_choice)
 
 
-def _candidate(slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]) -> Candidate:
+def _make_candidate(
+    slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]
+) -> Candidate:
     member = f"{SLOTS[slot][0]} backend {spec.name}"
     values = {name: statement.value for name, statement in user.items()}
     context = StatementContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
@@ -179,14 +183,14 @@ def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejection]:
     named, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
     found = next((each for each in slot.candidates if each.spec.name == named.value), None)
     if found is None:
-        near = nearest(named.value, names)
+        closest = nearest(named.value, names)
         yield Rejection(
             "unknown_backend",
             named.argument,
             argument.show(named.value),
             named.owner,
             f"platform {platform} has no {slot.family} backend of that name",
-            (f"Did you mean {near}? " if near else "") + f"Available backends: {', '.join(names) or 'none'}.",
+            (f"Did you mean {closest}? " if closest else "") + f"Available backends: {', '.join(names) or 'none'}.",
         )
         return
     others = [each.spec.name for each in slot.candidates if not each.reasons]
@@ -227,7 +231,7 @@ def _requirements(picks: Sequence[Candidate]) -> dict[str, tuple[Any, ...]]:
     return merged
 
 
-def _tie(slot: BackendSlot, pick: Candidate) -> Iterator[Rejection]:
+def _tie_rejections(slot: BackendSlot, pick: Candidate) -> Iterator[Rejection]:
     equal = [each.spec.name for each in slot.eligible() if each.spec.priority == pick.spec.priority]
     if slot.user_choice is None and len(equal) > 1:
         yield Rejection(
@@ -266,7 +270,7 @@ def _why_not_picked(slot: BackendSlot, other: Candidate, pick: Candidate, picks:
     return f"fits, but its priority {other.spec.priority} is not higher than {pick.spec.priority}"
 
 
-def _statements(
+def _backend_statements(
     slots: Sequence[BackendSlot], picks: Sequence[Candidate], user: Mapping[str, Statement]
 ) -> tuple[Statement, ...]:
     """The statements of layer BACKEND: the requirements of the chosen backends, and their names."""
@@ -290,7 +294,7 @@ def _statements(
     return tuple(statements)
 
 
-def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejection:
+def _no_combination_rejection(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejection:
     named = sorted({f"{each.argument} by {each.owner}" for slot in slots if (each := slot.user_choice) is not None})
     return Rejection(
         "backends_disagree",

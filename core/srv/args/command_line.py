@@ -92,7 +92,7 @@ def read_text(argument: Argument, text: str, origin: Origin, source: str, name: 
 
 
 def bad_value(argument: Argument, value: object, source: str, reason: str) -> Rejection:
-    """The rejection of a value that has the wrong type."""
+    """The rejection of an invalid value."""
     shown = argument.show("") if argument.arg.secret else _short(value)
     check = f", {argument.expected}" if argument.expected and not argument.choices else ""
     return Rejection("bad_value", argument.name, shown, source, reason, f"Set it to {argument.kind.expected}{check}.")
@@ -112,16 +112,16 @@ def unknown_flags(extras: Sequence[str]) -> list[Rejection]:
         if not extra.startswith("-"):
             if not after_unknown_flag:
                 reason = "it is not the value of any flag"
-                rejections.append(_unknown("unexpected_word", extra, reason, "Put a flag before it."))
+                rejections.append(_unknown_rejection("unexpected_word", extra, reason, "Put a flag before it."))
             after_unknown_flag = False
             continue
         flag = extra.split("=", 1)[0]
-        near = nearest(flag.lstrip("-").replace("-", "_").lower(), (*all_names(), "config"))
-        remedy = f"Did you mean --{near.replace('_', '-')}?" if near else "`srv args list` shows all arguments."
-        rejections.append(_unknown("unknown_flag", flag, "there is no such flag", remedy))
+        closest = nearest(flag.lstrip("-").replace("-", "_").lower(), (*all_names(), "config"))
+        remedy = f"Did you mean --{closest.replace('_', '-')}?" if closest else "`srv args list` shows all arguments."
+        rejections.append(_unknown_rejection("unknown_flag", flag, "there is no such flag", remedy))
         after_unknown_flag = "=" not in extra
     return rejections
 
 
-def _unknown(code: str, word: str, reason: str, remedy: str) -> Rejection:
-    return Rejection(code, _short(word), None, SOURCE, reason, remedy)
+def _unknown_rejection(code: str, text: str, reason: str, remedy: str) -> Rejection:
+    return Rejection(code, _short(text), None, SOURCE, reason, remedy)

@@ -36,7 +36,7 @@ def read_file(path: Path) -> tuple[list[UserStatement], list[Rejection]]:
 
 
 def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejection]]:
-    """As `read_file`, but for the contents of a file; `path` is used in messages only."""
+    """Like `read_file`, but for the contents of a file; `path` is used in messages only."""
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
@@ -80,8 +80,8 @@ def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source:
     key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is not a string"
     argument = find_argument_or_deprecated(key)
     if argument is None or key.startswith("-"):
-        near = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
-        remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
+        closest = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
+        remedy = f"Did you mean {closest}?" if closest else "`srv args list` shows all arguments."
         return Rejection("unknown_key", key, None, source, "there is no such argument", remedy)
     try:
         value = loader.construct_object(value_node, deep=True)

@@ -184,7 +184,7 @@ def _resolve(
 
 
 def _choice(requested: str | None, found: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]) -> Choice:
-    """The platform that a launch would use, by the results of the probes."""
+    """The platform that a launch would use, according to the probes."""
     try:
         chosen = choose(requested, found, lambda candidates, _: {name: probed[name] for name in candidates})
     except PlatformUnavailable as error:

@@ -1,4 +1,4 @@
-"""Platform selection: the one that `--device` names, or the best of those that are available.
+"""Platform selection: the platform that `--device` names, or the best available one.
 
     --device                                  meaning
     NAME                                      that platform, with the device of this machine
@@ -24,10 +24,10 @@ from srv.platform.registry import InstalledPlatform
 
 Probe = Callable[[Mapping[str, InstalledPlatform], float], Mapping[str, ProbeResult]]
 
-_TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?::(?P<profile>[\w.-]+))?(?P<rest>(?:,[^,]*)*)")
-_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?b?|b)?", re.IGNORECASE)
+_DEVICE_PATTERN = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?::(?P<profile>[\w.-]+))?(?P<rest>(?:,[^,]*)*)")
+_MEMORY_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?b?|b)?", re.IGNORECASE)
 _PREFIXES = "kmgt"
-_VALUES = {"memory": ("an amount of memory", "memory=64GiB"), "count": ("a number of devices", "count=8")}
+_PROPERTIES = {"memory": ("an amount of memory", "memory=64GiB"), "count": ("a number of devices", "count=8")}
 _EXAMPLE = "Write NAME, NAME:PROFILE, or NAME:PROFILE,memory=64GiB,count=8"
 
 
@@ -60,41 +60,41 @@ class ChosenPlatform(NamedTuple):
 def parse_device(text: str, source: str = "command line") -> DeviceRequest:
     """Parse the value of `--device`; Refusal if it is malformed. Does not check the platform's name."""
     request = DeviceRequest(text.strip(), text=text.strip(), source=source)
-    match = _TEXT.fullmatch(request.text)
+    match = _DEVICE_PATTERN.fullmatch(request.text)
     if match is None:
         raise request.refusal("bad_device", "it is not a valid device", _EXAMPLE)
-    settings: dict[str, int] = {}
+    properties: dict[str, int] = {}
     for part in match["rest"].split(",")[1:]:
-        key, value = _setting(part, request)
-        if key in settings:
+        key, value = _parse_property(part, request)
+        if key in properties:
             raise request.refusal("bad_device", f"{key} is set twice", f"Set {key} once")
-        settings[key] = value
+        properties[key] = value
     return replace(
         request,
         name=match["name"].lower(),
         profile=match["profile"] and match["profile"].lower(),
-        memory_bytes=settings.get("memory"),
-        count=settings.get("count"),
+        memory_bytes=properties.get("memory"),
+        count=properties.get("count"),
     )
 
 
-def _setting(part: str, request: DeviceRequest) -> tuple[str, int]:
-    key, equals, value = (piece.strip() for piece in part.partition("="))
+def _parse_property(part: str, request: DeviceRequest) -> tuple[str, int]:
+    key, equals, value = (field.strip() for field in part.partition("="))
     key = key.lower()
-    if key not in _VALUES:
+    if key not in _PROPERTIES:
         raise request.refusal(
-            "bad_device", f"{key!r} is not a property of a device", _nearest(key, _VALUES) or _EXAMPLE
+            "bad_device", f"{key!r} is not a property of a device", _nearest(key, _PROPERTIES) or _EXAMPLE
         )
-    number = _bytes(value) if key == "memory" else _count(value)
+    number = _parse_bytes(value) if key == "memory" else _parse_count(value)
     if not equals or not number:
-        expected, example = _VALUES[key]
+        expected, example = _PROPERTIES[key]
         raise request.refusal("bad_device", f"{value!r} is not {expected}", f"Use a number above zero, as in {example}")
     return key, number
 
 
-def _bytes(text: str) -> int | None:
+def _parse_bytes(text: str) -> int | None:
     """Bytes of "64GiB", "64GB", "64G" (taken as GiB) or "68719476736"; None if it is not a size."""
-    match = _MEMORY.fullmatch(text)
+    match = _MEMORY_PATTERN.fullmatch(text)
     if match is None:
         return None
     unit = (match["unit"] or "b").lower()
@@ -103,7 +103,7 @@ def _bytes(text: str) -> int | None:
     return int(float(match["number"]) * base**power)
 
 
-def _count(text: str) -> int | None:
+def _parse_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
@@ -113,7 +113,7 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatfor
     The name alone is enough if a platform has only one profile. PlatformUnavailable for an unknown name or a
     refused plugin, Refusal for a profile that is unknown or missing.
     """
-    profiles = _named(request, found).loaded.facts.profiles
+    profiles = _requested_platform(request, found).loaded.facts.profiles
     listed = ", ".join(f"{request.name}:{profile}" for profile in profiles)
     if request.profile is None:
         if len(profiles) != 1:
@@ -149,11 +149,11 @@ def choose(
 
         probe = probe_all
     if requested is None:
-        return _automatic(found, probe, timeout_s)
-    return _explicit(parse_device(requested, source), found, probe, timeout_s)
+        return _choose_automatically(found, probe, timeout_s)
+    return _choose_requested(parse_device(requested, source), found, probe, timeout_s)
 
 
-def _explicit(
+def _choose_requested(
     request: DeviceRequest, found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float
 ) -> ChosenPlatform:
     if request.memory_bytes is not None or request.count is not None:
@@ -162,22 +162,22 @@ def _explicit(
             "memory and count describe a machine for `srv plan`; a server uses the machine as it is",
             "Leave them out",
         )
-    one = _named(request, found)
+    platform = _requested_platform(request, found)
     variant = None if request.profile is None else device_for_plan(request, found).variant
-    result = probe({one.name: one}, timeout_s)[one.name]
+    result = probe({platform.name: platform}, timeout_s)[platform.name]
     if not result.available or result.device is None:
-        raise PlatformUnavailable(one.name, result.reason, result.remedy, result.code or "unavailable")
+        raise PlatformUnavailable(platform.name, result.reason, result.remedy, result.code or "unavailable")
     if variant is not None and result.device.variant != variant:
         raise PlatformUnavailable(
-            one.name,
+            platform.name,
             f"{request.text} was requested by {request.source}, but this machine has {result.device.variant}",
-            f"Use --device {one.name}, or start on a machine with {variant}",
+            f"Use --device {platform.name}, or start on a machine with {variant}",
             "variant_mismatch",
         )
-    return ChosenPlatform(one, result.device, f"{request.text} was requested by {request.source}", result.notes)
+    return ChosenPlatform(platform, result.device, f"{request.text} was requested by {request.source}", result.notes)
 
 
-def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
+def _choose_automatically(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
     candidates = {
         name: each for name, each in found.items() if each.manifest is not None and not each.manifest.simulated
     }
@@ -197,7 +197,7 @@ def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: 
     best = max(candidates[name].loaded.priority for name in devices)
     leaders = sorted(name for name in devices if candidates[name].loaded.priority == best)
     if len(leaders) > 1:
-        raise _tie(leaders, best)
+        raise _tie_refusal(leaders, best)
     chosen = leaders[0]
     others = _rejection_reasons({name: each for name, each in found.items() if name != chosen}, results)
     reason = f"{chosen} has the highest priority ({best}) of the platforms available here"
@@ -205,7 +205,7 @@ def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: 
     return ChosenPlatform(found[chosen], devices[chosen], reason, results[chosen].notes)
 
 
-def _tie(leaders: list[str], priority: int) -> Refusal:
+def _tie_refusal(leaders: list[str], priority: int) -> Refusal:
     options = " or ".join(f"--device {name}" for name in leaders)
     reason = f"{' and '.join(leaders)} are available with the same priority {priority}"
     return Refusal((Rejection("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
@@ -230,22 +230,22 @@ def _rejection_reason(installed: InstalledPlatform, result: ProbeResult | None) 
     return f"its priority is {installed.manifest.priority}" if result.available else result.reason
 
 
-def _named(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
-    """The requested plugin; PlatformUnavailable if there is none of that name, or it was refused."""
-    one = found.get(request.name)
-    if one is None:
+def _requested_platform(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
+    """The requested platform; PlatformUnavailable if there is none of that name, or its plugin was refused."""
+    platform = found.get(request.name)
+    if platform is None:
         hint = _nearest(request.name, found)
-        remedy = f"{hint} {_installed(found)}" if hint else _installed(found)
+        remedy = f"{hint} {_list_installed(found)}" if hint else _list_installed(found)
         raise PlatformUnavailable(request.name, "no installed plugin provides it", remedy, "unknown_platform")
-    if one.manifest is None:
-        error = one.error
+    if platform.manifest is None:
+        error = platform.error
         reason = "it has no manifest" if error is None else f"{error.distribution}: {error.member}: {error.reason}"
-        remedy = f"Reinstall {one.distribution}" if error is None else error.remedy
-        raise PlatformUnavailable(one.name, f"its plugin was refused: {reason}", remedy, "plugin_refused")
-    return one
+        remedy = f"Reinstall {platform.distribution}" if error is None else error.remedy
+        raise PlatformUnavailable(platform.name, f"its plugin was refused: {reason}", remedy, "plugin_refused")
+    return platform
 
 
-def _installed(found: Mapping[str, InstalledPlatform]) -> str:
+def _list_installed(found: Mapping[str, InstalledPlatform]) -> str:
     return f"Installed: {', '.join(sorted(found)) or 'none'}"
 
 

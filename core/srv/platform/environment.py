@@ -1,7 +1,7 @@
 """Finds problems of the Python environment that prevent a server from starting or make it slow. Torch-free.
 
 Imports nothing that it checks: packages are read by their metadata, and torch is imported in a child process.
-Must not know any platform. An "error" here prevents every server from starting; a "warning" does not always.
+Must not know any platform. An "error" here prevents every server from starting; a "warning" may not.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def kernels() -> Iterator[Finding]:
 
 
 def threads(environment: Mapping[str, str], processors: int) -> Iterator[Finding]:
-    """Check OMP_NUM_THREADS: how many threads host operators use, whatever device the model runs on."""
+    """Check OMP_NUM_THREADS: the number of threads of host operators, whatever device the model runs on."""
     text = environment.get(THREADS_VARIABLE)
     if text is None:
         return
@@ -109,11 +109,11 @@ def torch_builds(path: list[str]) -> Iterator[Finding]:
     """Find more than one torch on the import path: the first is imported, and extensions built for others fail."""
     folders = {Path(entry or ".").resolve() / "torch" for entry in path}
     folders = {each for each in folders if (each / "__init__.py").is_file()}
-    known = [each for each in importlib.metadata.distributions() if canonicalize_name(each.name or "") == "torch"]
-    if len(folders) > 1 or len(known) > 1:
+    installed = [each for each in importlib.metadata.distributions() if canonicalize_name(each.name or "") == "torch"]
+    if len(folders) > 1 or len(installed) > 1:
         where = ", ".join(sorted(str(each) for each in folders))
-        versions = ", ".join(each.version for each in known) or "without metadata"
-        reason = f"there are {max(len(folders), len(known))} torch builds on the import path ({versions}): {where}"
+        versions = ", ".join(each.version for each in installed) or "without metadata"
+        reason = f"there are {max(len(folders), len(installed))} torch builds on the import path ({versions}): {where}"
         yield Finding("torch builds", "warning", reason, "Keep one: uninstall the others, or fix PYTHONPATH.")
 
 
@@ -162,8 +162,8 @@ def _compare_versions(imported: str, how: str = "") -> Iterator[Finding]:
 
 def _autoload_finding(exited: ChildExit) -> Finding:
     """The finding for an import that fails only because of backend extensions that torch autoloads."""
-    points = list(importlib.metadata.entry_points(group=AUTOLOAD_GROUP))
-    named = [each for each in points if f"backend extension: {each.name}." in exited.last_line] or points
+    extensions = list(importlib.metadata.entry_points(group=AUTOLOAD_GROUP))
+    named = [each for each in extensions if f"backend extension: {each.name}." in exited.last_line] or extensions
     packages = " and ".join(sorted({each.dist.name if each.dist is not None else each.name for each in named}))
     reason = (
         f"import torch {exited.text}: torch loads {packages} automatically (entry-point group {AUTOLOAD_GROUP}), and"

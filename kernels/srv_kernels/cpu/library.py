@@ -143,8 +143,8 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     for index, args in enumerate(_ARGS):
         size, wanted = library.srv_sizeof_args(index), ctypes.sizeof(args)
         if size != wanted:
-            fault = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
-            return Loaded(None, f"{fault}; run: python -m srv_kernels.cpu.build")
+            mismatch = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
+            return Loaded(None, f"{mismatch}; run: python -m srv_kernels.cpu.build")
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None

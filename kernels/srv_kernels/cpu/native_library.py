@@ -1,4 +1,4 @@
-"""The loaded native library and its ids of dtypes.
+"""The loaded native library and its dtype ids.
 
 Importing this raises ImportError if the library cannot be used: check `library.load()` first.
 """

@@ -20,7 +20,7 @@ _PACKED_TYPES = {**DTYPE_IDS, torch.int8: 2}
 
 
 def _input_rows(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
-    """x as a matrix. Raises ValueError for sizes and dtypes that the kernels would misread."""
+    """x as a matrix. Raises ValueError for sizes and dtypes that the kernels do not support."""
     if x.shape[-1] != inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, but the weight has {inputs} inputs")
     if x.dtype not in DTYPE_IDS or (bias is not None and bias.dtype != x.dtype):
@@ -55,17 +55,17 @@ def pack(weight: Tensor, arena: HugePageArena | None = None) -> Tensor:
 def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = None) -> Callable[[Tensor], Tensor]:
     """A linear layer with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
-    The weight is copied to a packed layout once. This, and calls, raise ValueError if shapes or dtypes do not
-    match.
+    The weight is copied to a packed layout once. This function and the layer raise ValueError if shapes or dtypes do
+    not match.
     """
     outputs, inputs = weight.shape
     _check_outputs(outputs, bias=bias)
     packed, type_id = pack(weight, arena), DTYPE_IDS[weight.dtype]
     bias = None if bias is None else bias.contiguous()
-    weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
+    weight_ptr, bias_ptr = packed.data_ptr(), None if bias is None else bias.data_ptr()
     kernel, dtype = LIBRARY.srv_linear, weight.dtype
 
-    def multiply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
+    def multiply(x: Tensor, _keep_alive: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
         rows = _input_rows(x, inputs, bias)
         if rows.dtype != dtype:
             raise ValueError(f"x is {rows.dtype}, but the weight is {dtype}")
@@ -74,8 +74,8 @@ def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = No
             type_id,
             out.data_ptr(),
             rows.data_ptr(),
-            weight_at,
-            bias_at,
+            weight_ptr,
+            bias_ptr,
             rows.shape[0],
             inputs,
             outputs,
@@ -202,7 +202,7 @@ class GGUFWeight:
 
     @property
     def bytes(self) -> int:
-        """Bytes that a call reads."""
+        """Bytes of weights that a call reads."""
         return self._packed.nbytes
 
     def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -243,10 +243,10 @@ class GGUFWeight:
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: dequantized rows."""
-        where = indices.contiguous()
-        out = torch.empty(where.shape[0], self.inputs, dtype=dtype)
+        indices = indices.contiguous()
+        out = torch.empty(indices.shape[0], self.inputs, dtype=dtype)
         args = GgufRowsArgs(
-            self._packed.data_ptr(), where.data_ptr(), out.data_ptr(), where.shape[0], self.inputs, self._ggml_type
+            self._packed.data_ptr(), indices.data_ptr(), out.data_ptr(), indices.shape[0], self.inputs, self._ggml_type
         )
         LIBRARY.srv_gguf_rows(DTYPE_IDS[dtype], byref(args))
         return out
@@ -265,8 +265,8 @@ class FusedGGUFLinear:
             return self._weights[0].linear(x, self._biases[0])
         x = rows_of(x)
         out = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
-        at = 0
+        start = 0
         for weight, bias in zip(self._weights, self._biases, strict=True):
-            weight.linear(x, bias, out[:, at : at + weight.outputs])
-            at += weight.outputs
+            weight.linear(x, bias, out[:, start : start + weight.outputs])
+            start += weight.outputs
         return out

@@ -58,7 +58,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k')."""
-    q, k = _heads(q), _heads(k)
+    q, k = _with_contiguous_heads(q), _with_contiguous_heads(k)
     tokens, heads, dim = q.shape
     q_out, k_out = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
     LIBRARY.srv_rotary(
@@ -98,8 +98,8 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
     """logits [T, V] -> int64 [T]: tokens sampled as `srv.platform.interface.SamplingBackend` specifies.
 
     temperature, top_p, min_p: float32 [T]; top_k: int32 [T], at least 1; uniform: float64 [T] in [0, 1). Rows without
-    valid logits (see `most_likely`) get token 0. Weights are float32. Sums are float64, except within 256 tokens of
-    rows without filters, and over tokens more than 16 temperatures below the largest logit: these are float32.
+    valid logits (see `most_likely`) get token 0. Weights are float32. Sums are float64, with two exceptions in float32:
+    within blocks of 256 tokens without filters, and over tokens more than 16 temperatures below the largest logit.
     """
     rows = rows_of(logits)
     count, vocab = rows.shape
@@ -112,7 +112,7 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
     return tokens
 
 
-def _heads(x: Tensor) -> Tensor:
+def _with_contiguous_heads(x: Tensor) -> Tensor:
     """[T, H, D] with contiguous heads; only the token axis may have any stride."""
     _, heads, dim = x.shape
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) else x.contiguous()
@@ -147,5 +147,5 @@ def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype
 
 
 def _packed(rows: Tensor, quant_type: str) -> GGUFWeight:
-    bytes_of_256 = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
-    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // bytes_of_256)
+    bytes_per_256 = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
+    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // bytes_per_256)

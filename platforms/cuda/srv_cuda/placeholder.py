@@ -1,4 +1,4 @@
-"""Stands where the NVIDIA CUDA platform's device code will be."""
+"""The placeholder for the device code of the NVIDIA CUDA platform, which is not implemented yet."""
 
 from __future__ import annotations
 

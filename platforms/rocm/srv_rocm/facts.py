@@ -1,4 +1,4 @@
-"""What is known of AMD GPUs without access to one: variants, profiles, capabilities, backends."""
+"""What is known about AMD GPUs without one: variants, profiles, capabilities, backends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROFILES = {
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """The same for both variants."""
+    """All capabilities are the same for both variants."""
     return frozenset(
         {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16", "bfloat16"}
     )

@@ -1,4 +1,4 @@
-"""The AMD ROCm platform, described: its device code is not implemented yet (`srv.platform.placeholder`).
+"""The manifest of the AMD ROCm platform; its device code is not implemented yet (`srv.platform.placeholder`).
 
 Imports neither torch nor a vendor's package.
 """

@@ -1,4 +1,4 @@
-"""Stands where the AMD ROCm platform's device code will be."""
+"""The placeholder for the device code of the AMD ROCm platform, which is not implemented yet."""
 
 from __future__ import annotations
 

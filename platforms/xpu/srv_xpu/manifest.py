@@ -1,4 +1,4 @@
-"""The Intel XPU platform, described: its device code is not implemented yet (`srv.platform.placeholder`).
+"""The manifest of the Intel XPU platform; its device code is not implemented yet (`srv.platform.placeholder`).
 
 Imports neither torch nor a vendor's package.
 """

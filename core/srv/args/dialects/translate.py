@@ -14,7 +14,7 @@ from typing import Any
 from srv.args.config import ARGUMENTS, find_argument
 from srv.args.dialects.conversions import convert
 from srv.args.dialects.interface import ConversionInput, Converted, Untranslatable
-from srv.args.dialects.table import PLAIN, Dialect, Row, normalize_flag, read_dialect
+from srv.args.dialects.table import IDENTITY, Dialect, Row, normalize_flag, read_dialect
 from srv.args.dialects.words import ParsedCommand, ParsedFlag, parse_command, short
 from srv.args.spec import HIDDEN, Argument
 from srv.errors import InternalError, Rejection
@@ -154,7 +154,7 @@ class _Translator:
         settings = ", ".join(_as_setting(setting) for setting in added if setting is not None)
         reasons = "; ".join(reason for reason in (outcome.note, row.note) if reason)
         unchanged = list(outcome.settings.values()) == [flag.text] and row.conversion != "opposite"
-        if row.note or outcome.note or not (row.conversion == PLAIN or unchanged):
+        if row.note or outcome.note or not (row.conversion == IDENTITY or unchanged):
             self._notes.append(_sentence(_as_written(flag, shown), settings, reasons))
 
     def _add_own(self, flag: ParsedFlag, argument: Argument) -> None:

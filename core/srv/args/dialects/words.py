@@ -1,6 +1,6 @@
 """Parse another engine's command line word by word into flags of the dialect (or of `srv`) and their values.
 
-Values remain texts: this module must not know what they mean.
+Values remain strings: this module must not know what they mean.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class _Parser:
         self._dialect, self._source = dialect, source
         self._rows = dialect.by_flag
         self._command = ParsedCommand()
-        self._left: list[str] = []
+        self._remaining: list[str] = []
 
     def read(self, words: Sequence[str]) -> ParsedCommand:
-        self._left = list(reversed(words))
+        self._remaining = list(reversed(words))
         positional = self._dialect.positional
-        while self._left:
-            word = self._left.pop()
+        while self._remaining:
+            word = self._remaining.pop()
             if is_flag(word):
                 self._read_flag(word)
             elif positional and all(each.flag != positional for each in self._command.flags):
@@ -133,8 +133,8 @@ class _Parser:
         if takes == "value":
             return self._one_value(flag, inline)
         text = inline
-        if text is None and self._left and self._left[-1].lower() in TRUE + FALSE:
-            text = self._left.pop()
+        if text is None and self._remaining and self._remaining[-1].lower() in TRUE + FALSE:
+            text = self._remaining.pop()
         if text is not None and text.lower() not in TRUE + FALSE:
             self._refuse("bad_value", flag, "it is neither true nor false", "Write true or false after it.", text)
             return None
@@ -149,25 +149,25 @@ class _Parser:
     def _one_value(self, flag: str, inline: str | None) -> str | None:
         if inline is not None:
             return inline
-        return self._left.pop() if self._next_is_value() else self._missing(flag)
+        return self._remaining.pop() if self._next_is_value() else self._missing(flag)
 
     def _missing(self, flag: str) -> str | None:
         self._refuse("missing_value", flag, "no value follows it", "Write its value after it, or leave it out.")
         return None
 
     def _next_is_value(self) -> bool:
-        return bool(self._left) and not is_flag(self._left[-1])
+        return bool(self._remaining) and not is_flag(self._remaining[-1])
 
     def _all_values(self) -> list[str]:
         values = []
         while self._next_is_value():
-            values.append(self._left.pop())
+            values.append(self._remaining.pop())
         return values
 
     def _refuse_unknown(self, flag: str) -> None:
         remedy = f"`srv args translate --from {self._dialect.name} --table` lists the known flags."
-        if near := self._nearest(flag):
-            remedy = f"Did you mean {near}?"
+        if closest := self._nearest(flag):
+            remedy = f"Did you mean {closest}?"
         self._refuse("unknown_flag", flag, f"it is not a known flag of {self._dialect.engine} or srv", remedy)
 
     def _nearest(self, flag: str) -> str | None:
@@ -175,8 +175,8 @@ class _Parser:
         if self._dialect.ours:
             known = [*known, *("--" + name.replace("_", "-") for name in all_names())]
         stems = {name.removeprefix("--"): name for name in known}
-        near = nearest(normalize_name(flag.lower()).replace("_", "-").lstrip("-"), stems, cutoff=0.6)
-        return stems[near] if near else None
+        closest = nearest(normalize_name(flag.lower()).replace("_", "-").lstrip("-"), stems, cutoff=0.6)
+        return stems[closest] if closest else None
 
     def _refuse(self, code: str, what: str, reason: str, remedy: str, value: str | None = None) -> None:
         shown = None if value is None else short(value)

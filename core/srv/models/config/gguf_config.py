@@ -20,10 +20,10 @@ from srv.models.layers.rope_config import usable_context
 from srv.specs import CacheGroup, ModelFacts
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENS = "tokenizer.ggml.tokens"
-# A chat model whose file declares only the end of text still ends its turns with one of these (llama.cpp
-# finds them by text as well).
+# Chat models end their turns with one of these tokens, even if the file declares only the end-of-text token.
+# llama.cpp finds them by their text as well.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 # Metadata that changes the computation in a way the native layers do not implement, unless it is zero or absent.
 UNSUPPORTED_KEYS = (
@@ -166,11 +166,11 @@ def _refuse_unsupported(meta: _Metadata) -> None:
 
 
 def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters` as transformers names them. The attention factor of YaRN is the one that llama.cpp computes."""
+    """`rope_parameters` as transformers names them. YaRN's attention factor is computed as in llama.cpp."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
     dim = meta.count("rope.dimension_count", head_dim)
     if dim != head_dim and meta.prefix == "llama":
-        # The file's row order pairs dimensions across whole heads, so which of them are rotated is not determined.
+        # The file's row order pairs dimensions across whole heads, so it does not show which dimensions are rotated.
         raise meta.unsupported(f"only {dim} of {head_dim} dimensions of its heads are rotated")
     if dim != head_dim:
         parameters["partial_rotary_factor"] = dim / head_dim
@@ -208,12 +208,12 @@ def _types(header: GGUFHeader) -> tuple[str | None, str]:
     quantized = {tensor.type.name for tensor in header.tensors.values() if tensor.type.quantized}
     if quantized:
         return f"gguf:{max(quantized, key=lambda name: parameters[name])}", "float16"
-    most = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
-    return None, PLAIN_DTYPES.get(most, "float32")
+    dtype = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
+    return None, UNQUANTIZED_DTYPES.get(dtype, "float32")
 
 
 def _end_tokens(meta: _Metadata) -> tuple[int, ...]:
-    """Declared ends of text, turn and message; if no end of turn is declared, one that is known by its text."""
+    """The declared end-of-text, end-of-turn and end-of-message tokens; `TURN_ENDS` if no end of turn is declared."""
     declared = [meta.token("eos"), meta.token("eot"), meta.token("eom")]
     if meta.token("eot") is None:
         declared += sorted(meta.header.found.get(TOKENS, {}).values())

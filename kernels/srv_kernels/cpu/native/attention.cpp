@@ -28,11 +28,11 @@ constexpr int QK_ROWS = 3, QK_CHAINS = 1, PV_ROWS = 3, PV_VECTORS = 1;
 // their own, and a little more than MAX_HEAD_DIM, so that the rows do not map to the same cache sets.
 constexpr int64_t QUERY_STRIDE = MAX_HEAD_DIM + LANES;
 
-// A thread's buffers for one tile. They are reused, because fresh memory costs more than the work.
+// A thread's buffers for one tile. They are reused, because allocating them takes longer than the tile.
 template <class P>
 struct Workspace {
     std::vector<KVOperand<P>> query, weights;
-    std::vector<P> masked;  // unless the pool is int8
+    std::vector<P> masked;  // unused if the pool is int8
     std::vector<float> scores, out, row_max, row_sum;
     std::vector<float> query_scales, weight_scales;  // for int8 pools
 
@@ -183,8 +183,8 @@ private:
         finish(space, tile, rows);
     }
 
-    // The block of keys to prefetch while this block of values is read: in the next tile of keys, or in the next head's
-    // first.
+    // The block of keys to prefetch while this block of values is read: of the next tile of keys, or of the next head's
+    // first tile.
     const P* next_block(const AttentionTile& tile, int64_t row, int64_t at) const {
         const int64_t next = at + KV_TILE, first = tile.first_key / KV_TILE * KV_TILE + at % KV_TILE;
         if (next < tiles.end_of(tile, row)) return block(a.keys, row, tile.kv_head, next);
@@ -229,8 +229,8 @@ private:
     }
 
     // Scores of COUNT rows from `first` on with block `number` of the tile. Several accumulators per row hide the
-    // latency of additions if there are few rows. KV blocks are too far apart for the hardware prefetcher, so that as
-    // much of `next` is prefetched as is read of `keys`, and the scales behind it.
+    // latency of additions if there are few rows. KV blocks are too far apart for the hardware prefetcher, so this
+    // prefetches as much of `next` as it reads of `keys`, and the scales that follow.
     template <int COUNT>
     inline void score_rows(Workspace<P>& space, int64_t first, const P* keys, int number, const P* next) const {
         constexpr int64_t INTERLEAVE = KV_INTERLEAVE<P>;
@@ -261,7 +261,7 @@ private:
     }
 
     // Turns the scores of a tile into softmax weights, and rescales earlier sums when a larger score appears. All
-    // maximums come first, so that one row's exponentials do not wait for another's maximum.
+    // maxima are computed first, so that one row's exponentials do not wait for another's maximum.
     void update_softmax(Workspace<P>& space, const AttentionTile& tile, Range range, int64_t key,
                         const KVBlocks<P>& blocks) const {
         const int64_t count = blocks.count * BLOCK_TOKENS;

@@ -1,4 +1,4 @@
-// Tiling of a matrix product with a packed weight: one block of outputs by a few rows, distributed over the threads.
+// Tiles of a matrix product with a packed weight: one block of outputs by a few rows. Threads share the tiles.
 #pragma once
 
 #include <cstdint>

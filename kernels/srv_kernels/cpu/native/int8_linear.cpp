@@ -3,8 +3,8 @@
 // A packed weight is [outputs / 32][inputs / 4][32 outputs][4 inputs], zero-padded and read sequentially. Four inputs
 // are interleaved for the processor's 4-byte dot product (VPDPBUSD, USDOT). One of its operands is unsigned, so 128 is
 // added to the quantized x; `compensation` includes -128 * (sum of an output's weights), which corrects the result.
-// Without such an instruction AVX2 multiplies int16 pairs: x is stored as int16, and the even and odd weights of four
-// are widened in turn.
+// Without such an instruction, AVX2 multiplies int16 pairs: x is stored as int16, and the even, then the odd weights of
+// each four are widened.
 //
 // Integer sums are exact, so that a row's result depends neither on its batch nor on the threads.
 #include <algorithm>

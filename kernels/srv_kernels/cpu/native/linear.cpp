@@ -1,4 +1,4 @@
-// y = x W^T + b over packed weights.
+// y = x W^T + b with packed weights.
 //
 // A packed weight consists of blocks of 32 outputs and all inputs. A block is read sequentially; its layout is [inputs
 // / 2][32 outputs][2 inputs], zero-padded. Pairs of inputs are interleaved for the processor's bfloat16 dot product

@@ -288,7 +288,7 @@ inline Float32x16 exponential(const Float32x16& x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // 2^128 is no float32, so 2^n is applied as two factors.
+    // 2^128 overflows float32, so 2^n is applied as two factors.
     const Int32x16 power = convert<int32_t>(n);
     const Int32x16 half = power >> 1;
     const Float32x16 first = bits_as<float>((half + 127) << 23);
