@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
+from srv.worker.build_drafting import draft_cost, draft_count, drafting
 from srv.worker.capture import CaptureReport, capture_steps, rows_to_capture
 from srv.worker.runner import Runner
 from srv.worker.slots import Slots
@@ -62,9 +63,10 @@ def build(spec: EngineSpec) -> Engine:
     model = _model(spec, config, platform, ops, device)
     measured = _budget(spec, config, platform, device)
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
-    limits = _limits(config, measured, depth, spec.model.vocab_size)
+    limits = _limits(config, measured, depth, spec)
     kv = platform.kv_buffers(_layout(spec, config, measured), measured.pages[0])
     runner, captured = _runner(spec, config, platform, device, model, kv, measured)
+    limits = replace(limits, draft_cost=draft_cost(runner.seconds, limits.drafts))
     end_tokens = frozenset(spec.model.end_tokens)
     return Engine(
         scheduler=Scheduler(limits, measured.pages, end_tokens),
@@ -118,7 +120,7 @@ def _layout(spec: EngineSpec, config: Config, measured: Budget) -> KVLayout:
     return KVLayout(group, measured.page_size, budget.kv_dtype(config), spec.kv_order)
 
 
-def _limits(config: Config, measured: Budget, depth: int, vocab_size: int) -> Limits:
+def _limits(config: Config, measured: Budget, depth: int, spec: EngineSpec) -> Limits:
     schedule = config.schedule
     return Limits(
         max_running_requests=schedule.max_running_requests,
@@ -131,7 +133,9 @@ def _limits(config: Config, measured: Budget, depth: int, vocab_size: int) -> Li
         policy=schedule.schedule_policy,
         prefix_cache=not config.memory.disable_radix_cache,
         depth=depth,
-        vocab_size=vocab_size,
+        vocab_size=spec.model.vocab_size,
+        drafts=draft_count(config),
+        device_lengths=spec.kv_lengths == "device",
     )
 
 
@@ -165,6 +169,7 @@ def _runner(
         platform=platform,
         device=device,
         captured=captured,
+        drafting=drafting(config, slots, measured.max_request_tokens, device),
     ), capture_report
 
 
