@@ -59,6 +59,12 @@ EFFECTS: Mapping[str, str] = {
     "schedule_policy": ENGINE + "test_schedule_policy",
     "schedule_conservativeness": ENGINE + "test_schedule_conservativeness",
     "disable_overlap_schedule": ENGINE + "test_disable_overlap_schedule",
+    # speculative
+    "speculative_algorithm": ENGINE + "test_speculative_algorithm",
+    "speculative_num_draft_tokens": ENGINE + "test_speculative_num_draft_tokens",
+    "speculative_ngram_min_match_window_size": ENGINE + "test_speculative_ngram_min_match_window_size",
+    "speculative_ngram_max_match_window_size": ENGINE + "test_speculative_ngram_max_match_window_size",
+    "speculative_ngram_branch_length": ENGINE + "test_speculative_ngram_branch_length",
     # graphs
     "disable_graphs": TOY + "test_disable_graphs",
     "graph_max_batch_size": TOY + "test_graph_max_batch_size",

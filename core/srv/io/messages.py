@@ -111,6 +111,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     retractions: int
     finished: int
     aborted: int
+    drafts_proposed: int = 0  # draft tokens that were verified
+    drafts_accepted: int = 0  # those of them that were right
     replayed_steps: int = 0  # steps that replayed a captured graph
     eager_steps: int = 0  # steps that launched their kernels one by one
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from srv.errors import IntegrityError
 from srv.memory.radix import Match
+from srv.sched.draft_policy import DraftCost
 from srv.sched.limits import Limits
 from srv.sched.plan import Plan, Row, Start
 from srv.sched.queue import WaitingQueue
@@ -58,6 +59,7 @@ class Planner:
         self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
+        self._draft_cost = DraftCost(limits.draft_cost)
         self.retractions = 0
 
     def schedule_step(self) -> PlanBuilder:
@@ -84,8 +86,7 @@ class Planner:
             begin = request.bound
             if (
                 request.decodes_only
-                and not request.drafts
-                and not request.unapplied_drafts
+                and not request.draft_history
                 and request.total < request.max_total_tokens
                 and begin < request.num_pages_sent * page
             ):
@@ -112,8 +113,11 @@ class Planner:
                 self._add_row(request, 1 + drafts, drafts, step)
 
     def _draft_count(self, request: Request, step: PlanBuilder) -> int:
-        """How many drafts the next decode row has: as many as fit in the budget, the output and the free pages."""
-        drafts = min(request.drafts, step.draft_budget, step.budget, request.max_total_tokens - request.total - 1)
+        """How many drafts the next decode row has: as many as pay and fit in the budget, the output and the pages."""
+        if request.draft_history is None:
+            return 0
+        drafts = request.draft_history.next_count(self._draft_cost.share(len(self._running)))
+        drafts = min(drafts, step.draft_budget, step.budget, request.max_total_tokens - request.total - 1)
         return drafts if drafts > 0 and self._running.can_extend(request, request.bound + 1 + drafts) else 0
 
     def _prompt_chunk(self, prompt_left: int, step: PlanBuilder) -> int:

@@ -18,6 +18,7 @@ import enum
 
 from srv.memory.cache import Lease
 from srv.memory.radix import Match
+from srv.sched.draft_policy import DraftHistory
 from srv.sched.plan import Row
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec
 
@@ -44,7 +45,7 @@ class Request:
         "cached_tokens",
         "confirmed",
         "decodes_only",
-        "drafts",
+        "draft_history",
         "id",
         "in_flight",
         "kv_invalid",
@@ -108,7 +109,7 @@ class Request:
         self.confirmed = 0
         self.bound = 0
         self.total = len(self.prompt)
-        self.drafts = 0  # draft tokens that its next decode row should have
+        self.draft_history: DraftHistory | None = None  # None: it gets no drafts
         self.unapplied_drafts = 0  # drafts of the rows in flight
         self.in_flight = 0  # rows in flight
         self.decodes_only = False  # all that its next rows do is decode: the prompt is published, no vectors are needed

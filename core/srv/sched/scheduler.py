@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
+from srv.sched.draft_policy import DraftHistory
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.sched.planner import Planner
@@ -38,6 +39,8 @@ class _Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
     steps: int = 0
     finished: int = 0
     aborted: int = 0
@@ -68,8 +71,8 @@ class Scheduler:
         if error is not None:
             return _output(request, RowResult(-1, error=error), FinishReason.ERROR)
         self._arrivals += 1
-        if request.next_vector_position is None:  # hidden states are returned for known tokens only
-            request.drafts = self.limits.drafts
+        if self.limits.drafts and request.next_vector_position is None:  # hidden states are those of known tokens
+            request.draft_history = DraftHistory(self.limits.drafts)
         self._live[request.id] = request
         self._queue.push(request)
         return None
@@ -266,6 +269,10 @@ class Scheduler:
         _check_row_result(request, row, result)
         end = row.computed + row.scheduled
         appended, reason = request.confirm(row, result.tokens)
+        if row.drafts and request.draft_history is not None:
+            request.draft_history.record(row.drafts, len(result.tokens) - 1)
+            self._counters.drafts_proposed += row.drafts
+            self._counters.drafts_accepted += len(result.tokens) - 1
         self._counters.generated_tokens += appended
         if row.score:
             request.next_scored_position = min(end, len(request.prompt) - 1)
