@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         name="chunk-budget-not-spent",
         file="core/srv/sched/planner.py",
-        text="            step.budget -= count\n",
+        text="        step.budget -= count if is_prompt else drafts\n",
         planted="",
         effect="A step computes more prompt tokens than --chunked-prefill-size, and runs out of activation memory.",
         tests=(_SCHEDULER,),
@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         name="failed-kv-is-shared",
         file="core/srv/sched/scheduler.py",
-        text="            request.kv_invalid |= result.error is not None\n",
+        text="        request.kv_invalid |= result.error is not None\n",
         planted="",
         effect="After a failed step, later requests reuse KV that was never written, and generate nonsense.",
         tests=(_SCHEDULER,),
@@ -97,9 +97,33 @@ FAULTS = (
     Fault(
         name="late-row-releases-twice",
         file="core/srv/sched/scheduler.py",
-        text="row.computed + row.scheduled\n        if request.in_flight:\n            return None\n",
-        planted="row.computed + row.scheduled\n",
+        text="        request.drop(row)\n        if request.in_flight:\n            return None\n",
+        planted="        request.drop(row)\n",
         effect="With two steps in flight, a request that ends early frees its pages while a step writes to them.",
+        tests=(_SCHEDULER,),
+    ),
+    Fault(
+        name="rejected-drafts-stay-bound",
+        file="core/srv/sched/request.py",
+        text="        self.bound -= rejected\n",
+        planted="",
+        effect="With speculative decoding, rows begin behind the accepted tokens, and output ends early.",
+        tests=(_SCHEDULER,),
+    ),
+    Fault(
+        name="rejected-drafts-are-published",
+        file="core/srv/sched/request.py",
+        text="self.confirmed = known - 1 if row.sample else row.computed + row.scheduled",
+        planted="self.confirmed = row.computed + row.scheduled",
+        effect="With speculative decoding, the KV of a rejected draft is shared as that of the token in its place.",
+        tests=(_SCHEDULER,),
+    ),
+    Fault(
+        name="drafts-outside-the-budget",
+        file="core/srv/sched/planner.py",
+        text="min(drafts, step.draft_budget, step.budget, ",
+        planted="min(drafts, ",
+        effect="With speculative decoding, a step computes more tokens than the memory for activations is meant for.",
         tests=(_SCHEDULER,),
     ),
 )

@@ -37,6 +37,8 @@ EFFECTS: Mapping[str, str] = {
     "dequantize_weights": ENGINE + "test_dequantize_weights",
     "torchao_config": ENGINE + "test_torchao_config",
     "chat_template": SERVER + "test_chat_template",
+    "is_embedding": SERVER + "test_is_embedding",
+    "pooling": SERVER + "test_pooling",
     "random_seed": ENGINE + "test_random_seed_decides_dummy_weights",
     # platform
     "device": ENGINE + "test_device",
@@ -58,6 +60,12 @@ EFFECTS: Mapping[str, str] = {
     "schedule_policy": ENGINE + "test_schedule_policy",
     "schedule_conservativeness": ENGINE + "test_schedule_conservativeness",
     "disable_overlap_schedule": ENGINE + "test_disable_overlap_schedule",
+    # speculative
+    "speculative_algorithm": ENGINE + "test_speculative_algorithm",
+    "speculative_num_draft_tokens": ENGINE + "test_speculative_num_draft_tokens",
+    "speculative_ngram_min_match_window_size": ENGINE + "test_speculative_ngram_min_match_window_size",
+    "speculative_ngram_max_match_window_size": ENGINE + "test_speculative_ngram_max_match_window_size",
+    "speculative_ngram_branch_length": ENGINE + "test_speculative_ngram_branch_length",
     # graphs
     "disable_graphs": TOY + "test_disable_graphs",
     "graph_max_batch_size": TOY + "test_graph_max_batch_size",
@@ -73,6 +81,7 @@ EFFECTS: Mapping[str, str] = {
     "log_level": SERVER + "test_log_level",
     "max_request_bytes": SERVER + "test_max_request_bytes",
     "max_stop_strings": SERVER + "test_max_stop_strings",
+    "enable_return_hidden_states": SERVER + "test_enable_return_hidden_states",
     "graceful_shutdown_seconds": SERVER + "test_graceful_shutdown_seconds",
     "engine_start_timeout_seconds": SERVER + "test_engine_start_timeout_seconds",
 }

@@ -339,7 +339,7 @@ def test_what_is_said_not_to_work_is_refused_with_its_code(
 @every(
     ("words", "code"),
     [
-        (("--speculative-algorithm=NGRAM",), "planned"),
+        (("--speculative-algorithm=EAGLE",), "planned"),
         (("--attention-backend=flashmla",), "unknown_backend"),
         (("--revision=main",), "revision_without_hub"),
     ],

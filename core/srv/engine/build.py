@@ -24,6 +24,7 @@ from srv.planning import budget as budgets
 from srv.planning.budget import Budget
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
+from srv.worker.build_drafting import draft_count
 from srv.worker.capture import rows_to_capture
 from srv.worker.rank import RankWorker
 
@@ -64,7 +65,7 @@ def _build(spec: EngineSpec, config: Config, executor: Executor) -> Engine:
     budget = _budget(spec, config, ranks)
     allocated = executor.allocate(budget)
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
-    limits = _limits(config, budget, depth, spec.model.vocab_size)
+    limits = _limits(config, budget, depth, spec, max(rank.draft_cost for rank in allocated))
     return Engine(
         scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens)),
         executor=executor,
@@ -85,7 +86,7 @@ def _budget(spec: EngineSpec, config: Config, ranks: Sequence[RankMemory]) -> Bu
     )
 
 
-def _limits(config: Config, budget: Budget, depth: int, vocab_size: int) -> Limits:
+def _limits(config: Config, budget: Budget, depth: int, spec: EngineSpec, draft_cost: float) -> Limits:
     schedule = config.schedule
     return Limits(
         max_running_requests=schedule.max_running_requests,
@@ -98,7 +99,10 @@ def _limits(config: Config, budget: Budget, depth: int, vocab_size: int) -> Limi
         policy=schedule.schedule_policy,
         prefix_cache=not config.memory.disable_radix_cache,
         depth=depth,
-        vocab_size=vocab_size,
+        vocab_size=spec.model.vocab_size,
+        drafts=draft_count(config),
+        draft_cost=draft_cost,
+        device_lengths=spec.kv_lengths == "device",
     )
 
 

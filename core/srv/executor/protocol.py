@@ -26,11 +26,15 @@ class RankMemory(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs."""
+    """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs.
+
+    `draft_cost`: the measured cost of one more draft per row (`srv.sched.limits.Limits.draft_cost`).
+    """
 
     rank: int
     pool_bytes: int
     captured: tuple[tuple[str, str], ...]
+    draft_cost: float
 
 
 class StepFuture(Protocol):

@@ -18,7 +18,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `config` is the resolved configuration as JSON (`Config.to_json`). `backends` maps a backend argument
     ("sampling_backend") to the name and the import target of the chosen backend. `kv_order` is the axis order of
-    the KV pool that the attention backends require. `reserved_bytes` of device memory stay free for activations.
+    the KV pool that the attention backends require; `kv_lengths` says whether all of them take KV lengths from the
+    "device", or one needs them on the "host". `reserved_bytes` of device memory stay free for activations.
     `options` are the values of the arguments that the platform's manifest declares. `to_engine` and `from_engine` are
     socket addresses. `parent` is the process id of the API process; the engine exits when that process has exited.
     """
@@ -29,6 +30,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     backends: Mapping[str, tuple[str, str]]
     kv_order: str
+    kv_lengths: str
     reserved_bytes: float
     options: Mapping[str, str | int | float | bool | None]
     to_engine: str
@@ -40,6 +42,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> EngineSpec:
     """The EngineSpec of a resolved launch; `to_engine` and `from_engine` are the addresses of the two sockets."""
     resolved = context.resolved
+    attention = [resolved.backends[slot] for slot in ("prefill_attention_backend", "decode_attention_backend")]
     reserved = resolved.quantities.get(RESERVED_MEMORY)
     return EngineSpec(
         platform=context.platform,
@@ -48,6 +51,7 @@ def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> Eng
         config=resolved.config.to_json(),
         backends={slot: (choice.spec.name, choice.spec.target) for slot, choice in resolved.backends.items()},
         kv_order=resolved.backends["prefill_attention_backend"].spec.kv_order,
+        kv_lengths="device" if all(choice.spec.lengths == "device" for choice in attention) else "host",
         reserved_bytes=0.0 if reserved is None else reserved.total,
         options={name: resolved.config.get(name) for name in context.manifest.options},
         to_engine=to_engine,

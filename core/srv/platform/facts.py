@@ -145,6 +145,8 @@ class BackendSpec:
     Automatic choice takes the highest `priority` that fits.
     `graphs` (attention only, contract 1.1): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
     at the same addresses, as captured steps need. If the decode backend does not, no step is captured.
+    `lengths` (attention only, contract 1.3): "device" if it takes `AttentionBatch.lengths`; with "host", a request
+    waits for the result of a row with drafts before its next row is planned.
     """
 
     name: str
@@ -153,6 +155,7 @@ class BackendSpec:
     target: str
     kv_order: str = ""
     graphs: bool = False
+    lengths: str = "host"
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,9 @@ class AttentionLayer:
 class AttentionBatch:
     """The attention inputs of one step. Rows are concatenated along the token axis.
 
+    lengths (contract 1.3): int32 [rows] on the device, or None. If given, the KV lengths are these; kv_lens[i] is then
+    only an upper bound, because drafts in flight may be rejected. A backend gets them only if its spec says
+    `lengths="device"`.
     query_lens[i] >= 1 tokens of row i are computed in this step; kv_lens[i] counts its tokens including those,
     so its first query has position kv_lens[i] - query_lens[i]. Both are host integers.
     page_table: int32 [rows, columns] on the device; entries past a row's last page are 0.
@@ -116,6 +119,7 @@ class AttentionBatch:
     kv_lens: Sequence[int]
     page_table: torch.Tensor
     graph: int | None = None
+    lengths: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Counter-based noise: the uniform number of a token is a pure function of (seed, position).
 
-Owns the generator and a small per-slot cache of its output, in NumPy on the host. Must not know requests, batches or
-devices. The reasons are in docs/adr/0004-counter-based-noise.md.
+Owns the generator, in NumPy on the host, and two small per-slot caches of its output: on the host, and on the device
+for positions that only the device knows. Must not know requests or batches. The reasons are in
+docs/adr/0004-counter-based-noise.md.
 
 The generator is Philox4x32 with ten rounds: John K. Salmon, Mark A. Moraes, Ron O. Dror and David E. Shaw,
 "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Words = npt.NDArray[np.uint64]  # 32-bit words, in 64-bit integers, so that products keep their upper half
 Floats = npt.NDArray[np.float64]
@@ -94,3 +96,38 @@ class SlotNoise:
         values = uniform(np.repeat(seeds, self._POSITIONS), positions.ravel())
         self._values[slots] = values.reshape(positions.shape)
         self._block[slots], self._seed[slots] = blocks, seeds
+
+
+class DeviceNoise:
+    """`uniform` for positions on the device, of which the host knows only a range.
+
+    A ring of blocks per slot: position p is in column p % (blocks x 64). The host generates the blocks of a range when
+    it first sees them, which is once per 64 positions and slot; the device looks the position up.
+    """
+
+    _POSITIONS = 64
+    _BLOCKS = 4
+
+    def __init__(self, max_slots: int, device: torch.device) -> None:
+        width = self._BLOCKS * self._POSITIONS
+        self._values = torch.zeros((max_slots, width), dtype=torch.float64, device=device)
+        self._block = np.full((max_slots, self._BLOCKS), -1, dtype=np.int64)
+        self._seed = np.full((max_slots, self._BLOCKS), -1, dtype=np.int64)
+
+    def draw(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """float64 [n] on the device; slots and positions: int64 [n]. Call `ensure` before."""
+        return self._values[slots, positions % self._values.shape[1]]
+
+    def ensure(self, slots: Sequence[int], seeds: Sequence[int], first: Sequence[int], last: Sequence[int]) -> None:
+        """Have the noise of positions first[i] to last[i] of slots[i], which are less than 128 apart."""
+        for slot, seed, begin, end in zip(slots, seeds, first, last, strict=True):
+            for block in range(begin // self._POSITIONS, end // self._POSITIONS + 1):
+                place = block % self._BLOCKS
+                if self._block[slot, place] != block or self._seed[slot, place] != seed:
+                    self._fill(slot, seed, block, place)
+
+    def _fill(self, slot: int, seed: int, block: int, place: int) -> None:
+        positions = block * self._POSITIONS + np.arange(self._POSITIONS)
+        values = torch.from_numpy(uniform(np.full(self._POSITIONS, seed), positions))
+        self._values[slot, place * self._POSITIONS : (place + 1) * self._POSITIONS].copy_(values)
+        self._block[slot, place], self._seed[slot, place] = block, seed

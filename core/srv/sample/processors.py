@@ -12,21 +12,28 @@ passed to `SamplerState`. Must not know how a token is sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from srv.sample.verify import DraftRows
 from srv.sched.plan import Start
 from srv.types import SamplingParams
 
 
 class SampleRow(NamedTuple):
-    """One row of logits: its slot, and the absolute position of the token to sample."""
+    """One row of logits: its slot, and the absolute position of the token to sample.
+
+    draft: number of drafts before it in its row of the plan. unapplied: the position may be up to so much earlier,
+    because drafts are in flight; `DraftRows.positions` are exact.
+    """
 
     slot: int
     position: int
+    draft: int = 0
+    unapplied: int = 0
 
 
 class LogitsProcessor(Protocol):
@@ -46,6 +53,21 @@ class LogitsProcessor(Protocol):
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
         """tokens[i], int64 on the device, was sampled for slots[i]."""
+
+
+@runtime_checkable
+class DraftLogitsProcessor(LogitsProcessor, Protocol):
+    """A processor that also changes the logits of drafts, each as if the drafts before it had been sampled.
+
+    Without one of these, a request in its slot gets no drafts. In a step with drafts, these methods are called in place
+    of `apply` and `observe`; the rows given to `prepare` are then all positions of `drafts`.
+    """
+
+    def apply_drafts(self, logits: torch.Tensor, prepared: Any, drafts: DraftRows) -> None:
+        """Change logits, float32 [positions, vocab] on the device, in place."""
+
+    def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        """tokens[i] was sampled for slots[i]; it is output if kept[i], bool on the device."""
 
 
 class _Latest:
@@ -70,6 +92,9 @@ class _PenalisedRows(NamedTuple):
     repetition: torch.Tensor  # these three: float32 [rows, 1]
     frequency: torch.Tensor
     presence: torch.Tensor
+    # For each draft before one of the rows: which of these rows, and the index of the draft, both int64.
+    draft_rows: torch.Tensor
+    drafts: torch.Tensor
 
 
 class Penalties:
@@ -126,15 +151,16 @@ class Penalties:
     def prepare(self, rows: Sequence[SampleRow]) -> _PenalisedRows | None:
         if not self._storage:
             return None
-        concerned = tuple((index, row.slot) for index, row in enumerate(rows) if row.slot in self._storage)
+        concerned = tuple((index, row.slot, row.draft) for index, row in enumerate(rows) if row.slot in self._storage)
         if not concerned:
             return None
         found: _PenalisedRows = self._prepared.get((len(rows), concerned), lambda: self._bundle(len(rows), concerned))
         return found
 
-    def _bundle(self, count: int, concerned: tuple[tuple[int, int], ...]) -> _PenalisedRows:
-        indices = torch.tensor([index for index, _ in concerned], dtype=torch.int64).to(self._device)
-        storage = [self._storage[slot] for _, slot in concerned]
+    def _bundle(self, count: int, concerned: tuple[tuple[int, int, int], ...]) -> _PenalisedRows:
+        indices = torch.tensor([index for index, _, _ in concerned], dtype=torch.int64).to(self._device)
+        storage = [self._storage[slot] for _, slot, _ in concerned]
+        before = [(row, index - back) for row, (index, _, draft) in enumerate(concerned) for back in range(draft)]
         factors = torch.from_numpy(self._factors[storage]).to(self._device)
         return _PenalisedRows(
             None if len(concerned) == count else indices,
@@ -142,11 +168,23 @@ class Penalties:
             factors[:, 0:1],
             factors[:, 1:2],
             factors[:, 2:3],
+            torch.tensor([row for row, _ in before], dtype=torch.int64).to(self._device),
+            torch.tensor([draft for _, draft in before], dtype=torch.int64).to(self._device),
         )
 
     def apply(self, logits: torch.Tensor, prepared: _PenalisedRows) -> None:
-        chosen = logits if prepared.rows is None else logits.index_select(0, prepared.rows)
+        self._penalise(logits, prepared, self._counts.index_select(0, prepared.storage))
+
+    def apply_drafts(self, logits: torch.Tensor, prepared: _PenalisedRows, drafts: DraftRows) -> None:
+        """Each position counts the drafts before it as output."""
         counts = self._counts.index_select(0, prepared.storage)
+        tokens = drafts.fed.index_select(0, prepared.drafts)
+        ones = torch.ones(len(tokens), dtype=torch.int32, device=self._device)
+        self._penalise(logits, prepared, counts.index_put_((prepared.draft_rows, tokens), ones, accumulate=True))
+
+    def _penalise(self, logits: torch.Tensor, prepared: _PenalisedRows, counts: torch.Tensor) -> None:
+        """counts: int32 [penalised rows, vocab], of each token in the output so far."""
+        chosen = logits if prepared.rows is None else logits.index_select(0, prepared.rows)
         output = counts > 0
         seen = self._prompt.index_select(0, prepared.storage) | output
         pushed = torch.where(chosen > 0, chosen / prepared.repetition, chosen * prepared.repetition)
@@ -165,6 +203,14 @@ class Penalties:
         indices, storage, ones = self._observed.get(concerned, lambda: self._observers(concerned))
         self._counts.index_put_((storage, tokens.index_select(0, indices)), ones, accumulate=True)
 
+    def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        concerned = tuple((index, slot) for index, slot in enumerate(slots) if slot in self._storage)
+        if not concerned:
+            return
+        indices, storage, _ = self._observed.get(concerned, lambda: self._observers(concerned))
+        output = tokens.index_select(0, indices), kept.index_select(0, indices).int()
+        self._counts.index_put_((storage, output[0]), output[1], accumulate=True)
+
     def _observers(self, concerned: tuple[tuple[int, int], ...]) -> tuple[torch.Tensor, ...]:
         indices = torch.tensor([index for index, _ in concerned], dtype=torch.int64)
         storage = torch.tensor([self._storage[slot] for _, slot in concerned], dtype=torch.int64)
@@ -178,14 +224,16 @@ class _Entries(NamedTuple):
     rows: torch.Tensor
     tokens: torch.Tensor
     values: torch.Tensor
+    before: torch.Tensor  # int64: an entry holds at positions below this one
 
 
-def _entries(cells: Sequence[tuple[int, int, float]], device: torch.device) -> _Entries:
-    rows, tokens, values = zip(*cells, strict=True)
+def _entries(cells: Sequence[tuple[int, int, float, int]], device: torch.device) -> _Entries:
+    rows, tokens, values, before = zip(*cells, strict=True)
     return _Entries(
         torch.tensor(rows, dtype=torch.int64).to(device),
         torch.tensor(tokens, dtype=torch.int64).to(device),
         torch.tensor(values, dtype=torch.float32).to(device),
+        torch.tensor(before, dtype=torch.int64).to(device),
     )
 
 
@@ -215,20 +263,26 @@ class LogitBias:
         return found
 
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
-        cells = [(index, token, bias) for index, slot in concerned for token, bias in self._bias[slot]]
+        cells = [(index, token, bias, 0) for index, slot in concerned for token, bias in self._bias[slot]]
         return _entries(cells, self._device)
 
     def apply(self, logits: torch.Tensor, prepared: _Entries) -> None:
         logits.index_put_((prepared.rows, prepared.tokens), prepared.values, accumulate=True)
 
+    def apply_drafts(self, logits: torch.Tensor, prepared: _Entries, drafts: DraftRows) -> None:
+        self.apply(logits, prepared)
+
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
         """A bias does not depend on sampled tokens."""
+
+    def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        """See `observe`."""
 
 
 class MinTokens:
     """Masks end tokens and stop token ids until `min_tokens` tokens have been generated.
 
-    The number of generated tokens follows from the row's position, which the host knows, so there is no device state.
+    The number of generated tokens follows from the row's position, which the host knows unless drafts are in flight.
     """
 
     def __init__(self, vocab_size: int, end_tokens: frozenset[int], device: torch.device) -> None:
@@ -257,14 +311,23 @@ class MinTokens:
 
     def _holds(self, row: SampleRow) -> bool:
         free, tokens = self._masked.get(row.slot, (0, ()))
-        return row.position < free and bool(tokens)
+        return row.position - row.unapplied < free and bool(tokens)
 
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
-        cells = [(index, token, float("-inf")) for index, slot in concerned for token in self._masked[slot][1]]
+        masked = [(index, *self._masked[slot]) for index, slot in concerned]
+        cells = [(index, token, float("-inf"), free) for index, free, tokens in masked for token in tokens]
         return _entries(cells, self._device)
 
     def apply(self, logits: torch.Tensor, prepared: _Entries) -> None:
         logits.index_put_((prepared.rows, prepared.tokens), prepared.values)
 
+    def apply_drafts(self, logits: torch.Tensor, prepared: _Entries, drafts: DraftRows) -> None:
+        masked = drafts.positions.index_select(0, prepared.rows) < prepared.before
+        values = torch.where(masked, prepared.values, 0.0)
+        logits.index_put_((prepared.rows, prepared.tokens), values, accumulate=True)
+
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
         """The mask does not depend on sampled tokens."""
+
+    def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        """See `observe`."""

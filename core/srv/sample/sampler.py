@@ -6,6 +6,9 @@ synchronizes with it: copies of results to the host are started here and read la
     logits ──► processors ──► backend.sample ──► tokens ──► processors observe them
        └────────────── log-probabilities of those tokens, before processors ──► host
 
+A step with drafts has several positions per row: each is sampled like a row of its own, and `DraftShape` says which
+of the tokens count.
+
 If no processor is active and every row is greedy, a backend with `GreedySampling` gets the unmodified logits of the
 model, and reports which rows are finite.
 """
@@ -23,9 +26,10 @@ import torch
 from srv.errors import InternalError
 from srv.platform.interface import GreedySampling, SamplingBackend, SamplingBatch
 from srv.sample.logprobs import Scores, score
-from srv.sample.noise import SlotNoise
-from srv.sample.processors import LogitsProcessor, SampleRow
+from srv.sample.noise import DeviceNoise, SlotNoise
+from srv.sample.processors import DraftLogitsProcessor, LogitsProcessor, SampleRow
 from srv.sample.state import SamplerState
+from srv.sample.verify import DraftRows
 from srv.types import SamplingParams, TokenLogprob
 
 __all__ = ["SampleRow", "SampledBatch", "SampledToken", "Sampler", "SamplerState"]
@@ -47,9 +51,10 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """The result of `Sampler.sample`.
+    """The result of `Sampler.sample` or `Sampler.sample_drafts`.
 
-    `tokens`: int64 [rows] on the device, for the next step; 0 for a row with an error. The other tensors are being
+    `tokens`: int64 [rows, or positions] on the device, for the next step; 0 for a row with an error. `accepted`: int64
+    [rows] on the device, how many of each row's tokens count; None without drafts. The other tensors are being
     copied to the host: call `to_host` when an event that was recorded after `sample` is complete. Until then `_noise`,
     which is being copied to the device, must be kept alive too.
     """
@@ -60,9 +65,12 @@ class SampledBatch:
     _scores: Scores | None
     _scored: tuple[int, ...]
     _noise: torch.Tensor | None
+    accepted: torch.Tensor | None = None
+    _host_accepted: torch.Tensor | None = None
+    _begins: Sequence[int] = ()
 
     def to_host(self) -> list[SampledToken]:
-        """One SampledToken per row, in order. Enqueues nothing on the device."""
+        """One SampledToken per row (with drafts: per position), in order. Enqueues nothing on the device."""
         logprobs: dict[int, TokenLogprob] = {}
         if self._scores is not None:
             logprobs = dict(zip(self._scored, self._scores.to_host(), strict=True))
@@ -73,6 +81,13 @@ class SampledBatch:
             )
         ]
 
+    def rows_to_host(self) -> list[tuple[SampledToken, ...]]:
+        """The tokens of each row that count. Enqueues nothing on the device."""
+        if self._host_accepted is None:
+            return [(token,) for token in self.to_host()]
+        tokens, accepted = self.to_host(), self._host_accepted.tolist()
+        return [tuple(tokens[begin : begin + count]) for begin, count in zip(self._begins, accepted, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
@@ -81,6 +96,7 @@ class _Layout:
     slots: tuple[int, ...]
     version: int
     slot_array: npt.NDArray[np.int64]
+    slot_index: torch.Tensor
     seeds: npt.NDArray[np.int64]
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -98,13 +114,14 @@ class _Layout:
 
 
 class Sampler:
-    """Samples one token per row. Used from one thread."""
+    """Samples one token per row, or per position of a row with drafts. Used from one thread."""
 
     def __init__(self, backend: SamplingBackend, state: SamplerState) -> None:
         self.state = state
         self._backend = backend
         self._greedy = backend if isinstance(backend, GreedySampling) else None
         self._noise = SlotNoise(state.max_slots)
+        self._device_noise: DeviceNoise | None = None  # made by the first step with drafts that needs it
         self._latest: _Layout | None = None
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
@@ -135,6 +152,52 @@ class Sampler:
             layout.scored,
             noise,
         )
+
+    def sample_drafts(self, logits: torch.Tensor, rows: Sequence[SampleRow], drafts: DraftRows) -> SampledBatch:
+        """Sample every position of rows with drafts, and count those in the state that belong to the output.
+
+        logits: [positions, vocab]; `rows` has one entry per position. Errors are those of `sample`; an error at a
+        position that does not count is none.
+        """
+        if logits.shape[0] != len(rows):
+            raise InternalError(f"{logits.shape[0]} rows of logits for {len(rows)} positions to sample")
+        layout, shape = self._layout(tuple([row.slot for row in rows])), drafts.shape
+        work = self._work(rows)
+        if layout.all_greedy and not work and self._greedy is not None:
+            tokens, finite = self._greedy.most_likely(logits)
+        else:
+            processed = logits.to(torch.float32, copy=True)
+            for processor, prepared in work:
+                assert isinstance(processor, DraftLogitsProcessor)
+                processor.apply_drafts(processed, prepared, drafts)
+            finite = processed.amax(-1).isfinite()
+            noise = self._looked_up(rows, layout, drafts)
+            tokens = self._backend.sample(self._batch(processed, noise, layout)).masked_fill(~finite, 0)
+        accepted = shape.accepted(drafts.fed, tokens)
+        self.state.observe_kept(layout.slots, tokens, shape.kept(accepted))
+        scores = self._score(logits, tokens, layout)
+        return SampledBatch(
+            tokens,
+            tokens.to("cpu", non_blocking=True),
+            finite.to("cpu", non_blocking=True),
+            scores,
+            layout.scored,
+            None,
+            accepted,
+            accepted.to("cpu", non_blocking=True),
+            shape.begins,
+        )
+
+    def _looked_up(self, rows: Sequence[SampleRow], layout: _Layout, drafts: DraftRows) -> torch.Tensor | None:
+        """Noise on the device, float64 [positions]; None if no row needs any."""
+        if layout.all_greedy:
+            return None
+        if self._device_noise is None:
+            self._device_noise = DeviceNoise(self.state.max_slots, self.state.device)
+        earliest = [row.position - row.unapplied for row in rows]
+        latest = [row.position for row in rows]
+        self._device_noise.ensure(layout.slots, layout.seeds.tolist(), earliest, latest)
+        return self._device_noise.draw(layout.slot_index, drafts.positions)
 
     def _work(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
         """The processors that are active for these rows, with the results of their `prepare`."""
@@ -190,6 +253,7 @@ class Sampler:
             slots=slots,
             version=state.version,
             slot_array=at,
+            slot_index=torch.from_numpy(at).to(device),
             seeds=state.seed[at],
             temperature=torch.from_numpy(temperature).to(device),
             top_k=torch.from_numpy(top_k).to(device),

@@ -16,7 +16,11 @@ class Limits:
     context_length: maximum prompt and output tokens of one request.
     conservativeness: scales the share of the remaining output that is reserved for running requests.
     policy: "fcfs" (first come, first served) or "lpm" (longest prefix match first).
-    depth: maximum steps in flight, 1 or 2. lookahead: draft positions per decode row (speculative decoding).
+    depth: maximum steps in flight, 1 or 2.
+    drafts: maximum draft tokens per decode row (speculative decoding); 0: none.
+    draft_cost: a token's part of the cost of a step, as a fraction of the part that every step has; 0: drafts are free.
+    device_lengths: attention takes KV lengths from the device. If not, a request whose last row had drafts waits for
+    the result of that row, because the host does not know yet how many drafts were accepted.
     vocab_size: token ids must be in [0, vocab_size); None: token ids are not checked.
     """
 
@@ -30,7 +34,9 @@ class Limits:
     policy: str = "fcfs"
     prefix_cache: bool = True
     depth: int = 1
-    lookahead: int = 0
+    drafts: int = 0
+    draft_cost: float = 0.0
+    device_lengths: bool = True
     vocab_size: int | None = None
 
 
@@ -38,7 +44,8 @@ class Limits:
 class SchedulerStats:
     """A snapshot. Page counts are summed over cache groups; counters run since start.
 
-    prompt_tokens and cached_tokens count each request once, when it is first admitted. `finished` counts
+    prompt_tokens and cached_tokens count each request once, when it is first admitted. drafts_proposed: draft tokens
+    that were verified, of which drafts_accepted were right. `finished` counts
     requests that ended for any reason except abort; requests that `add` refused are not counted anywhere.
     """
 
@@ -51,6 +58,8 @@ class SchedulerStats:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    drafts_proposed: int
+    drafts_accepted: int
     steps: int
     retractions: int
     finished: int

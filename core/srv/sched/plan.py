@@ -8,8 +8,16 @@ token.
     scheduler.schedule() -> Plan -> executor.submit(plan) -> Future[Result] -> scheduler.apply(plan, result)
 
 There is no prefill phase and no decode phase: a row computes positions [computed, computed + scheduled) of its slot.
-A plan never contains tokens that are still to be sampled: the input token at position p comes from `Start.tokens`
-if p is within them; otherwise it is the slot's last sampled token, which the runner keeps on the device.
+A plan never contains tokens that are still to be sampled, or drafts: the input token at position p comes from
+`Start.tokens` if p is within them; otherwise it is the slot's last sampled token, which the runner keeps on the
+device, or one of the drafts that follow it, which the runner's drafter proposes.
+
+    a row with 3 drafts, of which 2 are accepted       position    p    p+1   p+2   p+3
+                                                       input     last    d1    d2    d3
+                                                       sampled     d1    d2    t3     -      result: (d1, d2, t3)
+
+While that row is in flight, the host knows only that the next one begins between p + 1 and p + 4. It plans for the
+upper bound (`computed` = p + 4, `unapplied` = 3); the runner, whose device knows the length, begins at p + 3.
 """
 
 from __future__ import annotations
@@ -43,22 +51,27 @@ class Row(NamedTuple):
     `new_pages[group]` are the page ids to append to the slot's page table of that cache group; they never include
     page 0. In the first row after a Start they begin with the pages of the cached prefix, which already hold
     positions [0, computed) and must not be written.
-    `lookahead`: positions beyond computed + scheduled that have pages, for draft tokens.
-    `sample`: the row reaches the last known token, so the next token is sampled at its last position.
+    `sample`: the number of the row's last positions at which a token is sampled: 1 + drafts if the row reaches the
+    last known token, otherwise 0.
     `score`: number of the row's last prompt positions to score: for each position p in
     [computed + scheduled - score, computed + scheduled) whose successor p + 1 is within the prompt, the result
     contains the log-probability of prompt token p + 1. 0: none.
     `vectors`: number of the row's last positions whose hidden states are pooled or returned. 0: none.
+    `drafts`: the last `drafts` of the `scheduled` positions are drafts. A row with drafts has no score or vectors, and
+    one position before its drafts.
+    `unapplied`: drafts of the slot's earlier rows in flight. If it is not 0, `computed` is an upper bound: the row
+    begins where the accepted tokens end, at most `unapplied` positions earlier.
     """
 
     slot: int
     computed: int
     scheduled: int
-    sample: bool
+    sample: int
     new_pages: tuple[tuple[int, ...], ...]
     score: int = 0
-    lookahead: int = 0
     vectors: int = 0
+    drafts: int = 0
+    unapplied: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,7 @@ class Plan:
 
 
 class RowResult(NamedTuple):
-    """The result of a row. `tokens`: none for a chunk in mid-prompt, one sampled token, or several with speculation.
+    """The result of a row. `tokens`: none for a chunk in mid-prompt; otherwise the accepted drafts and one token more.
 
     `logprobs` has one entry per token in `tokens` if the request asked for log-probabilities. `scores` are the
     prompt log-probabilities in order of position. `vectors`: the hidden states of the row's last `Row.vectors`

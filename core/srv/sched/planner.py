@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from srv.errors import IntegrityError
 from srv.memory.radix import Match
+from srv.sched.draft_policy import DraftCost
 from srv.sched.limits import Limits
 from srv.sched.plan import Plan, Row, Start
 from srv.sched.queue import WaitingQueue
@@ -25,12 +26,18 @@ from srv.sched.running_batch import RunningBatch, lease_of
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan under construction. `budget`: prompt tokens that may still be scheduled in this step."""
+    """A plan under construction. `budget`: tokens of prompts and drafts that may still be scheduled in this step.
+
+    `draft_budget`: how many of them may be drafts, so that drafts never keep prompts waiting.
+    """
 
     budget: int
+    draft_budget: int
     starts: list[Start] = field(default_factory=list)
-    decode: list[tuple[Request, Row]] = field(default_factory=list)
-    extend: list[tuple[Request, Row]] = field(default_factory=list)
+    decode: list[Request] = field(default_factory=list)
+    decode_rows: list[Row] = field(default_factory=list)
+    extend: list[Request] = field(default_factory=list)
+    extend_rows: list[Row] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempt_next: set[Request] = field(default_factory=set)  # get no row, so that they can be retracted in a later step
     out_of_pages: bool = False  # pages ran out: no request is admitted in this step
@@ -38,10 +45,10 @@ class PlanBuilder:
     @property
     def requests(self) -> tuple[Request, ...]:
         """The requests of the plan's rows, in the same order: decode rows first."""
-        return tuple(request for request, _ in self.decode + self.extend)
+        return tuple(self.decode + self.extend)
 
     def build(self, number: int, ends: tuple[int, ...]) -> Plan:
-        return Plan(number, tuple(self.starts), tuple(row for _, row in self.decode + self.extend), ends)
+        return Plan(number, tuple(self.starts), tuple(self.decode_rows + self.extend_rows), ends)
 
 
 class Planner:
@@ -52,15 +59,15 @@ class Planner:
         self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
+        self._draft_cost = DraftCost(limits.draft_cost)
         self.retractions = 0
 
     def schedule_step(self) -> PlanBuilder:
         """Choose the rows of the next step. From here on, the requests in it count as in flight."""
         chunk = self._limits.chunked_prefill_size
-        step = PlanBuilder(chunk if chunk > 0 else self._limits.max_prefill_tokens)
-        for request in tuple(self._running):
-            if request.state is State.RUNNING and request not in step.preempt_next:
-                self._schedule_running(request, step)
+        budget = chunk if chunk > 0 else self._limits.max_prefill_tokens
+        step = PlanBuilder(budget, budget // 2)
+        self._schedule_all_running(step)
         self._admit_waiting(step)
         if step.decode:
             self._reserve.decay()
@@ -68,20 +75,50 @@ class Planner:
 
     # ---- running requests
 
+    def _schedule_all_running(self, step: PlanBuilder) -> None:
+        """In order of arrival. Decode rows without drafts that need no new page take the short path, for its speed."""
+        running, page, no_pages = State.RUNNING, self._limits.page_size, self._running.cache.no_pages
+        add_request, add_row, make_row = step.decode.append, step.decode_rows.append, Row._make
+        preempt_next = step.preempt_next
+        for request in tuple(self._running):
+            if request.state is not running or (preempt_next and request in preempt_next):
+                continue
+            begin = request.bound
+            if (
+                request.decodes_only
+                and not request.draft_history
+                and request.total < request.max_total_tokens
+                and begin < request.num_pages_sent * page
+            ):
+                add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0)))
+                add_request(request)
+                request.bound = begin + 1
+                request.total += 1
+                request.in_flight += 1
+            else:
+                self._schedule_running(request, step)
+
     def _schedule_running(self, request: Request, step: PlanBuilder) -> None:
         """Add the next row of a running request if it has work left and there are budget and pages for it."""
-        prompt_left = len(request.start_tokens) - request.planned
+        prompt_left = len(request.start_tokens) - request.bound
         if prompt_left > 0:
             count = self._prompt_chunk(prompt_left, step)
-            if count and self._ensure_pages(request, request.planned + count, step):
+            if count and self._ensure_pages(request, request.bound + count, step):
                 self._add_row(request, count, 0, step)
-        elif (output_left := request.max_total_tokens - request.total) > 0:
-            if self._limits.lookahead and request.sampling:
+        elif request.total < request.max_total_tokens:
+            if request.unapplied_drafts and not self._limits.device_lengths:
                 return  # the number of accepted drafts in flight decides where the next row begins
-            drafts_allowed = request.next_vector_position is None  # hidden states are returned for known tokens only
-            lookahead = min(self._limits.lookahead, output_left - 1) if drafts_allowed else 0
-            if self._ensure_pages(request, request.planned + 1 + lookahead, step):
-                self._add_row(request, 1, lookahead, step)
+            drafts = self._draft_count(request, step)
+            if self._ensure_pages(request, request.bound + 1 + drafts, step):
+                self._add_row(request, 1 + drafts, drafts, step)
+
+    def _draft_count(self, request: Request, step: PlanBuilder) -> int:
+        """How many drafts the next decode row has: as many as pay and fit in the budget, the output and the pages."""
+        if request.draft_history is None:
+            return 0
+        drafts = request.draft_history.next_count(self._draft_cost.share(len(self._running)))
+        drafts = min(drafts, step.draft_budget, step.budget, request.max_total_tokens - request.total - 1)
+        return drafts if drafts > 0 and self._running.can_extend(request, request.bound + 1 + drafts) else 0
 
     def _prompt_chunk(self, prompt_left: int, step: PlanBuilder) -> int:
         """How many of a prompt's remaining tokens this step computes."""
@@ -89,21 +126,20 @@ class Planner:
             return min(prompt_left, step.budget)
         return 0 if step.extend else prompt_left  # without chunking, a prompt longer than the budget runs alone
 
-    def _add_row(self, request: Request, count: int, lookahead: int, step: PlanBuilder) -> None:
-        begin, end = request.planned, request.planned + count
-        new_pages = self._running.extend(request, end + lookahead)
-        sample = end == request.total and end < request.max_total_tokens
+    def _add_row(self, request: Request, count: int, drafts: int, step: PlanBuilder) -> None:
+        begin, end = request.bound, request.bound + count
+        new_pages = self._running.extend(request, end)
+        reaches_last = end - drafts == request.total < request.max_total_tokens
+        sample = 1 + drafts if reaches_last else 0
         vectors = 0 if request.next_vector_position is None else request.vector_count(end)
-        if begin < len(request.start_tokens):
-            row = Row(request.slot, begin, count, sample, new_pages, request.score_count(end), lookahead, vectors)
-            step.extend.append((request, row))
-            step.budget -= count
-        else:
-            row = Row(request.slot, begin, count, sample, new_pages, 0, lookahead, vectors)
-            step.decode.append((request, row))
-        request.planned = end
-        request.in_flight += 1
-        request.sampling += sample
+        is_prompt = begin < len(request.start_tokens)
+        score = request.score_count(end) if is_prompt else 0
+        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, request.unapplied_drafts)
+        (step.extend if is_prompt else step.decode).append(request)
+        (step.extend_rows if is_prompt else step.decode_rows).append(row)
+        step.budget -= count if is_prompt else drafts
+        step.draft_budget -= drafts
+        request.schedule(row)
 
     # ---- when pages run out
 

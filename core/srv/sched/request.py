@@ -3,11 +3,13 @@
 Owns a request's tokens and counters. Must not know the queue, pages (a lease is opaque) or other requests.
 
     tokens    [ prompt ............ | output ..... ] ? ? ......
-              0        computed     planned        total        max_total_tokens
+              0        confirmed    bound          total        max_total_tokens
                        in results   in plans       known + being sampled
 
-`computed <= planned <= total <= max_total_tokens`: a request can be scheduled while planned < total, and nothing is
-left to sample when total == max_total_tokens.
+`confirmed <= bound <= total <= max_total_tokens`: a request can be scheduled while bound < total, and nothing is
+left to sample when total == max_total_tokens. Drafts in flight count in `bound` and `total` as if all were accepted;
+the result of their row takes the rejected ones back. So there are pages up to `bound` before a step is submitted, but
+only what is `confirmed` is published, returned or kept.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import enum
 
 from srv.memory.cache import Lease
 from srv.memory.radix import Match
+from srv.sched.draft_policy import DraftHistory
+from srv.sched.plan import Row
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec
 
 
@@ -37,8 +41,11 @@ class Request:
     __slots__ = (
         "abort_pending",
         "arrival",
+        "bound",
         "cached_tokens",
-        "computed",
+        "confirmed",
+        "decodes_only",
+        "draft_history",
         "id",
         "in_flight",
         "kv_invalid",
@@ -50,18 +57,18 @@ class Request:
         "next_vector_position",
         "num_pages_sent",
         "output",
-        "planned",
         "prefix_producer",
         "prompt",
         "published",
         "retractions",
-        "sampling",
         "slot",
         "spec",
         "start_tokens",
         "state",
         "stop_tokens",
         "times_bypassed",
+        "total",
+        "unapplied_drafts",
     )
 
     def __init__(self, spec: RequestSpec, arrival: int, context_length: int, end_tokens: frozenset[int]) -> None:
@@ -99,17 +106,16 @@ class Request:
         self.slot = -1
         self.lease: Lease | None = None
         self.num_pages_sent = 0  # leading pages that a plan has already carried to the runner
-        self.computed = 0
-        self.planned = 0
-        self.sampling = 0  # rows in flight that sample a token
+        self.confirmed = 0
+        self.bound = 0
+        self.total = len(self.prompt)
+        self.draft_history: DraftHistory | None = None  # None: it gets no drafts
+        self.unapplied_drafts = 0  # drafts of the rows in flight
         self.in_flight = 0  # rows in flight
+        self.decodes_only = False  # all that its next rows do is decode: the prompt is published, no vectors are needed
         self.published = False  # the full pages of the start tokens were offered to the prefix tree
         self.kv_invalid = False  # a row failed, so its KV must not be shared
         self.abort_pending = False  # aborted and ENDING; its last Output is sent when its rows have finished
-
-    @property
-    def total(self) -> int:
-        return len(self.prompt) + len(self.output) + self.sampling
 
     @property
     def max_kv_tokens(self) -> int:
@@ -127,17 +133,43 @@ class Request:
         return limit if self.next_vector_position is None else min(limit, self.next_vector_position)
 
     def score_count(self, end: int) -> int:
-        """`Row.score` of a row that computes [planned, end)."""
-        begin = max(self.planned, self.next_scored_position)
+        """`Row.score` of a row that computes [bound, end)."""
+        begin = max(self.bound, self.next_scored_position)
         return end - begin if begin < min(end, len(self.prompt) - 1) else 0
 
     def vector_count(self, end: int) -> int:
-        """`Row.vectors` of a row that computes [planned, end); 0 unless hidden states are still needed."""
-        return 0 if self.next_vector_position is None else max(0, end - max(self.planned, self.next_vector_position))
+        """`Row.vectors` of a row that computes [bound, end); 0 unless hidden states are still needed."""
+        return 0 if self.next_vector_position is None else max(0, end - max(self.bound, self.next_vector_position))
 
     def computed_tokens(self) -> tuple[int, ...]:
         """Tokens whose KV is computed and valid."""
-        return () if self.kv_invalid else (self.prompt + tuple(self.output))[: self.computed]
+        return () if self.kv_invalid else (self.prompt + tuple(self.output))[: self.confirmed]
+
+    def schedule(self, row: Row) -> None:
+        """The row is in a plan: count it as in flight, as if all its drafts were accepted."""
+        self.bound = row.computed + row.scheduled
+        self.total += row.sample
+        self.unapplied_drafts += row.drafts
+        self.in_flight += 1
+
+    def confirm(self, row: Row, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Append the tokens of the oldest row in flight, and take back its drafts that were not accepted.
+
+        Returns what `append_output` does. Of a row that samples, the KV of all tokens but the last is confirmed.
+        """
+        rejected = row.sample - len(tokens)
+        self.bound -= rejected
+        self.total -= rejected
+        appended, reason = self.append_output(tokens)
+        known = len(self.prompt) + len(self.output)
+        self.confirmed = known - 1 if row.sample else row.computed + row.scheduled
+        return appended, reason
+
+    def drop(self, row: Row) -> None:
+        """The result of the oldest row in flight is not needed: the request has ended. All known tokens have KV now,
+        unless the row is one of its prompt.
+        """
+        self.confirmed = min(row.computed + row.scheduled, len(self.prompt) + len(self.output))
 
     def append_output(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
         """Append sampled tokens up to and including the one that ends the request; drop the tokens after it.
@@ -159,7 +191,7 @@ class Request:
         self.state = State.WAITING
         self.start_tokens = self.prompt + tuple(self.output)
         self.slot, self.lease = -1, None
-        self.computed = self.planned = 0
-        self.published = False
+        self.confirmed = self.bound = 0
+        self.published = self.decodes_only = False
         self.retractions += 1
         self.match_version = -1

@@ -60,7 +60,7 @@ class RunningBatch:
         """Give a waiting request a slot and a lease on its cached prefix."""
         lease = self.cache.open(request.spec.namespace, request.start_tokens, request.prefix_limit)
         request.state, request.lease, request.slot = State.RUNNING, lease, self._free_slots.pop()
-        request.computed = request.planned = lease.pages * self.cache.page_size
+        request.confirmed = request.bound = lease.pages * self.cache.page_size
         request.num_pages_sent = 0
         request.prefix_producer = None
         insort(self._requests, request, key=lambda one: one.arrival)
@@ -86,9 +86,10 @@ class RunningBatch:
 
     def publish(self, request: Request) -> None:
         """Share the pages of the start tokens with other requests once all of them are computed."""
-        if not request.published and request.computed >= len(request.start_tokens) and not request.kv_invalid:
+        if not request.published and request.confirmed >= len(request.start_tokens) and not request.kv_invalid:
             self.cache.publish(lease_of(request), request.start_tokens)
             request.published = True
+            request.decodes_only = request.next_vector_position is None
 
     def release(self, request: Request) -> None:
         """Take back slot and pages. Raises IntegrityError if the request holds none or has rows in flight."""

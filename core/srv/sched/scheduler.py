@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
+from srv.sched.draft_policy import DraftHistory
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.sched.planner import Planner
@@ -30,12 +31,16 @@ from srv.types import FinishReason, PoolingParams, RequestSpec, SamplingParams
 
 __all__ = ["Limits", "Scheduler", "SchedulerStats"]
 
+_TOKENS_ONLY = (None,) * 4  # of a RowResult: logprobs, scores, vectors and error
+
 
 @dataclass(slots=True)
 class _Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
     steps: int = 0
     finished: int = 0
     aborted: int = 0
@@ -66,6 +71,8 @@ class Scheduler:
         if error is not None:
             return _output(request, RowResult(-1, error=error), FinishReason.ERROR)
         self._arrivals += 1
+        if self.limits.drafts and request.next_vector_position is None:  # hidden states are those of known tokens
+            request.draft_history = DraftHistory(self.limits.drafts)
         self._live[request.id] = request
         self._queue.push(request)
         return None
@@ -109,9 +116,9 @@ class Scheduler:
         step = self._planner.schedule_step()
         for request in step.admitted:
             if not request.retractions:
-                request.cached_tokens = request.computed
+                request.cached_tokens = request.confirmed
                 self._counters.prompt_tokens += len(request.prompt)
-                self._counters.cached_tokens += request.computed
+                self._counters.cached_tokens += request.confirmed
         requests = step.requests
         if not requests:
             return None
@@ -125,7 +132,7 @@ class Scheduler:
 
         Raises InternalError if the result does not match the plan in its step, rows, tokens or scores.
         """
-        if result.step != plan.step or [row.slot for row in result.rows] != [row.slot for row in plan.rows]:
+        if result.step != plan.step or [row[0] for row in result.rows] != [row[0] for row in plan.rows]:  # the slots
             raise InternalError(f"the result of step {result.step} does not match the plan of step {plan.step}")
         return self._process_result(plan, result.rows)
 
@@ -219,23 +226,37 @@ class Scheduler:
         _, requests = self._in_flight.popleft()
         self._counters.steps += 1
         outputs: list[Output] = []
+        running, add_output, appended = State.RUNNING, outputs.append, 0
         for request, row, result in zip(requests, plan.rows, results, strict=True):
-            request.in_flight -= 1
-            request.sampling -= row.sample
-            request.kv_invalid |= result.error is not None
-            if request.state is State.ENDING:
-                output = self._handle_late_result(request, row)
-            elif result.error is not None:
-                output = self._end(request, FinishReason.ERROR, RowResult(row.slot, error=result.error))
-            else:
-                output = self._process_row(request, row, result)
+            # A decode row that returns one token which does not end the request takes the short path, for its speed.
+            if request.decodes_only and request.state is running and row[3] == 1 and result[2:] == _TOKENS_ONLY:
+                tokens, known = result[1], request.confirmed + 2
+                if len(tokens) == 1 and known < request.max_total_tokens and tokens[0] not in request.stop_tokens:
+                    request.in_flight -= 1
+                    request.output.append(tokens[0])
+                    request.confirmed = known - 1
+                    appended += 1
+                    add_output(Output(request.id, list(tokens), None, None, None, None, request.cached_tokens))
+                    continue
+            output = self._process_row(request, row, result)
             if output is not None:
-                outputs.append(output)
+                add_output(output)
+        self._counters.generated_tokens += appended
         return outputs
+
+    def _process_row(self, request: Request, row: Row, result: RowResult) -> Output | None:
+        request.in_flight -= 1
+        request.unapplied_drafts -= row.drafts
+        request.kv_invalid |= result.error is not None
+        if request.state is State.ENDING:
+            return self._handle_late_result(request, row)
+        if result.error is not None:
+            return self._end(request, FinishReason.ERROR, RowResult(row.slot, error=result.error))
+        return self._apply_row(request, row, result)
 
     def _handle_late_result(self, request: Request, row: Row) -> Output | None:
         """The result of a request that has already ended: drop its tokens; release the pages with its last row."""
-        request.computed = row.computed + row.scheduled
+        request.drop(row)
         if request.in_flight:
             return None
         if request.abort_pending:
@@ -243,21 +264,22 @@ class Scheduler:
         self._running.release(request)
         return None
 
-    def _process_row(self, request: Request, row: Row, result: RowResult) -> Output | None:
+    def _apply_row(self, request: Request, row: Row, result: RowResult) -> Output | None:
         """Apply a row's result to a running request; returns the Output for the client, if there is one."""
         _check_row_result(request, row, result)
         end = row.computed + row.scheduled
-        appended, reason = request.append_output(result.tokens)
-        accepted_drafts = max(0, appended - 1)  # their KV was computed together with the row
-        request.computed = end + accepted_drafts
-        request.planned += accepted_drafts
+        appended, reason = request.confirm(row, result.tokens)
+        if row.drafts and request.draft_history is not None:
+            request.draft_history.record(row.drafts, len(result.tokens) - 1)
+            self._counters.drafts_proposed += row.drafts
+            self._counters.drafts_accepted += len(result.tokens) - 1
         self._counters.generated_tokens += appended
         if row.score:
             request.next_scored_position = min(end, len(request.prompt) - 1)
         pooled = isinstance(request.spec.params, PoolingParams)
         if row.vectors and not pooled:
             request.next_vector_position = end
-        if request.computed >= request.max_total_tokens:  # nothing to sample: the prompt was scored or pooled
+        if request.confirmed >= request.max_total_tokens:  # nothing to sample: the prompt was scored or pooled
             reason = FinishReason.STOP if pooled else FinishReason.LENGTH
         self._running.publish(request)
         result = result._replace(tokens=result.tokens[:appended])
@@ -315,7 +337,7 @@ def _min_output(spec: RequestSpec) -> int:
 
 def _check_row_result(request: Request, row: Row, result: RowResult) -> None:
     """Raises InternalError unless the row's result has the tokens, scores and vectors that the plan asked for."""
-    min_tokens, max_tokens = (1, 1 + row.lookahead) if row.sample else (0, 0)
+    min_tokens, max_tokens = (1, row.sample) if row.sample else (0, 0)
     end = row.computed + row.scheduled
     scores = min(end, len(request.prompt) - 1) - (end - row.score) if row.score else 0
     if not min_tokens <= len(result.tokens) <= max_tokens or len(result.scores or ()) != scores:

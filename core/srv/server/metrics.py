@@ -30,6 +30,8 @@ _COUNTERS = (
     ("srv_prompt_tokens", "Prompt tokens received.", "prompt_tokens"),
     ("srv_cached_tokens", "Prompt tokens found in the prefix cache.", "cached_tokens"),
     ("srv_generated_tokens", "Tokens generated.", "generated_tokens"),
+    ("srv_drafts_proposed", "Draft tokens that were verified.", "drafts_proposed"),
+    ("srv_drafts_accepted", "Draft tokens that were accepted.", "drafts_accepted"),
     ("srv_engine_steps", "Engine steps.", "steps"),
     ("srv_replayed_steps", "Engine steps that replayed a captured graph.", "replayed_steps"),
     ("srv_eager_steps", "Engine steps that ran eagerly.", "eager_steps"),

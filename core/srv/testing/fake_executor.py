@@ -2,7 +2,8 @@
 
 Owns a simulated KV pool, in which the cell of a position contains a checksum of all tokens up to that position. The
 next token is derived from that cell, so a page that was wrongly shared, freed or overwritten changes the generated
-tokens. A plan that violates a rule raises AssertionError immediately. Steps run when they are submitted.
+tokens. Of the drafts of a row, a number that looks random is right; the others leave cells that no token has. A plan
+that violates a rule raises AssertionError immediately. Steps run when they are submitted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 
 from srv.sched.plan import Plan, Result, Row, RowResult, Start
 from srv.types import Pooling, PoolingParams, SamplingParams, TokenLogprob
+
+_REJECTED = -1  # the KV cell of a rejected draft
 
 
 def checksum(token: int, before: int) -> int:
@@ -91,28 +94,40 @@ class FakeExecutor:
             slot.damaged = True
             return RowResult(row.slot, error=("row_failed", "the row failed"))
         self._append_pages(slot, row)
-        end = row.computed + row.scheduled
-        assert slot.computed in (0, row.computed), f"positions {slot.computed}..{row.computed} were skipped"
-        assert row.scheduled > 0, "an empty row"
+        begin = self._begin(slot, row)
+        end = begin + row.scheduled - row.drafts
+        assert slot.computed in (0, begin), f"positions {slot.computed}..{begin} were skipped"
+        assert row.scheduled > row.drafts, "a row without a known token"
         assert end <= len(slot.tokens), "a row contains a position whose token is not known"
-        self._write(slot, row.computed, end)
-        tokens = self._sample(slot, row) if row.sample else ()
+        self._write(slot, begin, end)
+        tokens = self._sample(slot, row, end) if row.sample else ()
         slot.computed = end + max(0, len(tokens) - 1)
         params = slot.start.request.params
         wanted = isinstance(params, SamplingParams) and params.logprobs is not None
         logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in tokens) if wanted else None
         return RowResult(row.slot, tokens, logprobs, self._scores(slot, row), self._vectors(slot, row))
 
+    def _begin(self, slot: _Slot, row: Row) -> int:
+        """Where the row begins: the plan knows only a bound while drafts of earlier rows are not applied."""
+        if not row.unapplied:
+            return row.computed
+        begin = len(slot.tokens) - 1
+        assert row.computed - row.unapplied <= begin <= row.computed, f"{begin} is not within the bounds of {row}"
+        return begin
+
     def _append_pages(self, slot: _Slot, row: Row) -> None:
         for table, new, pool in zip(slot.tables, row.new_pages, self._kv, strict=True):
             table.extend(new)
             assert all(0 < page < len(pool) for page in new), f"pages {new} are not all in 1..{len(pool) - 1}"
             assert len(set(table)) == len(table), "a page is in the table twice"
-            end = row.computed + row.scheduled + row.lookahead
+            end = row.computed + row.scheduled
             assert len(table) * self.page_size >= end, f"{len(table)} pages do not cover {end} positions"
 
-    def _write(self, slot: _Slot, begin: int, end: int) -> None:
-        """Compute positions [begin, end): write their cells, and check the cells that attention would read."""
+    def _write(self, slot: _Slot, begin: int, end: int, rejected: bool = False) -> None:
+        """Compute positions [begin, end): write their cells, and check the cells that attention would read.
+
+        `rejected`: the positions are those of rejected drafts, so their cells are wrong.
+        """
         size = self.page_size
         for group, table in enumerate(slot.tables):
             others = [other.tables[group] for other in self._slots.values() if other is not slot and not other.damaged]
@@ -120,22 +135,26 @@ class FakeExecutor:
                 assert not any(page in other for other in others), f"page {page} is written while another slot has it"
             pool = self._kv[group]
             for position in range(begin, end):
-                pool[table[position // size]][position % size] = slot.cells[position]
+                pool[table[position // size]][position % size] = _REJECTED if rejected else slot.cells[position]
+            if rejected:
+                continue
             read = [cell for page in table[: -(-end // size)] for cell in pool[page]][:end]
             assert read == slot.cells[:end], "attention would read the KV of other tokens"
 
-    def _sample(self, slot: _Slot, row: Row) -> tuple[int, ...]:
-        """One token, or up to `lookahead` more; these are computed immediately, like accepted drafts."""
-        end = row.computed + row.scheduled
+    def _sample(self, slot: _Slot, row: Row, end: int) -> tuple[int, ...]:
+        """The accepted drafts and one token more; `end`: the position of the first draft."""
         assert end == len(slot.tokens), "sampling before the last known token"
+        assert row.sample == 1 + row.drafts, f"{row.sample} tokens are sampled of a row with {row.drafts} drafts"
         sampled: list[int] = []
-        count = 1 + slot.cells[-1] // 7 % (row.lookahead + 1)
+        accepted = slot.cells[-1] // 7 % (row.drafts + 1)
+        last = end + row.drafts
         while True:
             token = self._read(slot, end - 1) % self.vocab_size
             sampled.append(token)
             slot.tokens.append(token)
             slot.cells.append(checksum(token, slot.cells[-1]))
-            if len(sampled) == count:
+            if len(sampled) > accepted:
+                self._write(slot, end, last, rejected=True)
                 return tuple(sampled)
             self._write(slot, end, end + 1)
             end += 1

@@ -64,10 +64,12 @@ class SplitAttention:
         for length in batch.query_lens:
             begins.append(begins[-1] + length)
         tokens = [token for row in rows for token in range(begins[row], begins[row + 1])]
+        index = torch.tensor(rows).to(device)
         selected = AttentionBatch(
             query_lens=[batch.query_lens[row] for row in rows],
             kv_lens=[batch.kv_lens[row] for row in rows],
-            page_table=batch.page_table[torch.tensor(rows).to(device)],
+            page_table=batch.page_table[index],
+            lengths=None if batch.lengths is None else batch.lengths[index],
         )
         return backend.plan(selected), torch.tensor(tokens).to(device)
 

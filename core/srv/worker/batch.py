@@ -10,6 +10,7 @@ import torch
 
 from srv.models.base import ModelInputs
 from srv.sample.pooling import VectorRow
+from srv.sample.verify import DraftRows
 from srv.sched.plan import Row
 from srv.worker.slots import IntArray, Slots
 
@@ -25,6 +26,8 @@ class Inputs:
     vectors: the rows whose hidden states are pooled or returned, by index.
     sources: host tensors that are being copied to the device asynchronously. They must be kept alive until the step
     has finished.
+    lengths: int32 [rows] on the device, the true KV lengths in a step with drafts, of which `kv_lens` are upper bounds.
+    drafts: the positions to sample in such a step.
     """
 
     model: ModelInputs
@@ -35,6 +38,8 @@ class Inputs:
     scores: list[tuple[int, IntArray]]
     vectors: dict[int, VectorRow]
     sources: tuple[torch.Tensor, ...] = ()
+    lengths: torch.Tensor | None = None
+    drafts: DraftRows | None = None
 
 
 def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
@@ -54,14 +59,10 @@ def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
         model=ModelInputs(tokens, host_positions.to(device, non_blocking=True)),
         query_lens=lens.tolist(),
         kv_lens=(computed + lens).tolist(),
-        outputs=_outputs(rows, sampled, ends, scores, device),
+        outputs=outputs_of(rows, sampled, ends, scores, device),
         sampled=sampled,
         scores=scores,
-        vectors={
-            index: VectorRow(row.slot, int(ends[index]) - row.vectors, int(ends[index]), row.computed + row.scheduled)
-            for index, row in enumerate(rows)
-            if row.vectors
-        },
+        vectors=vector_rows(rows, ends),
         sources=(host_positions, *token_sources),
     )
 
@@ -103,15 +104,24 @@ def _tokens(
     return tokens, (source,)
 
 
-def _outputs(
+def vector_rows(rows: Sequence[Row], ends: IntArray) -> dict[int, VectorRow]:
+    """The rows whose hidden states are needed, by index; `ends`: where each row ends in the token axis."""
+    return {
+        index: VectorRow(row.slot, int(ends[index]) - row.vectors, int(ends[index]), row.computed + row.scheduled)
+        for index, row in enumerate(rows)
+        if row.vectors
+    }
+
+
+def outputs_of(
     rows: Sequence[Row], sampled: list[int], ends: IntArray, scores: list[tuple[int, IntArray]], device: torch.device
 ) -> torch.Tensor | None:
     """Token-axis positions whose logits are needed; None: every position, in order."""
-    needed = [ends[sampled] - 1]
+    needed = [ends[index] - np.arange(rows[index].sample, 0, -1) for index in sampled]
     for index, targets in scores:
         begin = ends[index] - rows[index].score
         needed.append(np.arange(begin, begin + len(targets)))
-    flat = np.concatenate(needed)
-    if len(sampled) == len(rows) == int(ends[-1]) == len(flat):
+    flat = np.concatenate(needed) if needed else np.zeros(0, dtype=np.int64)
+    if not scores and len(flat) == int(ends[-1]):
         return None
     return torch.from_numpy(flat).to(device)

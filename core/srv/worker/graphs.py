@@ -126,11 +126,14 @@ class CapturedSteps:
     def replay(self, count: int, inputs: Inputs, table: torch.Tensor) -> torch.Tensor:
         """Enqueue the step. Returns its logits, [rows, vocab], valid until the next replay in device order."""
         self._buffers.fill(count, inputs, table)
-        self._graphs.replay(count, self._plan(count, inputs.kv_lens))
+        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
         logits, rows = self._logits[count], len(inputs.kv_lens)
         return logits if rows == count else logits[:rows]
 
-    def _plan(self, count: int, kv_lens: Sequence[int]) -> Any:
-        """The attention metadata of a step padded to `count` rows; `kv_lens` are those of the unpadded rows."""
-        lengths = [*kv_lens, *([1] * (count - len(kv_lens)))]
-        return self._attention.plan(AttentionBatch([1] * count, lengths, self._pages[count], graph=count))
+    def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> Any:
+        """The attention metadata of a step padded to `count` rows; the lengths are those of the unpadded rows."""
+        padding = count - len(kv_lens)
+        bounds = [*kv_lens, *([1] * padding)]
+        if lengths is not None and padding:
+            lengths = torch.cat((lengths, lengths.new_ones(padding)))
+        return self._attention.plan(AttentionBatch([1] * count, bounds, self._pages[count], count, lengths))

@@ -32,6 +32,7 @@ from srv.sample.state import SamplerState
 from srv.sched.plan import Plan
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
+from srv.worker.build_drafting import draft_cost, draft_count, drafting
 from srv.worker.capture import capture_steps
 from srv.worker.progress import LoadProgress
 from srv.worker.runner import Runner
@@ -120,8 +121,9 @@ class RankWorker:
             platform=self.platform,
             device=self.device,
             captured=captured,
+            drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(self._group.rank, _bytes(kv), report)
+        return Allocation(self._group.rank, _bytes(kv), report, draft_cost(self.runner.seconds, draft_count(config)))
 
     def _kv_layout(self, budget: Budget) -> KVLayout:
         """This version supports one cache group; `srv.models.read` refuses models with several."""

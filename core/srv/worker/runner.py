@@ -9,12 +9,14 @@ It makes no scheduling decisions and must not know where plans come from.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from srv.models.base import CausalLM, ForwardContext
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Platform
 from srv.sample.logprobs import Scores, score
 from srv.sample.pooling import NON_FINITE, Pooler, Vectors
@@ -25,6 +27,7 @@ from srv.types import TokenLogprob
 from srv.worker import batch
 from srv.worker.attention import StepAttention
 from srv.worker.batch import Inputs
+from srv.worker.drafting import Drafting, sample_rows
 from srv.worker.graphs import CapturedSteps
 from srv.worker.slots import Slots
 
@@ -47,30 +50,29 @@ class LaunchedStep:
 
     def collect(self) -> Result:
         self.event.synchronize()
-        sampled = [] if self.sampled is None else self.sampled.to_host()
+        sampled = [] if self.sampled is None else self.sampled.rows_to_host()
         tokens = dict(zip(self.inputs.sampled, sampled, strict=True))
         scored = zip(self.inputs.scores, self.scores, strict=True)
         scores = {index: each.to_host() for (index, _), each in scored}
         values = [] if self.vectors is None else self.vectors.to_host()
         vectors = dict(zip(self.inputs.vectors, values, strict=True))
         rows = [
-            _row_result(row.slot, tokens.get(index), scores.get(index), vectors.get(index))
+            _row_result(row.slot, tokens.get(index, ()), scores.get(index), vectors.get(index))
             for index, row in enumerate(self.plan.rows)
         ]
         return Result(self.plan.step, tuple(rows), self.replayed)
 
 
 def _row_result(
-    slot: int, sampled: SampledToken | None, scores: tuple[TokenLogprob, ...] | None, vectors: bytes | None
+    slot: int, sampled: Sequence[SampledToken], scores: tuple[TokenLogprob, ...] | None, vectors: bytes | None
 ) -> RowResult:
     if vectors == b"":
         return RowResult(slot, error=NON_FINITE)
-    if sampled is None:
-        return RowResult(slot, scores=scores, vectors=vectors)
-    if sampled.error:
-        return RowResult(slot, scores=scores, error=sampled.error)
-    logprobs = None if sampled.logprob is None else (sampled.logprob,)
-    return RowResult(slot, (sampled.token,), logprobs, scores, vectors)
+    for each in sampled:
+        if each.error:
+            return RowResult(slot, scores=scores, error=each.error)
+    logprobs = tuple([each.logprob for each in sampled if each.logprob])
+    return RowResult(slot, tuple([each.token for each in sampled]), logprobs or None, scores, vectors)
 
 
 class Runner:
@@ -85,6 +87,7 @@ class Runner:
         platform: Platform,
         device: torch.device,
         captured: CapturedSteps | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -93,13 +96,17 @@ class Runner:
         self._platform = platform
         self._device = device
         self._captured = captured
+        self._drafting = drafting
         self._pooler = Pooler()
 
     def launch(self, plan: Plan) -> LaunchedStep:
         """Enqueue one step, from the forward pass to the sampled tokens, without waiting for the device."""
         with torch.inference_mode():
             self._update_slots(plan)
-            inputs = batch.build(plan.rows, self._slots, self._device)
+            if self._drafting is not None and self._drafting.concerns(plan.rows):
+                inputs = self._drafting.build(plan.rows, self._slots)
+            else:
+                inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
             table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
             hidden, logits = self._forward(inputs, table, count)
@@ -108,6 +115,20 @@ class Runner:
             vectors = None if hidden is None else self._pooler.pool(hidden, list(inputs.vectors.values()))
         event = self._platform.record_event(self._device)
         return LaunchedStep(plan, inputs, table, sampled, scores, vectors, event, replayed=count is not None)
+
+    def seconds(self, tokens: int, repeats: int = 4) -> float:
+        """The time of an eager forward pass over one row of this many tokens; what it writes goes to page 0."""
+        best = math.inf
+        with torch.inference_mode():
+            ids = torch.zeros(tokens, dtype=torch.int64, device=self._device)
+            pages = torch.zeros((1, tokens), dtype=torch.int32, device=self._device)
+            for _ in range(repeats):
+                begin = time.perf_counter()
+                attend = StepAttention(self._attention, AttentionBatch([tokens], [tokens], pages))
+                self._model.logits(self._model(ModelInputs(ids, ids), ForwardContext(attend)))
+                self._platform.record_event(self._device).synchronize()
+                best = min(best, time.perf_counter() - begin)
+        return best
 
     def _update_slots(self, plan: Plan) -> None:
         """Apply the plan's changes to the slots before any other part of the step can fail.
@@ -122,6 +143,8 @@ class Runner:
             self._pooler.end(slot)
         for start in plan.starts:
             self._slots.start(start)
+            if self._drafting is not None:
+                self._drafting.start(start)
             self._pooler.start(start)
             try:
                 self._sampler.state.start(start)
@@ -146,7 +169,9 @@ class Runner:
             replayed = self._captured.replay(count, inputs, table)
             return None, replayed if inputs.outputs is None else _select(replayed, inputs.outputs)
         pages = table.to(self._device, non_blocking=True)
-        attend = StepAttention(self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages))
+        attend = StepAttention(
+            self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages, None, inputs.lengths)
+        )
         hidden = self._model(inputs.model, ForwardContext(attend))
         selected = hidden if inputs.outputs is None else _select(hidden, inputs.outputs)
         logits = None if selected is None else self._model.logits(selected)
@@ -156,15 +181,22 @@ class Runner:
         if not inputs.sampled or logits is None:
             return None
         sampling = [rows[index] for index in inputs.sampled]
-        sample_logits = logits[: len(sampling)] if inputs.scores else logits
-        sample_rows = [SampleRow(row.slot, row.computed + row.scheduled) for row in sampling]
-        sampled = self._sampler.sample(sample_logits, sample_rows)
-        self._slots.store_last_tokens(tuple([row.slot for row in sampling]), sampled.tokens)
+        slots = tuple([row.slot for row in sampling])
+        if inputs.drafts is not None:
+            positions = sample_rows(sampling)
+            sampled = self._sampler.sample_drafts(logits[: len(positions)], positions, inputs.drafts)
+        else:
+            positions = [SampleRow(row.slot, row.computed + row.scheduled) for row in sampling]
+            sampled = self._sampler.sample(logits[: len(positions)] if inputs.scores else logits, positions)
+        last = sampled.tokens
+        if self._drafting is not None:
+            last = self._drafting.append(slots, sampled, inputs.drafts)
+        self._slots.store_last_tokens(slots, last)
         return sampled
 
     def _score(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> tuple[Scores, ...]:
         """Log-probabilities of prompt tokens, one Scores for each entry of `inputs.scores`."""
-        begin = len(inputs.sampled)
+        begin = sum([rows[index].sample for index in inputs.sampled])
         scores: list[Scores] = []
         for index, targets in inputs.scores:
             assert logits is not None

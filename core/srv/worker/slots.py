@@ -72,6 +72,13 @@ class Slots:
                 self._tables[group][row.slot, begin : begin + len(pages)] = pages
                 self._used[group][row.slot] = begin + len(pages)
 
+    def known_length(self, slot: int) -> int:
+        """How many of the slot's first tokens the host knows: those of its Start."""
+        tokens = self._tokens[slot]
+        if tokens is None:
+            raise InternalError(f"slot {slot} has a row but was never started")
+        return len(tokens)
+
     def known_tokens(self, row: Row) -> IntArray | None:
         """Token ids at the row's positions, int64 [scheduled], if the host knows them.
 

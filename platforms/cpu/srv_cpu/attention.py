@@ -135,7 +135,8 @@ class TorchNativeAttention:
         begins = [0]
         for length in batch.query_lens:
             begins.append(begins[-1] + length)
-        rows = _Rows(batch.query_lens, batch.kv_lens, begins, batch.page_table.long())
+        kv_lens = batch.kv_lens if batch.lengths is None else batch.lengths.tolist()  # the host is the device
+        rows = _Rows(batch.query_lens, kv_lens, begins, batch.page_table.long())
         return StepPlan(begins[-1], self._written(rows), rows)
 
     def _written(self, rows: _Rows) -> Tensor:

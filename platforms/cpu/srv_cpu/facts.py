@@ -139,6 +139,7 @@ BACKENDS = {
             target="srv_cpu.native_attention:NativeAttention",
             kv_order=ORDER,
             graphs=True,
+            lengths="device",
         ),
         BackendSpec(
             name="torch_native",
@@ -146,6 +147,7 @@ BACKENDS = {
             check=_torch_fits,
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
+            lengths="device",
         ),
     ),
     "sampling": (

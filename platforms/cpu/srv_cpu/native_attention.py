@@ -6,6 +6,7 @@ Owns the calls. native/attention.cpp has the arithmetic, and `srv_cpu.packed` th
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,9 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv_kernels.cpu.library import AttentionArgs, load
-from srv_kernels.cpu.native_library import POOL_TYPES, TYPES
+from srv_kernels.cpu.native_library import DTYPE_IDS, POOL_DTYPE_IDS
 
-_EXTRA_POOL_TYPES = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # besides that of the queries
+_EXTRA_POOL_DTYPE_IDS = (POOL_DTYPE_IDS[torch.float16], POOL_DTYPE_IDS[torch.int8])  # besides that of the queries
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class NativeAttention:
         self._buffers = context.kv.keys, context.kv.values  # keeps the memory behind the addresses alive
         self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
-        self._pool = POOL_TYPES[context.kv.keys[0].dtype]
+        self._pool = POOL_DTYPE_IDS[context.kv.keys[0].dtype]
         self._captured: dict[int, AttentionMetadata] = {}
 
     def plan(self, batch: AttentionBatch) -> AttentionMetadata:
@@ -65,11 +66,11 @@ class NativeAttention:
             raise InternalError(
                 f"the captured step of {batch.graph} rows got another page table than it was captured with"
             )
-        metadata.lens[1] = batch.kv_lens
+        metadata.lens[1] = _kv_lens(batch)
         return metadata
 
     def _metadata(self, batch: AttentionBatch) -> AttentionMetadata:
-        lens = np.array([batch.query_lens, batch.kv_lens], dtype=np.int32)
+        lens = np.array([batch.query_lens, _kv_lens(batch)], dtype=np.int32)
         starts = np.zeros(lens.shape[1], dtype=np.int32)
         np.cumsum(lens[0, :-1], out=starts[1:])
         table = batch.page_table.contiguous()
@@ -87,8 +88,8 @@ class NativeAttention:
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
-        kind = TYPES.get(q.dtype)
-        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_EXTRA_POOL_TYPES):
+        kind = DTYPE_IDS.get(q.dtype)
+        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_EXTRA_POOL_DTYPE_IDS):
             raise InternalError(
                 f"attention backend native got queries of {q.dtype}, keys of {k.dtype} and values of {v.dtype} over a "
                 f"pool of {self._buffers[0][0].dtype}; it takes float32 or bfloat16 over a pool of that type, of "
@@ -104,6 +105,14 @@ class NativeAttention:
         args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
         self._attend(kind, metadata.address)
         return out
+
+
+def _kv_lens(batch: AttentionBatch) -> Sequence[int]:
+    """The KV lengths of all rows; the host is the device, so that it can read them."""
+    if batch.lengths is None:
+        return batch.kv_lens
+    lengths: list[int] = batch.lengths.tolist()
+    return lengths
 
 
 def _plain(x: Tensor) -> Tensor:

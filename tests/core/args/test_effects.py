@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention_naive import NaiveAttention
-from engine_small import OUTPUT, Small, engine, make_small, message, messages
+from engine_small import OUTPUT, Small, drafts_are_free, engine, make_small, message, messages
 from gguf import GGMLQuantizationType
 from models_small import small_model, write_gguf
 from platform_plugins import write_plugin
@@ -446,6 +446,59 @@ def test_chunked_prefill_size(small: Small) -> None:
     prompt = small.prompts[-1]
     assert len(prompt) == 33
     assert [_steps(small, [prompt], chunk=chunk) for chunk in (8, 11, 33, -1)] == [5, 3, 1, 1]
+
+
+def _drafted_steps(small: Small, prompt: list[int], **flags: object) -> int:
+    """Number of steps until a request has 24 tokens that are all 5, with n-gram drafts unless `flags` say otherwise."""
+    request = message("five", prompt, 24, logit_bias=((5, 100.0),))
+    with engine(small, overlap=False, **{"speculative_algorithm": "NGRAM", **flags}) as served:
+        drafts_are_free(served)
+        assert served.generate([request])[0].tokens == [5] * 24
+        return served.stats().steps
+
+
+@covers("speculative_algorithm=NGRAM", platform="cpu")
+def test_speculative_algorithm(small: Small) -> None:
+    """Drafts that are accepted save steps."""
+    with engine(small, overlap=False) as served:
+        served.generate([message("five", [7, 8], 24, logit_bias=((5, 100.0),))])
+        assert served.stats().steps == 24
+    assert _drafted_steps(small, [7, 8]) < 16
+
+
+@covers("speculative_num_draft_tokens=2", "speculative_num_draft_tokens=8", platform="cpu")
+def test_speculative_num_draft_tokens(small: Small) -> None:
+    two, eight = (_drafted_steps(small, [7, 8], speculative_num_draft_tokens=number) for number in (2, 8))
+    assert eight < two < 24
+
+
+@covers("speculative_ngram_branch_length=1", platform="cpu")
+def test_speculative_ngram_branch_length(small: Small) -> None:
+    one, many = (_drafted_steps(small, [7, 8], speculative_ngram_branch_length=length) for length in (1, 18))
+    assert many < one < 24
+
+
+@covers("speculative_ngram_min_match_window_size=6", platform="cpu")
+def test_speculative_ngram_min_match_window_size(small: Small) -> None:
+    """What follows a match of four tokens is right; without a match, the last token is proposed again."""
+
+    def drafts_for(minimum: int) -> list[int]:
+        flags = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 2}
+        with engine(small, overlap=False, speculative_ngram_min_match_window_size=minimum, **flags) as served:
+            drafting = served._engine.executor._runner._drafting
+            text, length = torch.tensor([[5, 9, 3, 5, 9]]), torch.tensor([5])
+            return drafting._drafter.propose(text, length, 2).tolist()[0]
+
+    assert drafts_for(2) == [3, 5]
+    assert drafts_for(6) == [9, 9]
+
+
+@covers("speculative_ngram_max_match_window_size=1", platform="cpu")
+def test_speculative_ngram_max_match_window_size(small: Small) -> None:
+    """The longest match is followed by 5; the latest match of one token is not."""
+    prompt = [1, 2, 3, *[5] * 8, 9, 5, 7, 7, 7, 1, 2, 3]
+    one, longest = (_drafted_steps(small, prompt, speculative_ngram_max_match_window_size=size) for size in (1, 12))
+    assert longest < one
 
 
 @covers("max_prefill_tokens=16", "max_prefill_tokens=40", "max_prefill_tokens=70", platform="cpu")

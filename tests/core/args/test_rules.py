@@ -113,7 +113,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
         ("speculative_num_draft_tokens", "guesses_disagree"),
     ),
     (
-        {"speculative_ngram_min_match_window_size": 13},
+        {"speculative_ngram_min_match_window_size": 13, "speculative_algorithm": "NGRAM"},
         ("speculative_ngram_max_match_window_size", "out_of_order"),
     ),
     (
@@ -209,7 +209,7 @@ def test_remedy_of_a_constraint_is_a_sentence(constraint: Any) -> None:
         ("NEXTN", "DeepseekV3ForCausalLM", (3, 1, 4)),
         ("EAGLE3", "GptOssForCausalLM", (3, 1, 4)),
         ("STANDALONE", "LlamaForCausalLM", (3, 1, 4)),
-        ("NGRAM", "LlamaForCausalLM", (None, None, None)),
+        ("NGRAM", "LlamaForCausalLM", (None, None, 5)),
         (None, "LlamaForCausalLM", (None, None, None)),
     ],
 )

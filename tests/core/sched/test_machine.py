@@ -32,7 +32,8 @@ LIMITS = st.builds(
     policy=st.sampled_from(["fcfs", "lpm"]),
     prefix_cache=st.booleans(),
     depth=st.sampled_from([1, 2]),
-    lookahead=st.sampled_from([0, 0, 0, 2]),
+    drafts=st.sampled_from([0, 0, 1, 3]),
+    device_lengths=st.sampled_from([True, True, False]),
 )
 # Two tokens and few first pages, so that prompts share prefixes; sometimes a prompt that shares nothing.
 PROMPTS = st.one_of(

@@ -121,7 +121,7 @@ def test_slots_are_ended_and_reused() -> None:
 
 
 def test_accepted_draft_tokens_are_appended_together() -> None:
-    driver = Driver(limits(lookahead=3, depth=2))
+    driver = Driver(limits(drafts=3, depth=2))
     driver.add(message("a", prompt_of(9), max_tokens=20))
     driver.add(message("b", prompt_of(7, 3), max_tokens=20))
     driver.run()
@@ -129,6 +129,50 @@ def test_accepted_draft_tokens_are_appended_together() -> None:
     assert driver.tokens("b") == expected_tokens(prompt_of(7, 3), 20)
     assert max(len(output.tokens) for output in driver.outputs["a"]) > 1
     assert len(driver.plans) < 20
+
+
+def test_the_next_row_is_planned_while_drafts_are_in_flight() -> None:
+    """It begins at an upper bound; the pages cover the case that every draft is accepted."""
+    driver = Driver(limits(drafts=3, depth=2))
+    driver.add(message("a", prompt_of(9), max_tokens=40))
+    driver.run()
+    rows = [plan.rows[0] for plan in driver.plans]
+    assert [(row.computed, row.scheduled, row.sample, row.drafts, row.unapplied) for row in rows[:3]] == [
+        (0, 9, 1, 0, 0),
+        (9, 4, 4, 3, 0),
+        (13, 4, 4, 3, 3),
+    ]
+    assert sum(row.unapplied > 0 for row in rows) > len(rows) // 2
+    assert driver.tokens("a") == expected_tokens(prompt_of(9), 40)
+
+
+def test_without_device_lengths_a_request_with_drafts_in_flight_waits() -> None:
+    driver = Driver(limits(drafts=3, depth=2, device_lengths=False))
+    driver.add(message("a", prompt_of(9), max_tokens=20))
+    driver.add(message("b", prompt_of(7, 3), max_tokens=20))
+    driver.run()
+    assert all(row.unapplied == 0 for plan in driver.plans for row in plan.rows)
+    assert driver.tokens("a") == expected_tokens(prompt_of(9), 20)
+
+
+def test_drafts_take_at_most_half_of_the_token_budget() -> None:
+    driver = Driver(limits(drafts=3, chunked_prefill_size=10))
+    driver.add(message("a", prompt_of(9), max_tokens=40))
+    driver.add(message("b", prompt_of(9, 3), max_tokens=40))
+    driver.add(message("c", prompt_of(60, 5), max_tokens=4))
+    driver.run()
+    beside_a_prompt = [plan for plan in driver.plans if any(row.scheduled > 4 for row in plan.rows)]
+    assert beside_a_prompt
+    for plan in driver.plans:
+        assert sum(row.drafts for row in plan.rows) <= 5
+        assert sum(row.scheduled - row.sample + row.drafts for row in plan.rows) <= 10
+
+
+def test_requests_with_hidden_states_have_no_drafts() -> None:
+    driver = Driver(limits(drafts=3))
+    driver.add(message("a", prompt_of(9), max_tokens=10, hidden_states=True))
+    driver.run()
+    assert all(row.drafts == 0 for plan in driver.plans for row in plan.rows)
 
 
 # ---- the end of a request
@@ -178,7 +222,7 @@ def test_the_models_end_token_ends_unless_ignored(ignored: bool) -> None:
 def test_tokens_drafted_after_the_end_are_dropped() -> None:
     for after in range(2, 12):
         prompt, stop = ending(after)
-        driver = Driver(limits(lookahead=4))
+        driver = Driver(limits(drafts=4))
         driver.add(message("a", prompt, max_tokens=30, stop_token_ids=(stop,), logprobs=0))
         driver.run()
         assert driver.tokens("a") == expected_tokens(prompt, after)

@@ -5,18 +5,21 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import at_least, between, not_empty
 from srv.args.spec import Arg
 
-_LATER = "speculative decoding is not implemented yet"
+_LATER = "only drafts from n-grams are implemented (speculative_algorithm NGRAM)"
+_TREES = "drafts are chains; draft trees are not implemented yet"
+_OWN_TEXT = "drafts are matched in the text of their own request; nothing is stored"
+_OTHER_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
 class SpeculativeArgs(NamedTuple):
     """How drafts are generated, how long they are, and when they are accepted."""
 
     speculative_algorithm: Annotated[
-        Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"] | None,
+        Literal["NGRAM"] | None,
         Arg(
             "Drafter: a head trained for it (EAGLE, EAGLE3, NEXTN), a smaller model (STANDALONE), or n-grams of the "
             "text so far (NGRAM).",
-            planned=_LATER,
+            planned_values=tuple((name, _LATER) for name in _OTHER_ALGORITHMS),
         ),
     ] = None
     speculative_draft_model_path: Annotated[
@@ -47,7 +50,11 @@ class SpeculativeArgs(NamedTuple):
     ] = None
     speculative_num_draft_tokens: Annotated[
         int | None,
-        Arg("Number of draft tokens that the model verifies in one step.", at_least(1), planned=_LATER, unit="tokens"),
+        Arg(
+            "Number of tokens that the model verifies in one step: the last token of a request, and its drafts.",
+            at_least(1),
+            unit="tokens",
+        ),
     ] = None
     speculative_accept_threshold_single: Annotated[
         float,
@@ -93,7 +100,6 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Minimum number of trailing tokens that are matched in the text so far.",
             at_least(1),
-            planned=_LATER,
             unit="tokens",
         ),
     ] = 1
@@ -102,7 +108,6 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Maximum number of trailing tokens that are matched in the text so far.",
             at_least(1),
-            planned=_LATER,
             unit="tokens",
         ),
     ] = 12
@@ -111,7 +116,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Minimum number of continuations that are followed at each depth.",
             at_least(1),
-            planned=_LATER,
+            planned=_TREES,
             metavar="COUNT",
         ),
     ] = 1
@@ -120,17 +125,17 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Maximum number of continuations that are followed at each depth.",
             at_least(1),
-            planned=_LATER,
+            planned=_TREES,
             metavar="COUNT",
         ),
     ] = 10
     speculative_ngram_match_type: Annotated[
         Literal["BFS", "PROB"],
-        Arg("Whether continuations are selected by recency or by frequency.", planned=_LATER),
+        Arg("Whether continuations are selected by recency or by frequency.", planned=_TREES),
     ] = "BFS"
     speculative_ngram_branch_length: Annotated[
-        int, Arg("Maximum length of a stored continuation.", at_least(1), planned=_LATER, unit="tokens")
+        int, Arg("Maximum number of tokens that are copied from one match.", at_least(1), unit="tokens")
     ] = 18
     speculative_ngram_capacity: Annotated[
-        int, Arg("Maximum number of stored continuations.", at_least(1), planned=_LATER, metavar="ENTRIES")
+        int, Arg("Maximum number of stored continuations.", at_least(1), planned=_OWN_TEXT, metavar="ENTRIES")
     ] = 10_000_000

@@ -10,6 +10,8 @@ _WITH_WEIGHTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms whose d
 _CHAIN = (3, 1, 4)  # steps, top-k, verified tokens: one draft token at each depth
 _TREE = (5, 4, 8)
 _CHAIN_MODELS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"})
+_NGRAM_TOKENS = 5
+_MOST_NGRAM_TOKENS = 32
 _MODELS_WITH_DRAFT_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 
 
@@ -36,6 +38,8 @@ def _topk(context: ResolutionContext) -> int | None:
 
 
 def _verified_tokens(context: ResolutionContext) -> int | None:
+    if context["speculative_algorithm"] == "NGRAM":
+        return _NGRAM_TOKENS
     shape = _draft_shape(context)
     if shape is None:
         return None
@@ -56,6 +60,24 @@ def _chain_is_verified(context: ResolutionContext) -> str | None:
     if topk != 1 or steps is None or verified is None or verified == steps + 1:
         return None
     return f"{steps} steps of one draft token each, and the token before them, are {steps + 1} tokens to verify"
+
+
+def _ngram_tokens(context: ResolutionContext) -> str | None:
+    verified = context["speculative_num_draft_tokens"]
+    if context["speculative_algorithm"] != "NGRAM" or verified is None or 2 <= verified <= _MOST_NGRAM_TOKENS:
+        return None
+    return f"with n-grams, 2 to {_MOST_NGRAM_TOKENS} tokens are verified: the last token and at least one draft"
+
+
+def _needs_ngrams(argument: str, default: int) -> Constraint:
+    def check(context: ResolutionContext) -> str | None:
+        if context[argument] == default or context["speculative_algorithm"] == "NGRAM":
+            return None
+        return "no n-grams are matched (speculative_algorithm is not NGRAM)"
+
+    return Constraint(
+        argument, "other_missing", check, "Set speculative_algorithm to NGRAM.", reads=("speculative_algorithm",)
+    )
 
 
 def _needs_drafter(argument: str) -> Constraint:
@@ -129,7 +151,7 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
         "speculative_num_draft_tokens",
         _verified_tokens,
-        "it follows from speculative_num_steps and speculative_eagle_topk",
+        "it follows from speculative_num_steps and speculative_eagle_topk, or suits n-grams",
         reads=("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "page_size"),
     ),
     Default(
@@ -173,6 +195,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Leave it out, or set speculative_eagle_topk above 1.",
         reads=("speculative_num_steps", "speculative_eagle_topk"),
     ),
+    Constraint(
+        "speculative_num_draft_tokens",
+        "excluded",
+        _ngram_tokens,
+        "Choose a number in this range.",
+        reads=("speculative_algorithm",),
+    ),
+    _needs_ngrams("speculative_ngram_min_match_window_size", 1),
+    _needs_ngrams("speculative_ngram_max_match_window_size", 12),
+    _needs_ngrams("speculative_ngram_branch_length", 18),
     _needs_drafter("speculative_num_steps"),
     _needs_drafter("speculative_eagle_topk"),
     _needs_drafter("speculative_num_draft_tokens"),

@@ -1,4 +1,4 @@
-"""The factory of layers that hold matrices: architectures must not know how a checkpoint stores its weights.
+"""The factory of layers with weight matrices: architectures must not know how a checkpoint stores its weights.
 
 Also owns how matrices are divided among ranks: architectures give the sizes of the whole model and the axis to split.
 """

@@ -1,0 +1,81 @@
+"""Speculative decoding with n-grams on the demo model: acceptance and speed with and without drafts.
+
+    python tests/bench/drafts.py [--streams 1 4 16] [--output 128] [--rounds 3] [--tokens 5]
+
+Two kinds of text. "repeats": the prompt is code-like text that the model goes on with almost literally. "new": random
+tokens, after which a model that is sampled at a high temperature hardly ever repeats itself. Engines with and without
+drafts run in turns; the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from srv.models.locate import demo_model
+from srv.testing.engine import LocalEngine
+from srv.types import RequestSpec, SamplingParams
+
+PROMPT = 96
+
+
+def requests(kind: str, streams: int, output: int) -> list[RequestSpec]:
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for stream in range(streams):
+        tokens = torch.randint(1000, 20_000, (PROMPT,), generator=generator).tolist()
+        if kind == "repeats":
+            tokens = [1000 + stream, *(tokens[:12] * (PROMPT // 12))]
+        temperature = 0.0 if kind == "repeats" else 1.0
+        params = SamplingParams(max_tokens=output, temperature=temperature, seed=stream, ignore_eos=True)
+        made.append(RequestSpec(id=f"{kind} {stream}", tokens=tuple(tokens), params=params))
+    return made
+
+
+def launch(flags: Sequence[str]) -> LocalEngine:
+    fixed = ("--device", "cpu", "--model-path", str(demo_model()), "--max-running-requests", "16")
+    return LocalEngine.launch([*fixed, "--max-total-tokens", "8192", "--disable-radix-cache", *flags])
+
+
+def run(engine: LocalEngine, given: list[RequestSpec]) -> tuple[float, int]:
+    """Tokens per second of the decode steps, and their number."""
+    for each in given:
+        engine.send(each)
+    while any(not engine.results[each.id].tokens for each in given):
+        engine.step()
+    tokens = sum(len(engine.results[each.id].tokens) for each in given)
+    steps, begin = engine.stats().steps, time.perf_counter()
+    engine.run([each.id for each in given])
+    seconds = time.perf_counter() - begin
+    tokens = sum(len(engine.results[each.id].tokens) for each in given) - tokens
+    return tokens / seconds, engine.stats().steps - steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=5)
+    given = parser.parse_args()
+    plain = launch(())
+    drafting = launch(("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(given.tokens)))
+    for kind in ("repeats", "new"):
+        for streams in given.streams:
+            made = requests(kind, streams, given.output)
+            rounds = [(run(plain, made), run(drafting, made)) for _ in range(given.rounds)]
+            without, with_drafts = (statistics.median(each[way][0] for each in rounds) for way in (0, 1))
+            steps = rounds[0][0][1], rounds[0][1][1]
+            print(
+                f"{kind:>8}, {streams:>2} streams: {without:7.1f} -> {with_drafts:7.1f} tokens/s"
+                f" ({with_drafts / without:.2f}x), {steps[0]} -> {steps[1]} steps",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

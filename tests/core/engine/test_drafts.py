@@ -1,0 +1,179 @@
+"""Speculative decoding with n-grams in the whole engine: the output is that of the same engine without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from engine_small import Small, drafts_are_free, engine, make_small, message
+
+from srv.testing.engine import CheckedEngine, GenerationResult
+from srv.types import RequestSpec
+from srv.worker.runner import Runner
+
+MakeSmall = Callable[[str], Small]
+DRAFTS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+LONG = 48  # small random models repeat themselves after a while, so that drafts are accepted
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> MakeSmall:
+    made: dict[str, Small] = {}
+
+    def get(kind: str) -> Small:
+        if kind not in made:
+            made[kind] = make_small(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return get
+
+
+def every_kind(small: Small) -> list[RequestSpec]:
+    """Requests of all kinds that sampling distinguishes, with prompts that repeat themselves."""
+    prompts = [small.prompts[index] * 2 for index in (3, 5, 1, 6, 4, 2)]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"logprobs": 3},
+        {"temperature": 0.8, "seed": 11, "logprobs": 1},
+        {"temperature": 1.0, "top_p": 0.7, "seed": 12},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+        {"temperature": 0.6, "top_k": 5, "seed": 13, "frequency_penalty": 0.3},
+        {"logit_bias": ((5, 2.5), (9, -3.0))},
+        {"prompt_logprobs": 1, "temperature": 0.5, "seed": 14},
+        {"hidden_states": True},
+    ]
+    requests = [message(f"kind {n}", prompts[n % len(prompts)], LONG, **kind) for n, kind in enumerate(kinds)]
+    stops = tuple(range(3, 97, 7))
+    requests.append(message("stops", prompts[0], LONG, stop_token_ids=stops, min_tokens=9, temperature=1.0, seed=3))
+    requests.append(message("stops at once", prompts[1], LONG, stop_token_ids=stops))
+    requests.append(message("short", prompts[2], 2))
+    return requests
+
+
+def outcome(result: GenerationResult) -> tuple[object, ...]:
+    logprobs = [(one.token, one.rank, [token for token, _ in one.top]) for one in result.logprobs]
+    return result.tokens, result.finish, result.stop_token, logprobs, len(result.vectors), result.error
+
+
+def assert_same(results: list[GenerationResult], expected: list[GenerationResult]) -> None:
+    for number, (one, other) in enumerate(zip(results, expected, strict=True)):
+        assert outcome(one) == outcome(other), f"request {number}"
+        for a, b in zip(one.logprobs + one.prompt_logprobs, other.logprobs + other.prompt_logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+
+
+SETUPS = [
+    *(("llama", *setup) for setup in product((4, 16), (7, -1), (True, False))),
+    *(("qwen3", 16, 7, True), ("mistral", 4, 7, True), ("gemma2", 4, 64, True)),
+]
+
+
+@pytest.mark.parametrize(("kind", "page", "chunk", "overlap"), SETUPS)
+def test_output_is_that_without_drafts(small: MakeSmall, kind: str, page: int, chunk: int, overlap: bool) -> None:
+    one = small(kind)
+    requests = every_kind(one)
+    with engine(one, page, chunk, overlap, pool=4096) as plain:
+        expected = plain.generate(requests)
+    with engine(one, page, chunk, overlap, pool=4096, **DRAFTS) as drafting:
+        drafts_are_free(drafting)
+        assert_same(drafting.generate(requests), expected)
+        hits = drafting.generate(requests)
+        assert_same(hits, expected)
+    assert any(result.cached_tokens for result in hits)
+
+
+class Oracle:
+    """A drafter that knows what follows, and is wrong at every `wrong`-th position."""
+
+    def __init__(self, texts: list[list[int]], wrong: int) -> None:
+        self.texts, self.wrong, self.accepted = texts, wrong, 0
+
+    def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.Tensor:
+        drafts = torch.zeros((len(lengths), count), dtype=torch.int64)
+        for row, (known, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
+            texts = (text for text in self.texts if text[:length] == known[:length])
+            text = next(texts, [])  # a row that is in flight when its request ends goes on
+            for at, token in enumerate([*text[length : length + count], *[0] * count][:count]):
+                drafts[row, at] = token if (length + at) % self.wrong else (token + 1) % 90
+        return drafts
+
+
+def oracle(drafting: CheckedEngine, requests: list[RequestSpec], expected: list[GenerationResult], wrong: int) -> None:
+    """Replace the engine's drafter, so that most drafts are accepted and their number differs from row to row."""
+    drafts_are_free(drafting)
+    texts = [[*request.tokens, *result.tokens] for request, result in zip(requests, expected, strict=True)]
+    runner = drafting._engine.executor._runner
+    assert isinstance(runner, Runner)
+    assert runner._drafting is not None
+    runner._drafting._drafter = Oracle(texts, wrong)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model, its requests, and their results without drafts."""
+
+    small: Small
+    requests: list[RequestSpec]
+    expected: list[GenerationResult]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A model that the native kernels can run, so that its steps are captured."""
+    small = make_small("llama", tmp_path_factory.mktemp("native"), head_dim=16)
+    requests = every_kind(small)
+    with engine(small, 16, 64, pool=4096) as plain:
+        return Case(small, requests, plain.generate(requests))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"disable_overlap_schedule": True},
+        {"disable_graphs": True},
+        {"attention_backend": "torch_native"},
+        {"chunked_prefill_size": 7},
+        {"disable_radix_cache": True},
+    ],
+    ids=str,
+)
+def test_accepted_drafts_change_no_output(case: Case, flags: dict[str, object]) -> None:
+    with engine(case.small, 16, 64, pool=4096, **DRAFTS, **flags) as drafting:
+        for wrong in (3, 7, 100):
+            oracle(drafting, case.requests, case.expected, wrong)
+            assert_same(drafting.generate(case.requests), case.expected)
+        before = drafting.stats()
+        alone = [request for request in case.requests if request.id == "kind 2"]
+        drafting.generate(alone)
+        after = drafting.stats()
+        assert after.steps - before.steps < LONG // 2
+        assert after.drafts_accepted - before.drafts_accepted > LONG // 2
+
+
+def test_retracted_requests_with_drafts_resume_where_they_were(case: Case) -> None:
+    requests = [request for request in case.requests if request.id != "kind 8"]
+    expected = [one for one, request in zip(case.expected, case.requests, strict=True) if request.id != "kind 8"]
+    flags = {"schedule_conservativeness": 0.01, **DRAFTS}
+    with engine(case.small, 16, 64, pool=448, **flags) as drafting:
+        oracle(drafting, requests, expected, 5)
+        assert_same(drafting.generate(requests), expected)
+        assert drafting.stats().retractions > 0
+
+
+def test_two_steps_are_in_flight_in_steady_decode(case: Case) -> None:
+    """The next row is planned while the drafts of the previous one are in flight."""
+    with engine(case.small, 16, 64, pool=4096, **DRAFTS) as drafting:
+        oracle(drafting, case.requests, case.expected, 4)
+        for request in case.requests:
+            drafting.send(request)
+        unapplied = 0
+        for _ in range(12):
+            drafting.step()
+            unapplied += sum(row.unapplied > 0 for plan, _ in drafting.loop._in_flight for row in plan.rows)
+        assert unapplied > 12
+        drafting.run([request.id for request in case.requests])
