@@ -22,7 +22,7 @@ from srv.dist.group import RankGroup
 from srv.errors import RankLost
 
 _LOOPBACK = "127.0.0.1"
-_LIBRARY = "srv_cpu_{}"  # of torch operators; the group's name is inserted
+_LIBRARY = "srv_cpu_{}_{}"  # of torch operators, by the name of the group and the rank
 
 
 class GlooCommunicator:
@@ -38,7 +38,7 @@ class GlooCommunicator:
         store.set_timeout(start_timeout)
         self._process_group = ProcessGroupGloo(store, group.rank, group.size, options)
         self._process_group.set_timeout(timedelta(seconds=group.timeout_s))
-        self._library = torch.library.Library(_LIBRARY.format(group.name), "DEF")
+        self._library = torch.library.Library(_LIBRARY.format(group.name, group.rank), "DEF")
         self._all_reduce = self._define("all_reduce(Tensor(a!) tensor) -> ()", self._reduce_now)
         self._all_gather = self._define("all_gather(Tensor tensor) -> Tensor", self._gather_now)
 
@@ -63,6 +63,7 @@ class GlooCommunicator:
 
     def abort(self) -> None:
         self._process_group.abort()
+        self._library._destroy()  # a later group may have the same name
 
     def _reduce_now(self, tensor: torch.Tensor) -> None:
         self._wait(self._process_group.allreduce([tensor]))

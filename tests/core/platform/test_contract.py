@@ -9,8 +9,9 @@ import pytest
 import torch
 from every import every
 
+from srv.dist.group import RankGroup
 from srv.errors import PlatformUnavailable, PluginError
-from srv.platform.contract import check_platform, create_platform, graphs_of
+from srv.platform.contract import check_platform, create_platform, graphs_of, join
 from srv.platform.facts import DeviceFacts, PlatformFacts
 from srv.platform.interface import Check, Event, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext, Manifest, ProbeResult
@@ -237,3 +238,33 @@ def test_create_that_adds_to_core_is_refused_and_undone() -> None:
     with pytest.raises(PluginError, match=r"srv\.types\.shortcut"):
         create_platform(found(create), CONTEXT)
     assert not hasattr(srv.types, "shortcut")
+
+
+class Joined:
+    """A minimal implementation of `Communicator`."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.unsqueeze(0)
+
+    def barrier(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def test_a_communicator_is_checked_when_ranks_join() -> None:
+    """A plugin of contract 1.2 need not have the member; with the capability, it is refused when it is needed."""
+    live: Any = Good()
+    with pytest.raises(PlatformUnavailable, match="has no such member") as raised:
+        join(live, RankGroup(size=2))
+    assert raised.value.code == "communicator_missing"
+    joined = Joined()
+    live.communicator = lambda group: joined
+    assert join(live, RankGroup(size=2)) is joined
+    with pytest.raises(PluginError, match=r"Good\.communicator: belongs to contract version 1\.3"):
+        check_platform(live, "srv-example", api=(1, 2))
+    joined.all_reduce = lambda: None  # type: ignore[method-assign,assignment,misc]
+    with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.all_reduce: has the signature \(\)"):
+        join(live, RankGroup(size=2))
