@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from srv.args.config import Config
+from srv.args.statement import amount_text
 from srv.executor.in_process import InProcessExecutor
+from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, Executor, RankMemory
 from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
@@ -41,10 +43,23 @@ class Engine:
     ready: Ready
 
 
-def build(spec: EngineSpec) -> Engine:
-    started = time.monotonic()
+def build(spec: EngineSpec, make_executor: Callable[[EngineSpec], Executor] | None = None) -> Engine:
+    """`make_executor`: None chooses by the number of ranks."""
     config = Config.from_json(spec.config)
-    executor = InProcessExecutor(RankWorker(spec))
+    executor = (make_executor or (_in_process if config.parallel.tp_size == 1 else MultiProcessExecutor))(spec)
+    try:
+        return _build(spec, config, executor)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _in_process(spec: EngineSpec) -> Executor:
+    return InProcessExecutor(RankWorker(spec))
+
+
+def _build(spec: EngineSpec, config: Config, executor: Executor) -> Engine:
+    started = time.monotonic()
     executor.start()
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)
@@ -99,7 +114,7 @@ def _ready(
     allocated: Sequence[Allocation],
     seconds: float,
 ) -> Ready:
-    explanations = [*budget.breakdown, *allocated[0].captured]
+    explanations = [*budget.breakdown, *_rank_lines(ranks, allocated), *allocated[0].captured]
     for quantity, explanation in explanations:
         logger.info("%s: %s", quantity, explanation)
     return Ready(
@@ -112,3 +127,17 @@ def _ready(
         graph_rows=list(rows_to_capture(config)),
         load_seconds=seconds,
     )
+
+
+def _rank_lines(ranks: Sequence[RankMemory], allocated: Sequence[Allocation]) -> list[tuple[str, str]]:
+    """What each rank holds; [] for one rank, whose lines say it already."""
+    if len(ranks) == 1:
+        return []
+    return [
+        (
+            f"rank_{rank.rank}",
+            f"{amount_text(rank.weight_bytes, 'bytes')} of weights and a KV pool of"
+            f" {amount_text(own.pool_bytes, 'bytes')} on {rank.device}",
+        )
+        for rank, own in zip(ranks, allocated, strict=True)
+    ]

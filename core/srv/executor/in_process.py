@@ -42,5 +42,8 @@ class InProcessExecutor:
     def submit(self, plan: Plan) -> StepFuture:
         return _InProcessFuture(self._pool.submit(self.worker.launch, plan))
 
+    def check(self) -> None:
+        """The rank ends only together with this process."""
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
