@@ -1,4 +1,4 @@
-"""What `make serve` does: start the server, wait until it is healthy, stream one chat answer, keep serving.
+"""Run by `make serve`: start the server, wait until it is healthy, stream one chat answer, keep serving.
 
 python ci/demo.py [--oneshot] [arguments for `srv launch` ...]
 """
@@ -25,9 +25,9 @@ def free_port(preferred: int) -> int:
             probe.bind(("127.0.0.1", preferred))
         except OSError:
             probe.close()
-            with socket.socket() as other:
-                other.bind(("127.0.0.1", 0))
-                return int(other.getsockname()[1])
+            with socket.socket() as any_port:
+                any_port.bind(("127.0.0.1", 0))
+                return int(any_port.getsockname()[1])
         return preferred
 
 
@@ -46,7 +46,7 @@ def wait_healthy(base: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def stream_answer(base: str) -> int:
-    """Print a streamed chat answer; returns how many pieces came."""
+    """Print a streamed chat answer; returns the number of its chunks."""
     with urllib.request.urlopen(f"{base}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]["id"]
     body = {
@@ -60,19 +60,19 @@ def stream_answer(base: str) -> int:
         f"{base}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     print(f"\n> {QUESTION}\n", flush=True)
-    pieces = 0
+    chunks = 0
     with urllib.request.urlopen(request, timeout=120) as stream:
         for line in stream:
             text = line.decode().strip()
             if not text.startswith("data: ") or text == "data: [DONE]":
                 continue
             choices = json.loads(text[6:])["choices"]
-            piece = choices[0]["delta"].get("content") if choices else None
-            if piece:
-                pieces += 1
-                print(piece, end="", flush=True)
+            chunk = choices[0]["delta"].get("content") if choices else None
+            if chunk:
+                chunks += 1
+                print(chunk, end="", flush=True)
     print("\n", flush=True)
-    return pieces
+    return chunks
 
 
 def main() -> int:
@@ -81,25 +81,25 @@ def main() -> int:
     port = free_port(30000)
     base = f"http://127.0.0.1:{port}"
     server = subprocess.Popen([sys.executable, "-m", "srv", "launch", "--port", str(port), *extra])
-    pieces = 0
+    chunks = 0
     try:
         wait_healthy(base, server)
-        pieces = stream_answer(base)
+        chunks = stream_answer(base)
         if not oneshot:
             print(f"serving on {base}; Ctrl-C ends it", flush=True)
             return server.wait()
         server.send_signal(signal.SIGTERM)
     except KeyboardInterrupt:
-        print("\nstopping", flush=True)  # the terminal has told the server too
+        print("\nstopping", flush=True)  # the terminal also sends SIGINT to the server
     except BaseException:
         server.kill()
         raise
-    status = end(server)
-    return status if pieces or not oneshot else 1
+    status = wait_for_exit(server)
+    return status if chunks or not oneshot else 1
 
 
-def end(server: subprocess.Popen[bytes]) -> int:
-    """The server's exit status; one that does not stop in time is ended by force."""
+def wait_for_exit(server: subprocess.Popen[bytes]) -> int:
+    """The server's exit status; a server that does not stop in time is killed."""
     try:
         return server.wait(timeout=STOP_TIMEOUT_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

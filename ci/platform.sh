@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# All that a machine with a platform's hardware runs: install, doctor, conformance, benchmarks, evidence.
+# Everything that CI runs on a platform's hardware: install, doctor, conformance, benchmarks, evidence.
 #
 #     ci/platform.sh [--quick [--tests PATH]...] NAME[:VARIANT]
-#                                                    cpu, toy, cuda, rocm, npu:a2, npu:a3, xpu, or a plugin's own
+#                                                    cpu, toy, cuda, rocm, npu:a2, npu:a3, xpu, or a plugin's platform
 #
-# --quick leaves the benchmarks out, and writes the evidence beside the other results instead of into the matrix.
-# --tests runs, of the tests that show evidence, those of PATH alone: for a tree whose others are run anyway. Only with
-# --quick, since a part of them is not what a platform shows. Everything else that is written lies in build/ci/NAME.
-# A simulated device (toy; npu with SRV_NPU_SIMULATOR set) is never benchmarked, and what it shows is E3 at most.
-# PYTHON: the interpreter (default: .venv, made if it is not there).
+# --quick skips the benchmarks, and writes the evidence to the folder of results instead of the support matrix.
+# --tests runs only the evidence tests in PATH, if all others are run elsewhere. It requires --quick, because a part of
+# the tests is not the evidence of a platform. Results are written to build/ci/NAME.
+# A simulated device (toy; npu with SRV_NPU_SIMULATOR set) is never benchmarked, and its evidence is E3 at most.
+# PYTHON: the interpreter (default: .venv, created if it does not exist).
 #
-# Exit status: 0 all is well; 1 something failed; 2 wrong words; 3 the hardware is not here (or srv cannot compute on it
-# yet): the reason is printed, nothing was tested, no evidence was added.
+# Exit status: 0 success; 1 a failure; 2 an invalid command line; 3 the hardware is missing (or srv cannot compute on it
+# yet): the reason is printed, nothing is tested, and no evidence is added.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,18 +38,18 @@ mkdir -p "$out"
 
 say "install"
 [ -n "${PYTHON:-}" ] || [ -x "$python" ] || must make env
-export PIP_CONSTRAINT=${PIP_CONSTRAINT:-$PWD/constraints.txt}  # nothing may pull a second torch
-words=$(must "$python" ci/platform_state.py install "$name")
-if [ -n "$words" ]; then
-    mapfile -t missing <<< "$words"
-    must "$python" -m pip install "${missing[@]}"
+export PIP_CONSTRAINT=${PIP_CONSTRAINT:-$PWD/constraints.txt}  # so that no requirement installs another torch
+missing=$(must "$python" ci/platform_state.py install "$name")
+if [ -n "$missing" ]; then
+    mapfile -t requirements <<< "$missing"
+    must "$python" -m pip install "${requirements[@]}"
 else
     echo "everything for $name is installed"
 fi
 
 say "doctor"
 rm -f "$out/doctor.json"
-"$python" -m srv doctor --device "$device" --report "$out/doctor.json" || true  # the verdict is made from its report
+"$python" -m srv doctor --device "$device" --report "$out/doctor.json" || true  # the verdict is read from its report
 status=0
 state=$("$python" ci/platform_state.py verdict "$out/doctor.json") || status=$?
 echo "$state"
@@ -61,20 +61,20 @@ must "$python" -m srv conformance run --device "$device" --level L4 --report "$o
 if [ -n "$quick" ]; then
     say "no benchmarks: --quick"
 elif [ "$state" = simulated ]; then
-    say "no benchmarks: the speed of a simulated device says nothing"
+    say "no benchmarks: the speed of a simulated device is meaningless"
 else
     say "benchmarks"
     SRV_DEVICE=$device must "$python" tests/bench/spine.py --out "$out"
 fi
 
 say "evidence"
-# Tests that take their device from the option; all others say which platform they are evidence of.
-following=(tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py)
-[ "$name" != cpu ] || following=()
-[ ${#tests[@]} -eq 0 ] || following=("${tests[@]}")
+# Tests that take their device from the option; marks of all other tests name their platform.
+any_device_tests=(tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py)
+[ "$name" != cpu ] || any_device_tests=()
+[ ${#tests[@]} -eq 0 ] || any_device_tests=("${tests[@]}")
 target=(--srv-evidence support_matrix/evidence)
 [ -z "$quick" ] || target=(--srv-evidence "$out/evidence.jsonl" --srv-evidence-any-tree)
 export TORCH_DEVICE_BACKEND_AUTOLOAD=${TORCH_DEVICE_BACKEND_AUTOLOAD:-0}
-must "$python" -m pytest -q -m covers "${target[@]}" --srv-evidence-device "$name" "${following[@]}"
+must "$python" -m pytest -q -m covers "${target[@]}" --srv-evidence-device "$name" "${any_device_tests[@]}"
 
-say "$device: all is well; results in $out"
+say "$device: success; the results are in $out"

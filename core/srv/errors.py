@@ -1,7 +1,7 @@
 """The exception hierarchy of `srv`, defined below in the order of this tree.
 
     SrvError
-    ├── Refusal             the requested configuration is not possible; carries every `Rejected` found
+    ├── Refusal             the requested configuration is not possible; carries every `Rejection` found
     ├── PlatformUnavailable the platform of the requested device cannot serve on this machine
     ├── PluginError         a plugin violates the platform contract
     ├── ModelError          model files are missing, damaged, or of an unknown architecture
@@ -24,7 +24,7 @@ class SrvError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejection:
     """A refusal as a value: one argument, combination or choice that cannot be accepted.
 
     `code` is a stable snake_case identifier (the support matrix prints it). `what` names the argument or subject.
@@ -48,7 +48,7 @@ class Rejected:
 class Refusal(SrvError):
     """All refusals of one launch, printed together. The command line exits with status 2."""
 
-    def __init__(self, rejections: Sequence[Rejected]) -> None:
+    def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = tuple(rejections)
         super().__init__("\n".join(str(rejected) for rejected in self.rejections))
 
@@ -65,7 +65,8 @@ class PluginError(SrvError):
     """A plugin was refused when it was loaded.
 
     `code` is a stable identifier of the kind of fault: version, unknown_member, signature, text (a description is
-    missing), impure, patches_core, import_failed, contested, or contract for any other violation.
+    missing), impure (the manifest imports torch), patches_core, import_failed, contested (two distributions provide one
+    name), or contract for any other violation.
     """
 
     def __init__(self, distribution: str, member: str, reason: str, remedy: str, code: str = "contract") -> None:

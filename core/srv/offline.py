@@ -7,8 +7,8 @@
             print(output.text)
 
 The engine runs in the process that `srv launch` starts as well; prompts are validated like request bodies, and outputs
-equal those of `/v1/completions` and `/v1/chat/completions`. An event loop in a thread of its own talks to the engine,
-so that the methods also work where a loop is running already (notebooks).
+equal those of `/v1/completions`, `/v1/chat/completions` and `/v1/embeddings`. An event loop in a thread of its own
+talks to the engine, so that the methods also work where a loop is running already (notebooks).
 
 Must not import anything heavy at module level beyond what the API process needs: `srv` imports it lazily.
 """
@@ -22,24 +22,26 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from srv.args.config import find_any
+from srv.args.config import find_argument_or_deprecated
 from srv.args.sources import gather_keywords
 from srv.engine.supervisor import EngineProcess
-from srv.errors import Refusal, Rejected, RequestError
+from srv.errors import Refusal, Rejection, RequestError
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.server.client import EngineClient
 from srv.server.generation import CompletedSequence
 from srv.server.protocols.chat import Chat
 from srv.server.protocols.completions import Completions
+from srv.server.protocols.embeddings import Embeddings
 from srv.server.protocols.openai import OpenAIEndpoint
 from srv.server.service import Service
 from srv.server.start import server_settings, start_engine
@@ -48,11 +50,21 @@ from srv.types import FinishReason, TokenLogprob
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Messages = Sequence[Mapping[str, object]]
+Body = dict[str, object]
 
 # Arguments that only the HTTP server reads: without one they would be accepted and ignored.
 _HTTP_ARGUMENTS = frozenset(
-    {"host", "port", "api_key", "max_request_bytes", "graceful_shutdown_seconds", "served_model_name"}
+    {
+        "host",
+        "port",
+        "api_key",
+        "max_request_bytes",
+        "graceful_shutdown_seconds",
+        "served_model_name",
+        "enable_return_hidden_states",
+    }
 )
 # Fields of a request body that only shape an HTTP response.
 _HTTP_FIELDS = ("stream", "stream_options", "echo", "model", "rid")
@@ -93,6 +105,15 @@ class RequestOutput:
         return self.outputs[0].text
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The embedding of one prompt. `cached_tokens`: how many prompt tokens the prefix cache already had."""
+
+    prompt_tokens: list[int]
+    cached_tokens: int
+    embedding: list[float]
+
+
 class LLM:
     """One engine process and its tokenizer.
 
@@ -125,7 +146,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: Prompts,
         *,
         progress: bool | None = None,
         overrides: Sequence[Mapping[str, object]] | None = None,
@@ -138,14 +159,9 @@ class LLM:
         for it. `progress`: a bar on standard error; None shows one if that is a terminal. Raises RequestError for the
         first prompt or field that is refused, and EngineDead.
         """
-        single = isinstance(prompts, str) or _is_token_list(prompts)
-        batch = [prompts] if single else _as_batch(prompts, "prompts", "a string or a list of token ids")
-        for index, prompt in enumerate(batch):
-            if not isinstance(prompt, str) and not _is_token_list(prompt):
-                message = f"prompts[{index}] must be a string or a list of token ids, not {_described(prompt)}"
-                raise RequestError(message, code="invalid_type", param="prompt")
-        bodies = _bodies("prompt", batch, fields, overrides)
-        return self._run(self._run_batch(Completions(self._service), bodies, progress))
+        bodies = _bodies("prompt", _prompt_batch(prompts, "prompt"), fields, overrides)
+        complete = partial(self._complete, Completions(self._service))
+        return self._run(self._run_batch(complete, bodies, progress))
 
     def chat(
         self,
@@ -163,7 +179,24 @@ class LLM:
         if batch and isinstance(batch[0], Mapping):
             batch = [batch]
         bodies = _bodies("messages", batch, fields, overrides)
-        return self._run(self._run_batch(Chat(self._service), bodies, progress))
+        complete = partial(self._complete, Chat(self._service))
+        return self._run(self._run_batch(complete, bodies, progress))
+
+    def embed(
+        self, prompts: Prompts, *, dimensions: int | None = None, normalize: bool = True, progress: bool | None = None
+    ) -> list[EmbeddingOutput]:
+        """The embedding of each prompt, in their order; prompts and `progress` as for `generate`.
+
+        Needs `LLM(..., is_embedding=True)`. `dimensions` keeps that many leading elements, for models trained for it;
+        `normalize` scales to length 1. Raises RequestError and EngineDead.
+        """
+        if not self._context.resolved.config.model.is_embedding:
+            message = "this LLM does not serve embeddings; create it with is_embedding=True"
+            raise RequestError(message, code="embeddings_disabled")
+        fields = {"dimensions": dimensions, "normalize": normalize}
+        bodies = _bodies("input", _prompt_batch(prompts, "input"), fields, None)
+        embed = partial(self._embed, Embeddings(self._service))
+        return self._run(self._run_batch(embed, bodies, progress))
 
     def close(self) -> None:
         """Abort running requests and end the engine process. Idempotent; also on exit from a `with` block."""
@@ -218,14 +251,14 @@ class LLM:
         self._engine.close(drained=self._started)
 
     async def _run_batch(
-        self, endpoint: OpenAIEndpoint, bodies: Sequence[dict[str, object]], progress: bool | None
-    ) -> list[RequestOutput]:
-        """One request per body. The first failure cancels the others and is raised."""
+        self, serve: Callable[[Body], Awaitable[T]], bodies: Sequence[Body], progress: bool | None
+    ) -> list[T]:
+        """Serve one request per body. The first failure cancels the others and is raised."""
         limit = asyncio.Semaphore(self._max_in_flight(bodies))
         with _progress_bar(progress) as bar:
             shown = bar.add_task("requests", total=len(bodies))
             tasks = [
-                asyncio.create_task(self._run_one(endpoint, body, limit, f"input {index}: " if len(bodies) > 1 else ""))
+                asyncio.create_task(_run_one(serve, body, limit, f"input {index}: " if len(bodies) > 1 else ""))
                 for index, body in enumerate(bodies)
             ]
             for task in tasks:
@@ -244,22 +277,13 @@ class LLM:
         most = max((n for body in bodies if isinstance(n := body.get("n"), int)), default=1)
         return max(1, sequences // max(1, most))
 
-    async def _run_one(
-        self, endpoint: OpenAIEndpoint, body: dict[str, object], limit: asyncio.Semaphore, which: str
-    ) -> RequestOutput:
-        """`which` begins the message of an error."""
+    async def _complete(self, endpoint: OpenAIEndpoint, body: Body) -> RequestOutput:
+        parsed = await endpoint.parse(body)
+        ticket, group = self._service.start(parsed.prompts, [uuid.uuid4().hex], time.perf_counter())
         try:
-            async with limit:
-                parsed = await endpoint.parse(body)
-                ticket, group = self._service.start(parsed.prompts, [uuid.uuid4().hex], time.perf_counter())
-                try:
-                    results = await group.gather()
-                finally:
-                    ticket.close()
-        except RequestError as error:
-            raise RequestError(
-                which + error.message, code=error.code, param=error.param, status=error.status
-            ) from error
+            results = await group.gather()
+        finally:
+            ticket.close()
         first = results[0]
         return RequestOutput(
             prompt_tokens=first.sequence.prompt.tokens,
@@ -267,6 +291,20 @@ class LLM:
             outputs=[_output(result) for result in results],
             prompt_logprobs=first.prompt_logprobs,
         )
+
+    async def _embed(self, endpoint: Embeddings, body: Body) -> EmbeddingOutput:
+        parsed = await endpoint.parse(body)
+        (embedding,) = await self._service.embed(parsed.prompts, parsed.params, uuid.uuid4().hex, time.perf_counter())
+        return EmbeddingOutput(parsed.prompts[0], embedding.cached_tokens, embedding.elements())
+
+
+async def _run_one(serve: Callable[[Body], Awaitable[T]], body: Body, limit: asyncio.Semaphore, which: str) -> T:
+    """`which` begins the message of an error."""
+    try:
+        async with limit:
+            return await serve(body)
+    except RequestError as error:
+        raise RequestError(which + error.message, code=error.code, param=error.param, status=error.status) from error
 
 
 def _progress_bar(wanted: bool | None) -> Progress:
@@ -280,12 +318,23 @@ def _output(result: CompletedSequence) -> CompletionOutput:
     return CompletionOutput(result.text, result.tokens, result.finish, result.sequence.matched, result.logprobs)
 
 
+def _prompt_batch(prompts: object, param: str) -> list[Any]:
+    """The prompts as a list, each a text or a list of token ids. Raises RequestError."""
+    single = isinstance(prompts, str) or _is_token_list(prompts)
+    batch = [prompts] if single else _as_batch(prompts, "prompts", "a string or a list of token ids")
+    for index, prompt in enumerate(batch):
+        if not isinstance(prompt, str) and not _is_token_list(prompt):
+            message = f"prompts[{index}] must be a string or a list of token ids, not {_described(prompt)}"
+            raise RequestError(message, code="invalid_type", param=param)
+    return batch
+
+
 def _bodies(
     name: str,
     batch: Sequence[object],
     fields: Mapping[str, object],
     overrides: Sequence[Mapping[str, object]] | None,
-) -> list[dict[str, object]]:
+) -> list[Body]:
     """One request body per input. Raises RequestError for fields that have no meaning here."""
     if overrides is None:
         overrides = [{}] * len(batch)
@@ -333,23 +382,23 @@ def _described(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _http_arguments(arguments: Mapping[str, object]) -> list[Rejected]:
+def _http_arguments(arguments: Mapping[str, object]) -> list[Rejection]:
     """Rejections of arguments, by any of their names, that only the HTTP server reads."""
-    refused: list[Rejected] = []
+    refused: list[Rejection] = []
     for name, value in arguments.items():
-        argument = find_any(name)
+        argument = find_argument_or_deprecated(name)
         if argument is not None and argument.name in _HTTP_ARGUMENTS and value is not None:
             reason = "only the HTTP server reads it, and LLM starts none"
             shown, remedy = argument.show(value), "Leave it out, or use `srv launch`."
-            refused.append(Rejected("not_applicable", argument.name, shown, f"LLM({name}=...)", reason, remedy))
+            refused.append(Rejection("not_applicable", argument.name, shown, f"LLM({name}=...)", reason, remedy))
     return refused
 
 
-def _second_model(model: object, arguments: Mapping[str, object]) -> list[Rejected]:
+def _second_model(model: object, arguments: Mapping[str, object]) -> list[Rejection]:
     """The rejection of a model that is also given by keyword."""
     for name, value in arguments.items():
-        argument = find_any(name)
+        argument = find_argument_or_deprecated(name)
         if model is not None and value is not None and argument is not None and argument.name == "model_path":
             reason = f"the first argument names a model as well, {os.fspath(model)}"  # type: ignore[call-overload]
-            return [Rejected("contradiction", name, str(value), f"LLM({name}=...)", reason, "Give one of the two.")]
+            return [Rejection("contradiction", name, str(value), f"LLM({name}=...)", reason, "Give one of the two.")]
     return []

@@ -83,7 +83,7 @@ class RequestSpec(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One request to the engine. It travels unchanged from the API server to the scheduler and the worker.
 
     `id` is unique among live requests. `tokens` is the prompt. `params` say what is computed: generated tokens, or an
-    embedding. The API server expands `n` into as many requests. `namespace` separates entries of the prefix cache:
+    embedding. The API server expands `n` into `n` requests. `namespace` separates entries of the prefix cache:
     requests in different namespaces share no pages even if their tokens are equal.
     """
 

@@ -1,4 +1,4 @@
-"""Test cases for the op contracts: ordinary inputs, and those that often break an implementation.
+"""Test cases for the op contracts: ordinary inputs, and edge cases on which implementations often fail.
 
 Owns the inputs only; `oracles` has the expected results, and `contracts` the tolerances. All tensors are on the host.
 """
@@ -22,7 +22,7 @@ class Case:
     args: tuple[Any, ...]
 
 
-# Magnitudes whose results stay within every dtype, half precision included.
+# Magnitudes whose results are finite in every dtype, float16 included.
 _MAGNITUDES = (1.0, 1e-3, 1e3)
 
 
@@ -30,7 +30,7 @@ def _random(generator: torch.Generator, *shape: int, dtype: torch.dtype, scale: 
     return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
 
-def _spaced(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
+def _row_slices(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
     """Rows that are a slice of a wider matrix, like the output of a fused projection after a split."""
     return _random(generator, rows, dim + 24, dtype=dtype)[:, 8 : 8 + dim]
 
@@ -40,7 +40,7 @@ def _matrices(dtype: torch.dtype, seed: int, dims: Sequence[int]) -> Iterator[tu
     for rows in (0, 1, 3, 17):
         for dim in dims:
             yield f"{rows}x{dim}", _random(generator, rows, dim, dtype=dtype)
-            yield f"{rows}x{dim} of a wider matrix", _spaced(generator, rows, dim, dtype)
+            yield f"{rows}x{dim} of a wider matrix", _row_slices(generator, rows, dim, dtype)
     for scale in _MAGNITUDES:
         yield f"magnitude {scale:g}", _random(generator, 5, dims[-1], dtype=dtype, scale=scale)
     yield "zeros", torch.zeros(2, dims[-1], dtype=dtype)
@@ -70,7 +70,7 @@ def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
 
 def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x in _matrices(dtype, seed, (2, 62, 3072)):
-        # 100² fits half precision. Large negative gates are the hard inputs of SiLU, which must return 0 there.
+        # 100² is finite in float16. Large negative gates are the hard inputs of SiLU, which must return 0 there.
         yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,))
     gates = torch.tensor([[-1e3, -90.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 90.0]], dtype=dtype)
     yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
@@ -102,11 +102,11 @@ def _int8(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
-    """(label, x [T, K], N, generator): few and many rows, K too large for exact float32 sums, hard rows."""
+    """(label, x [T, K], N, generator) with few and many rows, K too large for exact float32 sums, and outliers."""
     generator = torch.Generator().manual_seed(seed + 4)
     for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
         yield f"{rows}x{inputs} to {outputs}", _random(generator, rows, inputs, dtype=dtype), outputs, generator
-    yield "rows of a wider matrix", _spaced(generator, 5, 64, dtype), 32, generator
+    yield "rows of a wider matrix", _row_slices(generator, 5, 64, dtype), 32, generator
     for scale in _MAGNITUDES:
         yield f"magnitude {scale:g}", _random(generator, 4, 64, dtype=dtype, scale=scale), 32, generator
     mixed = _random(generator, 3, 64, dtype=dtype)
@@ -152,8 +152,8 @@ _BLOCKS = {
 }
 
 
-def _blocks(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
-    """uint8 [outputs, bytes per row]: random bits, except for the scales, which are of ordinary size."""
+def _random_gguf_rows(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
+    """uint8 [outputs, bytes per row]: random bits, except for the scales, which have typical values."""
     weights, size, scales = _BLOCKS[quant_type]
     count = inputs // weights
     rows = torch.randint(0, 256, (outputs, count, size), generator=generator, dtype=torch.uint8)
@@ -170,11 +170,11 @@ def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             x = _random(generator, rows, inputs, dtype=dtype)
             yield Case(
                 f"{quant_type}, {rows}x{inputs} to {outputs}",
-                (x, _blocks(generator, outputs, inputs, quant_type), quant_type),
+                (x, _random_gguf_rows(generator, outputs, inputs, quant_type), quant_type),
             )
     for quant_type in ("Q4_1", "Q8_0"):
-        weight = _blocks(generator, 33, 96, quant_type)
-        yield Case(f"{quant_type}, rows of a wider matrix", (_spaced(generator, 3, 96, dtype), weight, quant_type))
+        weight = _random_gguf_rows(generator, 33, 96, quant_type)
+        yield Case(f"{quant_type}, rows of a wider matrix", (_row_slices(generator, 3, 96, dtype), weight, quant_type))
         yield Case(f"{quant_type}, many rows", (_random(generator, 130, 96, dtype=dtype), weight, quant_type))
         yield Case(f"{quant_type}, zeros", (torch.zeros(2, 96, dtype=dtype), weight, quant_type))
         for scale in _MAGNITUDES:
@@ -186,5 +186,6 @@ def rows_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 6)
     for quant_type in _BLOCKS:
         indices = torch.tensor([0, 69, 33, 33, 31, 32])
-        yield Case(quant_type, (_blocks(generator, 70, 512, quant_type), quant_type, indices, dtype))
-    yield Case("no row", (_blocks(generator, 3, 256, "Q8_0"), "Q8_0", torch.zeros(0, dtype=torch.int64), dtype))
+        yield Case(quant_type, (_random_gguf_rows(generator, 70, 512, quant_type), quant_type, indices, dtype))
+    no_rows = torch.zeros(0, dtype=torch.int64)
+    yield Case("no row", (_random_gguf_rows(generator, 3, 256, "Q8_0"), "Q8_0", no_rows, dtype))

@@ -1,8 +1,8 @@
 """Contracts that every implementation of an op must satisfy.
 
 There is one `OpContract` per op: its signature, the sizes it is bound with, its dtypes, tolerances by dtype, the
-float64 oracle, and a generator of ordinary and adversarial cases (`srv_kernels.cases`). Knows no device; `violations`
-runs an implementation on any device.
+float64 oracle, and a generator of ordinary and adversarial cases (`srv_kernels.cases`). Contracts do not depend on a
+device; `violations` runs an implementation on any device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|got - want| <= relative · |want| + scaled · (the largest |want| of the case) + two subnormal steps."""
+    """|got - want| <= relative · |want| + scaled · (largest |want| of the result) + twice the smallest subnormal."""
 
     relative: float
     scaled: float
@@ -59,22 +59,22 @@ class OpContract:
 
 
 # Two roundings to the dtype (8, 11 or 24 bits of significand), with a small margin for the sums.
-_ROUNDED = {
+_TWO_ROUNDINGS = {
     torch.float32: Tolerance(1e-5, 1e-6),
     torch.bfloat16: Tolerance(2.0**-7, 2.0**-9),
     torch.float16: Tolerance(2.0**-10, 2.0**-12),
 }
-# Inputs may be quantized to int8 with a scale per 32 or more: errors of half a step each, which add up at random.
-_ROUNDED_INPUTS = {dtype: Tolerance(2.0**-6, 2.0**-6) for dtype in DTYPES}
-# Products of two scales (K-quants) may be rounded to half precision.
-_HALF_SCALES = {
+# Inputs may be quantized to int8 with a scale per 32 or more: each has a random error of up to half a scale.
+_QUANTIZED_INPUTS = {dtype: Tolerance(2.0**-6, 2.0**-6) for dtype in DTYPES}
+# Products of two scales (K-quants) may be rounded to float16.
+_FLOAT16_SCALES = {
     torch.float32: Tolerance(2.0**-10, 2.0**-11),
     torch.bfloat16: Tolerance(2.0**-7, 2.0**-8),
     torch.float16: Tolerance(2.0**-9, 2.0**-10),
 }
 
-# The largest entry of a row is quantized to 127. One of K entries may be off by 1, since implementations divide by the
-# scale or multiply by its inverse.
+# The largest element of a row is quantized to 127. One of K elements may be off by 1, since some implementations divide
+# by the scale and others multiply by its inverse.
 _QUANTIZED_ROWS = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
 
 
@@ -85,7 +85,7 @@ def _contract(
     sizes: tuple[str, ...],
     tolerances: Mapping[torch.dtype, Tolerance],
 ) -> OpContract:
-    """The contract of the op that the oracle and the reference are named after."""
+    """The contract of an op, which has the same name as its oracle and its reference implementation."""
     name = oracle.__name__
     return OpContract(name, signature, sizes, oracle, cases, tolerances, reference=f"srv_kernels.reference:{name}")
 
@@ -98,29 +98,29 @@ CONTRACTS: Mapping[str, OpContract] = {
             rms_norm_cases,
             signature="(x [..., D], weight [D], eps: float) -> [..., D]; all of the model's dtype",
             sizes=("dim",),
-            tolerances=_ROUNDED,
+            tolerances=_TWO_ROUNDINGS,
         ),
         _contract(
             oracles.add_rms_norm,
             add_rms_norm_cases,
             signature="(x [..., D], residual [..., D], weight [D], eps: float) -> (norm of residual + x, residual + x)",
             sizes=("dim",),
-            tolerances=_ROUNDED,
+            tolerances=_TWO_ROUNDINGS,
         ),
         _contract(
             oracles.rotary,
             rotary_cases,
             signature="(q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T]) -> (q', k'); "
-            "cosines are the first R/2 columns, sines the last; pairs are (i, i + R/2); entries from R on stay",
+            "cos_sin has R/2 cosines, then R/2 sines; pairs are (i, i + R/2); elements from R on are unchanged",
             sizes=("head_dim", "rotary_dim"),
-            tolerances=_ROUNDED,
+            tolerances=_TWO_ROUNDINGS,
         ),
         _contract(
             oracles.silu_and_mul,
             silu_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: silu of the first half times the second",
             sizes=("dim",),
-            tolerances=_ROUNDED,
+            tolerances=_TWO_ROUNDINGS,
         ),
         _contract(
             oracles.linear_w8a8,
@@ -144,7 +144,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "x is not quantized",
             sizes=("inputs", "outputs"),
-            tolerances=_ROUNDED,
+            tolerances=_TWO_ROUNDINGS,
         ),
         _contract(
             oracles.linear_gguf,
@@ -152,7 +152,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], rows uint8 [N, bytes per row], quant_type: str) -> [T, N]; rows are those of a GGUF "
             "file quantized as `quant_type`; x may be quantized to 8 bits",
             sizes=("inputs", "outputs"),
-            tolerances=_ROUNDED_INPUTS,
+            tolerances=_QUANTIZED_INPUTS,
         ),
         _contract(
             oracles.rows_gguf,
@@ -160,7 +160,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(rows uint8 [N, bytes per row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
             "rows are those of a GGUF file quantized as `quant_type`",
             sizes=("inputs",),
-            tolerances=_HALF_SCALES,
+            tolerances=_FLOAT16_SCALES,
         ),
     )
 }
@@ -177,13 +177,13 @@ def violations(
     found: list[str] = []
     for case in contract.cases(dtype, seed):
         args = tuple(_to_device(arg, device) for arg in case.args)
-        wanted, got = _results(contract.oracle(*case.args)), _results(implementation(*args))
+        expected, actual = _results(contract.oracle(*case.args)), _results(implementation(*args))
         found.extend(f"{contract.name}, {case.label}: argument {index} was changed" for index in _changed(case, args))
-        if len(wanted) != len(got):
-            found.append(f"{contract.name}, {case.label}: {len(got)} results, not {len(wanted)}")
+        if len(expected) != len(actual):
+            found.append(f"{contract.name}, {case.label}: {len(actual)} results, not {len(expected)}")
             continue
-        for index, (want, have) in enumerate(zip(wanted, got, strict=True)):
-            reason = _difference(want, have, dtype, contract.tolerances[dtype])
+        for index, (want, got) in enumerate(zip(expected, actual, strict=True)):
+            reason = _difference(want, got, dtype, contract.tolerances[dtype])
             if reason is not None:
                 found.append(f"{contract.name}, {case.label}, result {index}: {reason}")
     return found
@@ -207,18 +207,18 @@ def _results(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _difference(want: Tensor, have: Tensor, dtype: torch.dtype, tolerance: Tolerance) -> str | None:
-    if have.dtype != dtype:
-        return f"its dtype is {have.dtype}, not {dtype}"
-    if have.shape != want.shape:
-        return f"its shape is {tuple(have.shape)}, not {tuple(want.shape)}"
+def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolerance) -> str | None:
+    if got.dtype != dtype:
+        return f"its dtype is {got.dtype}, not {dtype}"
+    if got.shape != want.shape:
+        return f"its shape is {tuple(got.shape)}, not {tuple(want.shape)}"
     if want.numel() == 0:
         return None
-    error = (have.to("cpu").double() - want).abs()
+    error = (got.to("cpu").double() - want).abs()
     limits = torch.finfo(dtype)
     two_subnormals = 2 * limits.smallest_normal * limits.eps
     allowed = tolerance.relative * want.abs() + tolerance.scaled * want.abs().max() + two_subnormals
     if bool((error <= allowed).all()):
         return None
     worst = int((error - allowed).nan_to_num(torch.inf).argmax())
-    return f"{have.flatten()[worst].item():g} where {want.flatten()[worst].item():g} is right, at entry {worst}"
+    return f"element {worst} is {got.flatten()[worst].item():g}, not {want.flatten()[worst].item():g}"

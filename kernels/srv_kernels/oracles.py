@@ -11,33 +11,33 @@ import torch
 from torch import Tensor
 
 
-def _wide(x: Tensor) -> Tensor:
+def _float64(x: Tensor) -> Tensor:
     return x.detach().to("cpu").double()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
-    wide = _wide(x)
-    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * _wide(weight)
+    wide = _float64(x)
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * _float64(weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(s), s) with s = residual + x, rounded to x's dtype as the residual stream is."""
-    total = (_wide(residual) + _wide(x)).to(x.dtype)
+    total = (_float64(residual) + _float64(x)).to(x.dtype)
     return rms_norm(total, weight, eps), total.double()
 
 
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate pairs (i, i + R/2) of the first R entries of each head by the angle of its position.
+    """Rotate pairs (i, i + R/2) of the first R elements of each head by the angle of its position.
 
-    Rotary embedding (Su et al. 2021, arXiv:2104.09864), with pairs half a vector apart (GPT-NeoX).
+    Rotary embedding (Su et al. 2021, arXiv:2104.09864), with the pairs of GPT-NeoX.
     """
     half = cos_sin.shape[1] // 2
-    table = _wide(cos_sin)[positions.to("cpu")].unsqueeze(1)
+    table = _float64(cos_sin)[positions.to("cpu")].unsqueeze(1)
     cos, sin = table[..., :half], table[..., half:]
 
     def rotate(x: Tensor) -> Tensor:
-        wide = _wide(x)
+        wide = _float64(x)
         first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
@@ -46,7 +46,7 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(first half) · second half of the last axis (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
-    gate, up = _wide(x).chunk(2, -1)
+    gate, up = _float64(x).chunk(2, -1)
     return gate / (1 + (-gate).exp()) * up
 
 
@@ -58,8 +58,8 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     """
     scale = x.detach().to("cpu").float().abs().amax(-1, keepdim=True) / 127
     quantized = (x.detach().to("cpu").float() / torch.where(scale == 0, 1.0, scale)).round().clamp(-127, 127)
-    out = _wide(quantized) @ _wide(weight).T * scale.double() * _wide(weight_scale)
-    return out if bias is None else out + _wide(bias)
+    out = _float64(quantized) @ _float64(weight).T * scale.double() * _float64(weight_scale)
+    return out if bias is None else out + _float64(bias)
 
 
 def linear_w8a8_static(
@@ -70,23 +70,23 @@ def linear_w8a8_static(
     `quant_bias` includes the bias and the compensation of the offset, in units of `deq_scale`.
     """
     quantized = x.detach().to("cpu").float() * (1 / input_scale.to("cpu").float()) + input_offset.to("cpu").float()
-    total = _wide(quantized.round().clamp(-128, 127)) @ _wide(weight).T + _wide(quant_bias)
-    return total * _wide(deq_scale)
+    total = _float64(quantized.round().clamp(-128, 127)) @ _float64(weight).T + _float64(quant_bias)
+    return total * _float64(deq_scale)
 
 
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b with W = weight · weight_scale; x is not quantized."""
-    out = _wide(x) @ _wide(weight).T * _wide(weight_scale)
-    return out if bias is None else out + _wide(bias)
+    out = _float64(x) @ _float64(weight).T * _float64(weight_scale)
+    return out if bias is None else out + _float64(bias)
 
 
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
     """x Wᵀ, with W quantized as `quant_type` in a GGUF file and dequantized by the `gguf` library."""
-    return _wide(x) @ dequantize_rows(rows, quant_type).T
+    return _float64(x) @ dequantize_rows(rows, quant_type).T
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The given rows of the matrix; float64, whatever `dtype` is."""
+    """The given rows of the matrix, in float64 for any `dtype`."""
     return dequantize_rows(rows, quant_type)[indices.to("cpu")]
 
 
@@ -120,14 +120,14 @@ def paged_attention(
     page_size, begin, out = keys.shape[1], 0, []
     for row, (queries, length) in enumerate(zip(query_lens, kv_lens, strict=True)):
         pages = page_table[row, : -(-length // page_size)].long().to(keys.device)
-        key = _wide(keys[pages]).flatten(0, 1)[:length].repeat_interleave(group, 1)
-        value = _wide(values[pages]).flatten(0, 1)[:length].repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", _wide(q[begin : begin + queries]), key) * scale
+        key = _float64(keys[pages]).flatten(0, 1)[:length].repeat_interleave(group, 1)
+        value = _float64(values[pages]).flatten(0, 1)[:length].repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", _float64(q[begin : begin + queries]), key) * scale
         if soft_cap is not None:
             scores = soft_cap * (scores / soft_cap).tanh()
         distance = torch.arange(length - queries, length)[:, None] - torch.arange(length)
-        hidden = (distance < 0) | (distance >= (length if window is None else window))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        masked = (distance < 0) | (distance >= (length if window is None else window))
+        weights = scores.masked_fill(masked, float("-inf")).softmax(-1)
         out.append(torch.einsum("hqk,khd->qhd", weights, value))
         begin += queries
     return torch.cat(out)

@@ -1,6 +1,6 @@
 """Plain-torch implementations of the ops, for any device that torch supports.
 
-They round where the published models do (a norm is computed in float32, cast to the model's dtype, then multiplied by
+They round where transformers does (a norm is computed in float32, cast to the model's dtype, then multiplied by
 its weight), so that greedy decoding in bfloat16 agrees with other implementations. Signatures are those of
 `srv_kernels.contracts`. Arguments are not modified.
 """
@@ -26,7 +26,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k').
 
-    Both are rotated as one tensor: for few tokens the number of operators determines the cost.
+    q and k are rotated as one tensor, since for few tokens the number of operators determines the time.
     """
     heads, dim, rotary_dim = q.shape[1], q.shape[2], cos_sin.shape[1]
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
@@ -51,7 +51,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     wide = x.float()
     scale = wide.abs().amax(-1, keepdim=True) / 127
     quantized = (wide / torch.where(scale == 0, 1.0, scale)).round_()
-    out = _integer_product(quantized, weight) * scale * weight_scale
+    out = _integer_matmul(quantized, weight) * scale * weight_scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
@@ -62,16 +62,16 @@ def linear_w8a8_static(
     deq_scale float32 [N] -> [T, N].
     """
     quantized = (x.float() * (1 / input_scale) + input_offset).round_().clamp_(-128, 127)
-    return ((_integer_product(quantized, weight) + quant_bias) * deq_scale).to(x.dtype)
+    return ((_integer_matmul(quantized, weight) + quant_bias) * deq_scale).to(x.dtype)
 
 
-_EXACT = 1024  # int8 products that float32 sums exactly: 128 · 128 · 1024 is 2²⁴
+_EXACT = 1024  # the number of int8 products whose float32 sum is exact: 128 · 128 · 1024 is 2²⁴
 
 
-def _integer_product(quantized: Tensor, weight: Tensor) -> Tensor:
-    """quantized [T, K], integers in float32, times int8 [N, K]: float32 [T, N], rounded once.
+def _integer_matmul(quantized: Tensor, weight: Tensor) -> Tensor:
+    """quantized [T, K] (integers as float32), weight int8 [N, K] -> float32 [T, N]: the exact sums, rounded once.
 
-    Computed in float32, since torch has integer matrix products on few devices only.
+    The products are computed in float32, since torch has integer matmuls on few devices only.
     """
     total = quantized[:, :_EXACT] @ weight[:, :_EXACT].T.float()
     if weight.shape[1] <= _EXACT:
@@ -93,12 +93,12 @@ def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
 
 
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
-    """x [T, K], rows uint8 [N, bytes per row], their type in a GGUF file -> [T, N]. Slow: dequantizes at every call."""
+    """x [T, K], rows uint8 [N, bytes per row] of a GGUF file -> [T, N]. Slow, since every call dequantizes the rows."""
     return F.linear(x, _dequantize(rows, quant_type, x.dtype))
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """rows uint8 [N, bytes per row], their type in a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
+    """rows uint8 [N, bytes per row] of a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
     return _dequantize(rows.index_select(0, indices), quant_type, dtype)
 
 

@@ -1,7 +1,8 @@
 """Build the records: for each argument, value, platform and variant, what is declared, implemented and tested.
 
 What a platform declares is determined by the functions that also validate a launch (`judge`). Core refuses a planned
-argument before any platform is involved, so its declaration is the platform's `Support`. This module writes no page.
+argument (one that is not implemented yet) before any platform is involved, so only the platform's `Support` tells what
+it declares for it. This module writes no page.
 """
 
 from __future__ import annotations
@@ -170,17 +171,17 @@ def _backends(argument: Argument, platform: PlatformVariant) -> tuple[str, ...]:
 
 
 def _records(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Iterator[Record]:
-    yield _of_argument(argument, platform, tried)
+    yield _argument_record(argument, platform, tried)
     closed = is_closed(argument, _backends(argument, platform))
     if argument.kind.base in (int, float) and not argument.arg.planned:
         closed = True  # each boundary that was tried has its own cell
     declared = _declared_values(argument, platform)
     for each in tried:
         if (closed or each.value in declared) and not argument.arg.secret:
-            yield _of_value(argument, platform, each)
+            yield _value_record(argument, platform, each)
 
 
-def _of_argument(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Record:
+def _argument_record(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Record:
     support = support_of_argument(platform.support.get(argument.name, ()))
     if argument.arg.planned:
         core = Status.PLANNED
@@ -263,7 +264,7 @@ def _judged_by_core_only(argument: Argument, tried: Sequence[TriedValue]) -> tup
     return Status.SUPPORTED, "", ""
 
 
-def _of_value(argument: Argument, platform: PlatformVariant, tried: TriedValue) -> Record:
+def _value_record(argument: Argument, platform: PlatformVariant, tried: TriedValue) -> Record:
     support = support_of_value(argument, tried.value, platform.support.get(argument.name, ()))
     is_default = bool(tried.value == argument.default)
     if tried.core.code == PLANNED and not is_default:

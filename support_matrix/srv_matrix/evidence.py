@@ -243,21 +243,23 @@ def compare(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[st
     if all(each.skipped for each in fresh):
         return ["the new run has no evidence: no marked test was run"]
     found: list[str] = []
-    for where, before, now in _again(committed, fresh):
+    for where, before, now in _rerun_pairs(committed, fresh):
         if now is None:
             found.append(f"{where} has committed evidence, but was not run again")
         elif not now.skipped:
-            found += [f"{where}: {fault}" for fault in _lost(before, now)]
+            found += [f"{where}: {fault}" for fault in _regressions(before, now)]
     return found
 
 
 def skips(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
     """Tests with committed evidence that were skipped in the new run, each with the reason."""
-    again = _again(committed, fresh)
+    again = _rerun_pairs(committed, fresh)
     return [f"{where} was skipped: {now.reason}" for where, _, now in again if now is not None and now.skipped]
 
 
-def _again(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> Iterator[tuple[str, Evidence, Evidence | None]]:
+def _rerun_pairs(
+    committed: Sequence[Evidence], fresh: Sequence[Evidence]
+) -> Iterator[tuple[str, Evidence, Evidence | None]]:
     """For each machine of the new run: (test and machine, committed line, new line) of its platform's tests."""
     for platform, machine in dict.fromkeys((each.platform, each.machine) for each in fresh):
         new = {each.test: each for each in fresh if (each.platform, each.machine) == (platform, machine)}
@@ -267,7 +269,7 @@ def _again(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> Iterator
             yield f"{test} on {platform}:{machine}", old[test], new.get(test)
 
 
-def _lost(before: Evidence, now: Evidence) -> list[str]:
+def _regressions(before: Evidence, now: Evidence) -> list[str]:
     """Differences by which a test shows less than before."""
     found = [
         f"{name} was {_or_empty(old)}, and is now {_or_empty(new)}"

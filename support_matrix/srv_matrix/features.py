@@ -24,7 +24,7 @@ from srv_matrix.pairs import pairs
 from srv_matrix.records import Record, Status
 from srv_matrix.variant_context import VariantContext, make_variant_context
 
-UNBUILT = "not_implemented"  # the reason code of a platform without device code
+NOT_IMPLEMENTED = "not_implemented"  # the reason code of a platform without device code
 OTHERS = "any other decoder"
 CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 
@@ -59,7 +59,7 @@ def _models(context: VariantContext, models: Sequence[ModelFacts], inventory: In
     declared = Status.SUPPORTED if judged.accepted else Status.UNSUPPORTED
     code_and_reason = ("checked_at_load", CHECKED) if judged.accepted else (judged.code, judged.reason)
     if judged.accepted and unbuilt is not None:
-        declared, code_and_reason = Status.PLANNED, (UNBUILT, unbuilt)
+        declared, code_and_reason = Status.PLANNED, (NOT_IMPLEMENTED, unbuilt)
     yield context.record("model", f"{OTHERS}/safetensors", (declared, Status.LIMITED), code_and_reason)
 
 
@@ -85,7 +85,7 @@ def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt
     if not judged.accepted:
         facts, code_and_reason = (Status.UNSUPPORTED, facts[1]), (judged.code, judged.reason)
     elif unbuilt is not None:
-        facts, code_and_reason = (Status.PLANNED, facts[1]), (UNBUILT, unbuilt)
+        facts, code_and_reason = (Status.PLANNED, facts[1]), (NOT_IMPLEMENTED, unbuilt)
     return context.record("model", f"{architecture}/{like.format}", facts, code_and_reason)
 
 
@@ -103,7 +103,7 @@ def _endpoints(context: VariantContext, inventory: Inventory) -> Iterator[Record
             record = context.record("endpoint", endpoint, (Status.SUPPORTED, Status.SUPPORTED))
             yield replace(record, declared_by="", base=None)
         else:
-            yield context.record("endpoint", endpoint, (Status.PLANNED, Status.SUPPORTED), (UNBUILT, unbuilt))
+            yield context.record("endpoint", endpoint, (Status.PLANNED, Status.SUPPORTED), (NOT_IMPLEMENTED, unbuilt))
 
 
 def _ops(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
@@ -118,7 +118,7 @@ def _ops(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
                     ("dtype_missing", f"the platform does not support {dtype} on this device"),
                 )
             elif unbuilt is not None:
-                declared, code_and_reason = Status.PLANNED, (UNBUILT, unbuilt)
+                declared, code_and_reason = Status.PLANNED, (NOT_IMPLEMENTED, unbuilt)
             elif dtype not in implemented.get(op.name, ()):
                 text = f"platform {context.manifest.name} has no implementation of it"
                 declared, code_and_reason = Status.UNSUPPORTED, ("no_implementation", text)

@@ -130,7 +130,9 @@ def _endpoints() -> tuple[str, ...]:
     client = pkgutil.resolve_name("srv.server.client:EngineClient")(
         pkgutil.resolve_name("srv.testing.fake_engine:FakeEngine")()
     )
-    server_settings = settings(model_name="any", context_length=16, max_request_tokens=16, vocab_size=text.vocab_size)
+    server_settings = settings(
+        model_name="any", context_length=16, max_request_tokens=16, vocab_size=text.vocab_size, hidden_size=1
+    )
     app = create_app(server_settings, client, text)
     described = {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
     return tuple(

@@ -13,7 +13,7 @@ from srv.args.config import ARGUMENTS
 from srv.args.resolve import resolve
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.args.statement import Origin, UserInput, UserStatement
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.planning.budget import estimate
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
@@ -84,7 +84,7 @@ def planned_verdicts(values: Mapping[str, tuple[Any, ...]], model: ModelFacts) -
     return {}
 
 
-def _verdict(rejected: Rejected) -> Verdict:
+def _verdict(rejected: Rejection) -> Verdict:
     return Verdict(rejected.code, rejected.reason)
 
 

@@ -52,14 +52,14 @@ def pairs(context: VariantContext) -> Iterator[Record]:
     for dependency in (*_by_constraints(context), *_by_backends(context), *_by_shared_pool(context)):
         found.setdefault(dependency.pair, []).append(dependency)
     for (one, other), dependencies in found.items():
-        core = lower(_core(one), _core(other))
+        core = lower(_core_status(one), _core_status(other))
         code = "planned" if core is Status.PLANNED else dependencies[0].code
         reason = "; ".join(dict.fromkeys(dependency.reason for dependency in dependencies))
         owners = ", ".join(dict.fromkeys(dependency.owner for dependency in dependencies))
         yield context.record("pair", f"{one}+{other}", (Status.LIMITED, core), (code, reason), owners)
 
 
-def _core(argument: str) -> Status:
+def _core_status(argument: str) -> Status:
     return Status.PLANNED if ARGUMENTS[argument].arg.planned else Status.LIMITED
 
 
@@ -85,7 +85,7 @@ def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
     for owner, constraint in _constraints(context.manifest):
         for other in constraint.reads:
             if other in ARGUMENTS and other != constraint.argument and len(_values(context, other)) > 1:
-                reason = _refused(context, owner, constraint, other)
+                reason = _describe_refusal(context, owner, constraint, other)
                 yield Dependency(constraint.argument, other, constraint.code, reason, owner)
 
 
@@ -94,7 +94,7 @@ def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
     yield from ((f"platform {manifest.name}", each) for each in manifest.facts.constraints)
 
 
-def _refused(context: VariantContext, owner: str, constraint: Constraint, other: str) -> str:
+def _describe_refusal(context: VariantContext, owner: str, constraint: Constraint, other: str) -> str:
     """Describe two values that the constraint refuses together, although it accepts one of them with another value.
 
     If no two values alone are refused, up to two further arguments that it reads are varied too, and are part of the
@@ -179,7 +179,7 @@ def _by_backends(context: VariantContext) -> Iterator[Dependency]:
     for spec, names in _backends_by_argument(context.manifest):
         common: set[tuple[str, str]] = set()
         for label, model in _models(context).items():
-            unset, read = _ask(context, spec, model, {names[0]: spec.name})
+            unset, read = _check_backend(context, spec, model, {names[0]: spec.name})
             slots = unset.slots if isinstance(unset, Requires) else ()
             further = [name for name in read if name not in names]
             for required, demand in _requirements(context, spec, model, unset, further):
@@ -201,7 +201,7 @@ def _backends_by_argument(manifest: Manifest) -> Iterator[tuple[BackendSpec, tup
         yield from ((spec, tuple(names)) for spec in specs)
 
 
-def _ask(
+def _check_backend(
     context: VariantContext, spec: BackendSpec, model: ModelFacts, values: Mapping[str, Any]
 ) -> tuple[Requires | Unfit, tuple[str, ...]]:
     """The result of the backend's check if a user sets these values, and the arguments that it read."""
@@ -226,7 +226,7 @@ def _requirements(
         yield required, _requires(required, values)
     for name in read:
         for value in _values(context, name):
-            answer = unset if value is None else _ask(context, spec, model, {**named, name: value})[0]
+            answer = unset if value is None else _check_backend(context, spec, model, {**named, name: value})[0]
             if isinstance(answer, Unfit):
                 yield name, f"does not fit {name} {_show(name, value)}: {', '.join(answer.reasons)}"
                 break
@@ -249,7 +249,9 @@ def _by_shared_pool(context: VariantContext) -> Iterator[Dependency]:
     specs = context.manifest.facts.backends.get("attention", ())
     for label, model in _models(context).items():
         fitting = [
-            (spec, result) for spec in specs if isinstance(result := _ask(context, spec, model, {})[0], Requires)
+            (spec, result)
+            for spec in specs
+            if isinstance(result := _check_backend(context, spec, model, {})[0], Requires)
         ]
         for (one, first), (other, second) in itertools.combinations(fitting, 2):
             reason = _incompatibility(one, first, other, second)

@@ -18,7 +18,7 @@ from srv.args.spec import Argument
 from srv_matrix.repository import MatrixError
 
 _COLUMNS = ("group", "argument", "aliases", "default", "options")
-_FREE = ("type:", "bool flag", "list[", "optional[", "n/a")
+_TYPE_PREFIXES = ("type:", "bool flag", "list[", "optional[", "n/a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Row:
     @property
     def options(self) -> tuple[str, ...]:
         text = self.options_text.strip()
-        if not text or text.lower().startswith(_FREE) or not any(char.isalpha() for char in text):
+        if not text or text.lower().startswith(_TYPE_PREFIXES) or not any(char.isalpha() for char in text):
             return ()
         return tuple(part.strip().strip("'\"") for part in text.split(",") if part.strip())
 
@@ -120,11 +120,11 @@ def read_rows(path: Path, variants: Mapping[str, str]) -> tuple[Row, ...]:
 def _row(raw: Mapping[Any, Any], where: str, variants: Mapping[str, str]) -> Row:
     if None in raw or None in raw.values():  # this is how DictReader marks rows of a wrong length
         raise MatrixError(f"{where}: the row has more or fewer cells than columns. Quote cells that contain commas")
-    supported = {variant: _yes(raw[column], where, raw["argument"]) for variant, column in variants.items()}
+    supported = {variant: _is_yes(raw[column], where, raw["argument"]) for variant, column in variants.items()}
     return Row(raw["group"], raw["argument"], tuple(raw["aliases"].split()), raw["default"], raw["options"], supported)
 
 
-def _yes(text: str, where: str, flag: str) -> bool:
+def _is_yes(text: str, where: str, flag: str) -> bool:
     if text not in ("yes", "no"):
         raise MatrixError(f"{where}: {flag} has {text!r} instead of yes or no")
     return text == "yes"

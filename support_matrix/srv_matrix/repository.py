@@ -8,7 +8,7 @@ from pathlib import Path
 
 from srv.errors import SrvError
 
-MARK = Path("support_matrix") / "published" / "index.toml"
+MARKER = Path("support_matrix") / "published" / "index.toml"
 
 
 class MatrixError(SrvError):
@@ -55,14 +55,14 @@ class Repository:
         lines = self._git("status", "--porcelain", "--untracked-files=all").splitlines()
         return tuple(line[3:] for line in lines)
 
-    def _git(self, *words: str) -> str:
-        done = self._run(*words)
+    def _git(self, *arguments: str) -> str:
+        done = self._run(*arguments)
         if done.returncode != 0:
-            raise MatrixError(f"git {' '.join(words)} failed in {self.root}: {done.stderr.strip()}")
+            raise MatrixError(f"git {' '.join(arguments)} failed in {self.root}: {done.stderr.strip()}")
         return done.stdout.rstrip("\n")
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = ["git", "-C", str(self.root), *words]
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(self.root), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except OSError as error:
@@ -71,4 +71,4 @@ class Repository:
 
 def find_repository(start: Path) -> Repository | None:
     """The checkout that contains `start`; None if there is none."""
-    return next((Repository(folder) for folder in (start, *start.parents) if (folder / MARK).exists()), None)
+    return next((Repository(folder) for folder in (start, *start.parents) if (folder / MARKER).exists()), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """One load: `requests` concurrent requests with `prompt` tokens each, of which all share the first `shared`."""
+    """One load: `requests` concurrent requests with `prompt` tokens each; all share the first `shared` tokens."""
 
     name: str
     requests: int

@@ -25,7 +25,7 @@ class Stepping:
 
     def __init__(self, engine: LocalEngine) -> None:
         self._scheduler = engine._engine.scheduler
-        self.runner = engine._engine.executor._runner
+        self.runner = engine._engine.executor.worker.runner
 
     def add(self, prompts: Sequence[Sequence[int]], output: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
         """Queue requests of `output` tokens each."""

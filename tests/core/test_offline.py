@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -48,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[LLM]:
-    with LLM(model, **ARGUMENTS) as llm:
+    with LLM(model, is_embedding=True, **ARGUMENTS) as llm:
         yield llm
 
 
@@ -129,6 +130,24 @@ def test_fields_apply_to_the_call_and_overrides_to_single_prompts(llm: LLM) -> N
     assert [[output.tokens for output in prompt.outputs] for prompt in outputs] == expected
 
 
+# Embeddings
+
+
+def test_embeddings_of_texts_and_token_ids_of_any_number(llm: LLM) -> None:
+    texts, tokens = "a b c d", [3, 1, 4]
+    batch = llm.embed([texts, tokens, tuple(tokens)])
+    assert [output.prompt_tokens for output in batch] == [ids(texts), tokens, tokens]
+    assert batch[1].embedding == batch[2].embedding != batch[0].embedding
+    assert [math.hypot(*output.embedding) for output in batch] == [pytest.approx(1)] * 3
+    assert llm.embed(texts)[0].embedding == pytest.approx(batch[0].embedding, abs=1e-5)
+    assert [len(output.embedding) for output in llm.embed(["a"] * 30, dimensions=4, progress=False)] == [4] * 30
+    (raw,) = llm.embed(tokens, normalize=False)
+    length = math.hypot(*raw.embedding)
+    assert [element / length for element in raw.embedding] == pytest.approx(batch[1].embedding, abs=1e-5)
+    assert llm.embed([]) == []
+    assert alive(llm)
+
+
 # The progress bar
 
 
@@ -167,6 +186,10 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], tuple[str, ...]]] = {
     "a single message": (lambda llm: llm.chat(USER), ("conversations must be", "type dict")),  # type: ignore[arg-type]
     "no message": (lambda llm: llm.chat([[USER], []]), ("input 1: messages = [] is refused",)),
     "a text as message": (lambda llm: llm.chat([USER, "abc"]), ('messages[1] = "abc" is refused',)),  # type: ignore[list-item]
+    "no text to embed": (lambda llm: llm.embed(None), ("prompts must be a string or a list of token ids", "NoneType")),  # type: ignore[arg-type]
+    "an empty text to embed": (lambda llm: llm.embed(["a", ""]), ("input 1: input is empty",)),
+    "dimensions": (lambda llm: llm.embed("a", dimensions=17), ("dimensions = 17 is refused", "16 elements")),
+    "no boolean": (lambda llm: llm.embed("a", normalize=1), ("normalize = 1 is refused",)),  # type: ignore[arg-type]
     "tools": (lambda llm: llm.chat([USER], tools=[{}]), ("tools is not implemented", "remove the field")),
 }
 
@@ -188,6 +211,7 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
     faults = []
     for arguments, parts in (
         ({"port": 3, "api_key": "secret"}, ("port = 3 (set by LLM(port=...))", "Leave it out", "api_key = (hidden)")),
+        ({"enable_return_hidden_states": True}, ("enable_return_hidden_states", "only the HTTP server reads it")),
         ({"model_path": "other"}, ("model_path = other", str(model), "Give one of the two")),
         ({"max_runing_requests": 3}, ("max_runing_requests", "Did you mean max_running_requests?")),
         ({"page_size": "x"}, ("page_size = x (set by LLM(page_size=...))",)),
@@ -238,6 +262,8 @@ def ended(engine: EngineProcess) -> bool:
 def test_close_aborts_what_runs_and_ends_the_process(model: Path) -> None:
     cut: list[Any] = []
     with LLM(model, **ARGUMENTS) as llm:
+        with pytest.raises(RequestError, match="create it with is_embedding=True"):
+            llm.embed("abc")
         running = threading.Thread(
             target=lambda: cut.extend(llm.generate("abc", max_tokens=4000, ignore_eos=True)), daemon=True
         )

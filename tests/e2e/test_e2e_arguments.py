@@ -6,6 +6,7 @@ argument, some of them from a file. Arguments of the engine are tested in `tests
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import openai
 import pytest
-from e2e_support import Server, free_port, greedy, launch, launched, wait_until
-from letters_model import ALPHABET, CONTEXT, write_tokenizer
+from e2e_support import REQUEST_S, Server, free_port, greedy, launch, launched, wait_until
+from letters_model import ALPHABET, CONFIG, CONTEXT, write_tokenizer
 
 from srv_matrix.pytest_plugin import covers
 
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.e2e
 
 KEY = "a key for tests"
 HELLO = [{"role": "user", "content": "a b"}]
+TOKENS = [3, 1, 4, 1, 5]
 
 
 class LockedServer(Server):
@@ -61,7 +65,7 @@ def other(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> 
     arguments = (
         *("--config", str(config), "--tokenizer-path", str(backwards), "--host", "127.0.0.2", "--api-key", KEY),
         *("--max-queued-requests", "1", "--max-stop-strings", "1", "--max-request-bytes", "4096"),
-        *("--log-level", "warning"),
+        *("--log-level", "warning", "--is-embedding", "--pooling", "mean", "--enable-return-hidden-states"),
     )
     server = LockedServer((*common, *arguments), folder / "log")
     try:
@@ -162,6 +166,59 @@ def test_max_stop_strings(plain: Server, other: Server) -> None:
     for stop, status in ((["x"], 200), (["x", "y"], 400)):
         assert plain.post("/v1/completions", prompt="a", max_tokens=1, stop=stop).status_code == 200
         assert other.post("/v1/completions", prompt="a", max_tokens=1, stop=stop).status_code == status
+
+
+def embeddings(server: Server, **fields: Any) -> list[list[float]]:
+    """The embeddings of /v1/embeddings as the openai client reads them: by default it requests base64."""
+    with openai.OpenAI(base_url=f"{server.base}/v1", api_key=KEY, timeout=REQUEST_S, max_retries=0) as client:
+        answer = client.embeddings.create(model=server.model(), **fields)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens > 0
+    assert [item.index for item in answer.data] == list(range(len(answer.data)))
+    return [item.embedding for item in answer.data]
+
+
+@covers("is_embedding", "endpoint:POST /v1/embeddings")
+def test_is_embedding(plain: Server, other: Server) -> None:
+    assert reason(plain.post("/v1/embeddings", input="a")) == (400, "embeddings_disabled")
+    assert [server.get("/get_model_info").json()["is_embedding"] for server in (plain, other)] == [False, True]
+    (whole,) = embeddings(other, input="a b c")
+    (cut,) = embeddings(other, input="a b c", dimensions=4)
+    assert [len(whole), len(cut)] == [CONFIG["hidden_size"], 4]
+    assert [math.hypot(*vector) for vector in (whole, cut)] == [pytest.approx(1)] * 2
+    assert embeddings(other, input="a b c", encoding_format="float") == [pytest.approx(whole, abs=1e-5)]
+    assert reason(other.post("/v1/completions", prompt="a", max_tokens=1)) == (200, "")
+
+
+@covers("pooling=mean", "pooling=last")
+def test_pooling(other: Server, common: tuple[str, ...], tmp_path: Path) -> None:
+    """Embeddings are the last hidden state of the prompt, or the mean of all."""
+    states = hidden_states(other)
+    with launched(tmp_path / "log", *common, "--is-embedding", "--pooling", "last") as last:
+        for server, pooling, expected in ((other, "mean", np.mean(states, 0)), (last, "last", states[-1])):
+            assert server.get("/get_model_info").json()["pooling"] == pooling
+            (embedding,) = embeddings(server, input=TOKENS, extra_body={"normalize": False})
+            assert embedding == pytest.approx(list(expected), rel=1e-3, abs=1e-3)
+        texts = ["a b c", "d"]
+        singles = [pytest.approx(embeddings(last, input=text)[0], abs=1e-5) for text in texts]
+        assert embeddings(last, input=texts) == singles
+
+
+def hidden_states(server: Server) -> np.ndarray:
+    """The hidden states of TOKENS, float64 [tokens, hidden]."""
+    params = {"max_new_tokens": 3, "ignore_eos": True}
+    answer = server.generate(input_ids=TOKENS, sampling_params=params, return_hidden_states=True)
+    prompt, *output = answer["meta_info"]["hidden_states"]
+    assert np.shape(output) == (2, CONFIG["hidden_size"])
+    return np.array(prompt)
+
+
+@covers("enable_return_hidden_states")
+def test_enable_return_hidden_states(plain: Server, other: Server) -> None:
+    body = greedy("a b c", 1, return_hidden_states=True)
+    assert reason(plain.post("/generate", **body)) == (400, "hidden_states_disabled")
+    states = hidden_states(other)
+    assert states.shape == (len(TOKENS), CONFIG["hidden_size"])
+    assert hidden_states(other) == pytest.approx(states, rel=1e-3, abs=1e-3)  # although its prefix is cached now
 
 
 @contextmanager

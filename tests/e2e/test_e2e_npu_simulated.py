@@ -77,7 +77,7 @@ def test_automatic_choice_passes_over_it() -> None:
         "from srv.platform.registry import find_platforms\n"
         "found = find_platforms()\n"
         "chosen = choose(None, {name: found[name] for name in ('cpu', 'npu')}, timeout_s=120)\n"
-        "print(chosen.found.name, '|', chosen.reason)\n"
+        "print(chosen.installed.name, '|', chosen.reason)\n"
     )
     done = subprocess.run(
         [srv_command()[0], "-c", script],

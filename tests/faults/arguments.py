@@ -42,7 +42,7 @@ FAULTS = (
     Fault(
         name="config-file-refusal-swallowed",
         file="core/srv/args/sources.py",
-        text="read_file(Path(config))\n        statements, rejections = statements + more, rejections + refused",
+        text="read_file(Path(config))\n        statements, rejections = statements + more, rejections + rejected",
         planted="read_file(Path(config))\n        statements = statements + more",
         effect="A misspelt key of the config file is silently ignored.",
         tests=(_SOURCES,),
@@ -50,8 +50,8 @@ FAULTS = (
     Fault(
         name="platform-constraints-not-checked",
         file="core/srv/args/resolve.py",
-        text="theirs = (*manifest.facts.constraints, *declared)",
-        planted="theirs = declared",
+        text="for each in (*manifest.facts.constraints, *declared)]",
+        planted="for each in declared]",
         effect="Values that the platform cannot serve are accepted, and fail when the first request runs.",
         tests=(_RESOLVE,),
     ),

@@ -7,6 +7,22 @@ _SAMPLER = "tests/core/sample/test_sampler.py"
 
 FAULTS = (
     Fault(
+        name="mean-forgets-earlier-chunks",
+        file="core/srv/sample/pooling.py",
+        text="            self._sums[row.slot] = total\n",
+        planted="",
+        effect="The embedding of a prompt that is computed in chunks is the mean of its last chunk only.",
+        tests=("tests/core/sample/test_pooling.py",),
+    ),
+    Fault(
+        name="sum-survives-its-request",
+        file="core/srv/sample/pooling.py",
+        text="        self._sums.pop(slot, None)\n",
+        planted="",
+        effect="An embedding contains hidden states of the last request in its slot.",
+        tests=("tests/core/sample/test_pooling.py",),
+    ),
+    Fault(
         name="seed-of-the-wrong-position",
         file="core/srv/sample/noise.py",
         text="self._values[slots, positions % self._POSITIONS]",

@@ -6,6 +6,22 @@ _SCHEDULER = "tests/core/sched/test_scheduler.py"
 
 FAULTS = (
     Fault(
+        name="mean-hits-the-prefix-cache",
+        file="core/srv/sched/request.py",
+        text="self.next_vector_position = 0 if params.pooling is Pooling.MEAN else len(self.prompt) - 1",
+        planted="self.next_vector_position = len(self.prompt) - 1",
+        effect="The mean over a prompt whose prefix is cached leaves the cached positions out.",
+        tests=("tests/core/sched/test_scheduler.py",),
+    ),
+    Fault(
+        name="hidden-states-returned-twice",
+        file="core/srv/sched/scheduler.py",
+        text="            request.next_vector_position = end\n",
+        planted="            pass\n",
+        effect="After a retraction a request returns the hidden states of its first positions again.",
+        tests=("tests/core/sched/test_scheduler.py",),
+    ),
+    Fault(
         name="lease-kept-on-abort",
         file="core/srv/sched/scheduler.py",
         text="        elif request.in_flight:\n            request.state = State.ENDING\n        else:",

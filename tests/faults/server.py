@@ -4,6 +4,8 @@ from fault import Fault
 
 _OPENAI = "tests/core/server/protocols/test_openai.py"
 _ADMIN = "tests/core/server/protocols/test_admin.py"
+_EMBEDDINGS = "tests/core/server/protocols/test_embeddings.py"
+_WIRE = "tests/core/server/http/test_wire.py"
 _BAD_INPUT = "tests/core/server/protocols/test_bad_input.py"
 _CLIENT = "tests/core/server/test_client.py"
 _DETOKENIZE = "tests/core/server/text/test_detokenize.py"
@@ -138,5 +140,29 @@ FAULTS = (
         planted="sequences",
         effect="LLM.generate with n > 1 sends more sequences than the queue holds, and the batch fails.",
         tests=(_OFFLINE + "::test_a_batch_never_fills_the_engines_queue",),
+    ),
+    Fault(
+        name="embedding-of-an-aborted-request",
+        file="core/srv/server/service.py",
+        text="        self.lifecycle.check_complete([embedding.finish for embedding in embeddings])\n",
+        planted="",
+        effect="An aborted request is a success whose embeddings are empty.",
+        tests=(_EMBEDDINGS,),
+    ),
+    Fault(
+        name="embedding-disconnect-ignored",
+        file="core/srv/server/protocols/embeddings.py",
+        text="await while_connected(request.receive, work)",
+        planted="await work",
+        effect="The prompts of a client that has disconnected are still computed.",
+        tests=(_WIRE,),
+    ),
+    Fault(
+        name="hidden-states-past-the-stop-string",
+        file="core/srv/server/protocols/native.py",
+        text="entries = range(max(1, sequence.completion_tokens))",
+        planted="entries = range(max(1, len(states) // size - len(prompt) + 1))",
+        effect="The hidden states include those of tokens after the stop string, and do not match the output ids.",
+        tests=("tests/core/server/protocols/test_native.py",),
     ),
 )

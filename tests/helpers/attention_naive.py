@@ -1,4 +1,4 @@
-"""A second attention backend, as simple as possible: dense attention in float32, one row after the other.
+"""A second attention backend, as simple as possible: dense attention in float32, one row at a time.
 
 `install` adds it to the CPU platform as a third party would: as a distribution with one entry point.
 """

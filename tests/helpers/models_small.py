@@ -190,7 +190,7 @@ def write_gguf(
         writer.add_tensor(gguf_name(name), data, raw_dtype=own)
         decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
         parameter.data = torch.from_numpy((deinterleaved(decoded, heads) if permuted else decoded).copy())
-    factors = model.config.__dict__.get("test_divisors")
+    factors = model.config.__dict__.get("test_freq_factors")
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(factors, dtype=np.float32))
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""Run the tests of the native kernels again, with a library that was built in another way.
+"""Run the tests of the native kernels with another build of the library.
 
 The child pytest loads this module as a plugin, which fails the run if the library is not used (the tests would skip).
 """
@@ -24,7 +24,7 @@ TESTS = (
 
 
 def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-    """Run them on every instruction set that both this machine and the library support, until the first failure."""
+    """Run the tests on every instruction set that this machine and the library support, until the first failure."""
     arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *TESTS)
     given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
     return run(*arguments, seconds=850, environment=given)

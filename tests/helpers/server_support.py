@@ -17,7 +17,8 @@ from fastapi import FastAPI
 from srv.server.app import ServerSettings, create_app
 from srv.server.client import EngineClient
 from srv.server.http.connection import http_protocol
-from srv.testing.fake_engine import ByteTokenizer, FakeEngine
+from srv.testing.fake_engine import HIDDEN, ByteTokenizer, FakeEngine
+from srv.types import Pooling
 
 MODEL = "tiny"
 CONTEXT = 256
@@ -52,6 +53,9 @@ def settings(**changes: Any) -> ServerSettings:
         "context_length": CONTEXT,
         "max_request_tokens": CONTEXT,
         "vocab_size": ByteTokenizer.vocab_size,
+        "hidden_size": HIDDEN,
+        "pooling": Pooling.LAST,
+        "return_hidden_states": True,
         "model_info": {"model_path": "/models/tiny"},
         "server_info": {"args": {"page_size": {"value": 16, "story": "because generic default"}}},
     }

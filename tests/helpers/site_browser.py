@@ -14,18 +14,18 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 WAIT_S = 20
 
 # The text within a selector whose contrast with its background is below WCAG's level AA (4.5, for large text 3).
-_PALE = """
+_LOW_CONTRAST = """
 const [selector] = arguments;
 const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
 const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
 const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-const light = (color) => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => sum + part * linear(color[i] / 255), 0);
-const ground = (element) => {
+const luminance = (color) => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => sum + part * linear(color[i] / 255), 0);
+const background = (element) => {
   const layers = [];
   for (let at = element; at; at = at.parentElement) layers.push(parse(getComputedStyle(at).backgroundColor));
   return layers.reverse().reduce((under, layer) => over(layer, under), [255, 255, 255, 1]);
 };
-const pale = [];
+const low = [];
 let seen = 0;
 for (const element of document.querySelectorAll(`${selector} *`)) {
   const text = [...element.childNodes].filter((n) => n.nodeType === 3).map((n) => n.data.trim()).join("");
@@ -35,16 +35,17 @@ for (const element of document.querySelectorAll(`${selector} *`)) {
   const style = getComputedStyle(element);
   let opacity = 1;
   for (let at = element; at; at = at.parentElement) opacity *= Number(getComputedStyle(at).opacity);
-  const under = ground(element);
-  const ink = parse(style.color);
-  const [a, b] = [light(over([...ink.slice(0, 3), ink[3] * opacity], under)), light(under)].sort((x, y) => y - x);
+  const under = background(element);
+  const foreground = parse(style.color);
+  const shown = over([...foreground.slice(0, 3), foreground[3] * opacity], under);
+  const [a, b] = [luminance(shown), luminance(under)].sort((x, y) => y - x);
   const size = parseFloat(style.fontSize);
   const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
   const ratio = (a + 0.05) / (b + 0.05);
-  if (ratio < (large ? 3 : 4.5)) pale.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  if (ratio < (large ? 3 : 4.5)) low.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
   if (seen > 1500) break;
 }
-return [seen, pale];
+return [seen, low];
 """
 
 
@@ -74,7 +75,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
 
     def open(self, path: str) -> None:
-        """Load a page, also if it is shown already."""
+        """Load a page, even if it is shown already."""
         self.driver.get("about:blank")
         self.driver.get(path if "://" in path else self.address + path)
 
@@ -83,8 +84,8 @@ class Browser:
         """The current URL without the site's address."""
         return self.driver.current_url.removeprefix(self.address)
 
-    def run(self, script: str, *given: Any) -> Any:
-        return self.driver.execute_script(script, *given)
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
 
     def find(self, selector: str) -> WebElement:
         return self.driver.find_element("css selector", selector)
@@ -117,7 +118,7 @@ class Browser:
 
     def low_contrast(self, selector: str) -> tuple[int, list[str]]:
         """The number of texts that were checked, and the texts whose contrast is too low."""
-        checked, low = self.run(_PALE, selector)
+        checked, low = self.run(_LOW_CONTRAST, selector)
         return checked, low
 
     def console(self) -> list[str]:

@@ -36,6 +36,8 @@ EFFECTS: Mapping[str, str] = {
     "dequantize_weights": ENGINE + "test_dequantize_weights",
     "torchao_config": ENGINE + "test_torchao_config",
     "chat_template": SERVER + "test_chat_template",
+    "is_embedding": SERVER + "test_is_embedding",
+    "pooling": SERVER + "test_pooling",
     "random_seed": ENGINE + "test_random_seed_decides_dummy_weights",
     # platform
     "device": ENGINE + "test_device",
@@ -75,6 +77,7 @@ EFFECTS: Mapping[str, str] = {
     "log_level": SERVER + "test_log_level",
     "max_request_bytes": SERVER + "test_max_request_bytes",
     "max_stop_strings": SERVER + "test_max_stop_strings",
+    "enable_return_hidden_states": SERVER + "test_enable_return_hidden_states",
     "graceful_shutdown_seconds": SERVER + "test_graceful_shutdown_seconds",
     "engine_start_timeout_seconds": SERVER + "test_engine_start_timeout_seconds",
 }

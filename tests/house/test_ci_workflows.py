@@ -82,7 +82,7 @@ def test_missing_hardware_is_reported_and_adds_no_evidence() -> None:
     before = evidence()
     done = platform_sh("xpu", seconds=200)
     assert done.returncode == MISSING, done.stdout + done.stderr
-    assert "xpu is not here, nothing is tested and no evidence is added: " in done.stdout
+    assert "xpu is missing; nothing is tested and no evidence is added: " in done.stdout
     assert "conformance" not in done.stdout
     assert evidence() == before
 

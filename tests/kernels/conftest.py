@@ -1,4 +1,4 @@
-"""What tests of the native kernels share."""
+"""Fixtures of the tests of native kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from srv_kernels.cpu.library import load
 
 @pytest.fixture(params=tuple(build.isas()))
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Kernels of one instruction set; the best again afterwards, on one thread."""
+    """Select the kernels of one instruction set; afterwards the default ones, on one thread."""
     loaded = load()
     if loaded.library is None:
         pytest.skip(f"no native kernels here: {loaded.reason}")

@@ -57,7 +57,7 @@ def test_a_built_in_platform_keeps_the_contract(name: str) -> None:
     assert found.loaded.variants == VARIANTS[name]
 
 
-def test_automatic_choice_prefers_any_accelerator_to_the_host() -> None:
+def test_automatic_choice_prefers_any_accelerator_to_the_cpu() -> None:
     priorities = {name: FOUND[name].loaded.priority for name in VARIANTS}
     assert priorities.pop("cpu") == 0
     assert min(priorities.values()) > 0
@@ -106,13 +106,13 @@ def test_ascend_attention_reads_pages_of_128_tokens() -> None:
 
 
 @every(("profile", "chunk"), [("a2-32gb", 4096), ("a2", 8192), ("a3", 8192)])
-def test_npu_chunks_by_the_card_s_memory(profile: str, chunk: int) -> None:
+def test_npu_prefill_chunk_by_the_card_s_memory(profile: str, chunk: int) -> None:
     defaults = FOUND["npu"].loaded.facts.defaults
     (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
     assert default.compute(context("npu", profile)) == chunk
 
 
-def test_a_processor_takes_short_chunks() -> None:
+def test_the_cpu_has_a_small_prefill_chunk() -> None:
     defaults = FOUND["cpu"].loaded.facts.defaults
     (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
     assert default.compute(context("cpu", "avx512")) == 256
@@ -151,13 +151,13 @@ def cpu_dtype(features: tuple[str, ...], variant: str, dtype: str, fmt: str) -> 
         ((), "avx2", "bfloat16", "safetensors", None),
     ],
 )
-def test_cpu_computes_in_the_type_it_has_units_for(
+def test_default_dtype_of_the_cpu(
     features: tuple[str, ...], variant: str, dtype: str, fmt: str, expected: str | None
 ) -> None:
     assert cpu_dtype(features, variant, dtype, fmt) == expected
 
 
-def test_asking_for_absent_hardware_fails_soon_and_says_why() -> None:
+def test_selecting_absent_hardware_fails_soon_with_a_reason() -> None:
     started = time.monotonic()
     with pytest.raises(PlatformUnavailable) as raised:
         choose("npu", FOUND)

@@ -1,4 +1,4 @@
-"""What the built-in probes say of machines that are not this one: their files, drivers and builds are played."""
+"""The results of the built-in probes on other machines, whose files, drivers and builds of torch are simulated."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ H100 = ("NVIDIA H100 80GB HBM3", 80 * GIB, 9, 0)
 
 
 @every(
-    ("driver", "built_for", "code", "says"),
+    ("driver", "built_for", "code", "message"),
     [
         (cuda.Driver((12, 8), ()), "12.8", "no_device", "CUDA_VISIBLE_DEVICES"),
         (cuda.Driver((12, 8), (H100,)), None, "torch_without_cuda", "built without CUDA"),
@@ -102,13 +102,13 @@ H100 = ("NVIDIA H100 80GB HBM3", 80 * GIB, 9, 0)
         (cuda.Driver((12, 8), (H100, H100)), "12.6", "not_implemented", "NVIDIA H100"),
     ],
 )
-def test_cuda_tells_what_stands_in_the_way(driver: cuda.Driver, built_for: str | None, code: str, says: str) -> None:
+def test_cuda_reports_what_is_missing(driver: cuda.Driver, built_for: str | None, code: str, message: str) -> None:
     result = cuda.judge(driver, built_for)
     assert (result.available, result.code) == (False, code)
-    assert says in f"{result.reason} {result.remedy}"
+    assert message in f"{result.reason} {result.remedy}"
 
 
-def test_cuda_describes_the_devices_it_saw() -> None:
+def test_cuda_describes_its_devices() -> None:
     device = cuda.judge(cuda.Driver((12, 8), (H100, H100)), "12.6").device
     assert device is not None
     assert (device.variant, device.count, device.memory_bytes) == ("sm90", 2, 80 * GIB)
@@ -124,23 +124,23 @@ def test_cuda_notes_an_unknown_variant_and_unequal_devices() -> None:
 
 
 @every(
-    ("wheel", "driver", "code", "says"),
+    ("wheel", "driver", "code", "message"),
     [
         (False, False, "torch_npu_missing", "no Ascend driver is here either"),
         (False, True, "torch_npu_missing", "torch_npu is not installed"),
         (True, False, "driver_missing", "davinci_manager is missing"),
     ],
 )
-def test_npu_tells_wheel_from_driver(tmp_path: Path, wheel: bool, driver: bool, code: str, says: str) -> None:
+def test_npu_distinguishes_wheel_and_driver(tmp_path: Path, wheel: bool, driver: bool, code: str, message: str) -> None:
     if driver:
         (tmp_path / "davinci_manager").touch()
     result = npu.missing_part(tmp_path, wheel)
     assert result is not None
     assert result.code == code
-    assert says in result.reason
+    assert message in result.reason
 
 
-def test_npu_goes_on_where_wheel_and_driver_are(tmp_path: Path) -> None:
+def test_npu_has_no_refusal_with_wheel_and_driver(tmp_path: Path) -> None:
     (tmp_path / "davinci_manager").touch()
     assert npu.missing_part(tmp_path, has_wheel=True) is None
 
@@ -168,16 +168,16 @@ print(result.code, "|", result.reason)
     )
 
 
-def test_rocm_tells_driver_from_torch(tmp_path: Path) -> None:
+def test_rocm_distinguishes_driver_from_torch(tmp_path: Path) -> None:
     driver = tmp_path / "kfd"
-    missing = rocm.obstacle(driver, "6.4")
+    missing = rocm.missing_requirement(driver, "6.4")
     assert missing is not None
     assert missing.code == "driver_missing"
     driver.touch()
-    without = rocm.obstacle(driver, None)
+    without = rocm.missing_requirement(driver, None)
     assert without is not None
     assert without.code == "torch_without_rocm"
-    assert rocm.obstacle(driver, "6.4") is None
+    assert rocm.missing_requirement(driver, "6.4") is None
 
 
 def render_node(root: Path, index: int, vendor: str, product: str) -> None:
@@ -189,11 +189,11 @@ def render_node(root: Path, index: int, vendor: str, product: str) -> None:
     (folder / "device").write_text(f"{product}\n")
 
 
-def test_xpu_knows_its_gpus_by_their_pci_ids(tmp_path: Path) -> None:
+def test_xpu_recognises_gpus_by_their_pci_ids(tmp_path: Path) -> None:
     render_node(tmp_path, 128, "0x8086", "0x0bd5")
     render_node(tmp_path, 129, "0x8086", "0xe20b")
-    render_node(tmp_path, 130, "0x8086", "0x9a49")  # graphics of a laptop processor
-    render_node(tmp_path, 131, "0x1002", "0x0bd5")  # another maker's
+    render_node(tmp_path, 130, "0x8086", "0x9a49")  # an integrated GPU
+    render_node(tmp_path, 131, "0x1002", "0x0bd5")  # not Intel's
     assert list(xpu.gpus(tmp_path)) == ["pvc", "bmg"]
 
 
@@ -206,12 +206,10 @@ def test_xpu_knows_its_gpus_by_their_pci_ids(tmp_path: Path) -> None:
         ("0xe20b", "20250302", None),
     ],
 )
-def test_xpu_tells_what_stands_in_the_way(
-    tmp_path: Path, node: str | None, built_for: str | None, code: str | None
-) -> None:
+def test_xpu_reports_what_is_missing(tmp_path: Path, node: str | None, built_for: str | None, code: str | None) -> None:
     if node is not None:
         render_node(tmp_path, 128, "0x8086", node)
-    result = xpu.obstacle(tmp_path, list(xpu.gpus(tmp_path)), built_for)
+    result = xpu.missing_requirement(tmp_path, list(xpu.gpus(tmp_path)), built_for)
     assert (result and result.code) == code
 
 

@@ -49,9 +49,7 @@ def test_latent_attention_of_aiter_supports_some_head_counts(heads: int, ranks: 
     about = model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=heads)
     answer = aiter(about, tp_size=ranks)
     assert isinstance(answer, dict) == fits
-    assert fits or answer == (
-        f"latent attention needs 16 or 128 heads a rank, and {heads} on {ranks or 1} ranks are not"
-    )
+    assert fits or answer == f"latent attention needs 16 or 128 heads per rank, not {heads} on {ranks or 1} ranks"
 
 
 def test_aiter_has_no_attention_sinks_and_attends_within_chunks() -> None:
@@ -78,7 +76,7 @@ def test_long_contexts_cost_aiter_memory() -> None:
     assert contribution("rocm", "long_contexts", on, context_length=65536, **used) == 0
 
 
-def test_rocm_s_own_figures() -> None:
+def test_defaults_of_rocm() -> None:
     on = device("rocm", "gfx950")
     assert default_of("rocm", "triton_attention_num_kv_splits", on) == 16
     assert default_of("rocm", "moe_runner_backend", on, GPT_OSS) == "triton_kernel"
@@ -170,7 +168,7 @@ def test_the_fused_attention_of_npus_reads_one_type_of_16_bits(
     ("profile", "memory", "chunk", "few", "many"),
     [("a2-32gb", 32, 4096, 16, 64), ("a2", 64, 8192, 64, 256), ("a3", 64, 8192, 64, 256)],
 )
-def test_npu_figures_by_the_card_s_memory(profile: str, memory: int, chunk: int, few: int, many: int) -> None:
+def test_npu_defaults_by_the_card_s_memory(profile: str, memory: int, chunk: int, few: int, many: int) -> None:
     on = device("npu", profile)
     assert on.memory_bytes == memory * GIB
     assert default_of("npu", "chunked_prefill_size", on) == chunk
@@ -212,7 +210,7 @@ def test_defaults_of_a_model_family_are_never_refused_by_the_platform(platform: 
 
 
 @every(("platform", "profile"), PROFILES)
-def test_every_statement_names_what_it_is_about_and_why(platform: str, profile: str) -> None:
+def test_every_rule_has_a_subject_and_a_reason(platform: str, profile: str) -> None:
     facts = FACTS[platform]
     for default in facts.defaults:
         assert default.reason

@@ -259,7 +259,11 @@ NAMES = ("attention_backend", "prefill_attention_backend", "decode_attention_bac
         ("sm100", "page_size", "cutlass_mla requires page_size 128 for latent attention"),
         ("sm100", "page_size", "trtllm_mla requires page_size 64, 32 for latent attention"),
         ("sm100", "kv_cache_dtype", "trtllm_mla requires kv_cache_dtype auto, fp8_e4m3 for latent attention"),
-        ("sm90", "kv_cache_dtype", "fa3 does not fit kv_cache_dtype fp8_e5m2: it reads no pool in fp8_e5m2"),
+        (
+            "sm90",
+            "kv_cache_dtype",
+            "fa3 does not fit kv_cache_dtype fp8_e5m2: it does not support a KV pool in fp8_e5m2",
+        ),
         (
             "sm90",
             "enable_mixed_chunk",

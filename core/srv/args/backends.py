@@ -15,7 +15,7 @@ from srv.args.config import ARGUMENTS
 from srv.args.context import Facts, StatementContext, call_plugin
 from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
-from srv.errors import PluginError, Rejected
+from srv.errors import PluginError, Rejection
 from srv.platform.facts import BackendSpec, Requires, Unfit
 from srv.platform.manifest import Manifest
 
@@ -63,7 +63,7 @@ class BackendSelection(NamedTuple):
 
     backends: Mapping[str, BackendChoice]
     statements: tuple[Statement, ...]
-    rejections: tuple[Rejected, ...]
+    rejections: tuple[Rejection, ...]
 
 
 def unused_backends(manifest: Manifest, extra: Mapping[str, Sequence[BackendSpec]]) -> str:
@@ -88,7 +88,7 @@ def choose_backends(
     user: Mapping[str, Statement],
 ) -> BackendSelection:
     """Select backends for all slots together. `user` holds the user's winning statement by argument."""
-    slots = [_slot(name, platform, offered, facts, user) for name in SLOTS]
+    slots = [_make_slot(name, platform, offered, facts, user) for name in SLOTS]
     rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform))
     if rejections:
         return BackendSelection({}, (), rejections)
@@ -96,14 +96,16 @@ def choose_backends(
     for picks in itertools.product(*(slot.eligible() for slot in slots)):
         conflicts = _conflicts(picks)
         if not conflicts:
-            ties = _distinct(rejected for slot, pick in zip(slots, picks, strict=True) for rejected in _tie(slot, pick))
+            ties = _distinct(
+                rejected for slot, pick in zip(slots, picks, strict=True) for rejected in _tie_rejections(slot, pick)
+            )
             chosen = {slot.name: _backend_choice(slot, pick, picks) for slot, pick in zip(slots, picks, strict=True)}
-            return BackendSelection(chosen, _statements(slots, picks, user), ties)
+            return BackendSelection(chosen, _backend_statements(slots, picks, user), ties)
         first_conflict = first_conflict or conflicts
-    return BackendSelection({}, (), (_no_combination(slots, platform, first_conflict),))
+    return BackendSelection({}, (), (_no_combination_rejection(slots, platform, first_conflict),))
 
 
-def _slot(
+def _make_slot(
     name: str,
     platform: str,
     offered: Mapping[str, Sequence[BackendSpec]],
@@ -113,11 +115,13 @@ def _slot(
     family, arguments = SLOTS[name]
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
     user_choice = next((user[argument] for argument in arguments if argument in user), None)
-    candidates = tuple(_candidate(name, spec, platform, facts, user) for spec in specs)
+    candidates = tuple(_make_candidate(name, spec, platform, facts, user) for spec in specs)
     return BackendSlot(name, family, candidates, user_choice)
 
 
-def _candidate(slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]) -> Candidate:
+def _make_candidate(
+    slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]
+) -> Candidate:
     member = f"{SLOTS[slot][0]} backend {spec.name}"
     values = {name: statement.value for name, statement in user.items()}
     context = StatementContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
@@ -161,13 +165,13 @@ def _requirement(name: str, values: Sequence[Any]) -> str:
     return f"{name} {' or '.join(shown)}"
 
 
-def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejected]:
+def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejection]:
     if slot.eligible():
         return
     names = [candidate.spec.name for candidate in slot.candidates]
     if slot.user_choice is None:
         reasons = "; ".join(f"{each.spec.name}: {', '.join(each.reasons)}" for each in slot.candidates)
-        yield Rejected(
+        yield Rejection(
             "no_backend_fits" if names else "no_backend",
             f"{slot.family} backend",
             None,
@@ -179,19 +183,19 @@ def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejected]:
     named, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
     found = next((each for each in slot.candidates if each.spec.name == named.value), None)
     if found is None:
-        near = nearest(named.value, names)
-        yield Rejected(
+        closest = nearest(named.value, names)
+        yield Rejection(
             "unknown_backend",
             named.argument,
             argument.show(named.value),
             named.owner,
             f"platform {platform} has no {slot.family} backend of that name",
-            (f"Did you mean {near}? " if near else "") + f"Available backends: {', '.join(names) or 'none'}.",
+            (f"Did you mean {closest}? " if closest else "") + f"Available backends: {', '.join(names) or 'none'}.",
         )
         return
     others = [each.spec.name for each in slot.candidates if not each.reasons]
     advice = f"Choose one that fits ({', '.join(others)}), or" if others else "Change the conflicting setting, or"
-    yield Rejected(
+    yield Rejection(
         "backend_unfit",
         named.argument,
         argument.show(named.value),
@@ -227,10 +231,10 @@ def _requirements(picks: Sequence[Candidate]) -> dict[str, tuple[Any, ...]]:
     return merged
 
 
-def _tie(slot: BackendSlot, pick: Candidate) -> Iterator[Rejected]:
+def _tie_rejections(slot: BackendSlot, pick: Candidate) -> Iterator[Rejection]:
     equal = [each.spec.name for each in slot.eligible() if each.spec.priority == pick.spec.priority]
     if slot.user_choice is None and len(equal) > 1:
-        yield Rejected(
+        yield Rejection(
             "equal_backends",
             f"{slot.family} backend",
             None,
@@ -266,7 +270,7 @@ def _why_not_picked(slot: BackendSlot, other: Candidate, pick: Candidate, picks:
     return f"fits, but its priority {other.spec.priority} is not higher than {pick.spec.priority}"
 
 
-def _statements(
+def _backend_statements(
     slots: Sequence[BackendSlot], picks: Sequence[Candidate], user: Mapping[str, Statement]
 ) -> tuple[Statement, ...]:
     """The statements of layer BACKEND: the requirements of the chosen backends, and their names."""
@@ -290,9 +294,9 @@ def _statements(
     return tuple(statements)
 
 
-def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejected:
+def _no_combination_rejection(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejection:
     named = sorted({f"{each.argument} by {each.owner}" for slot in slots if (each := slot.user_choice) is not None})
-    return Rejected(
+    return Rejection(
         "backends_disagree",
         "backends of platform " + platform,
         None,
@@ -302,5 +306,5 @@ def _no_combination(slots: Sequence[BackendSlot], platform: str, conflicts: Sequ
     )
 
 
-def _distinct(rejections: Iterable[Rejected]) -> tuple[Rejected, ...]:
+def _distinct(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
     return tuple(dict.fromkeys(rejections))

@@ -111,7 +111,7 @@ def bucket_rule() -> Check:
 
 
 def _is_bucket_rule(words: tuple[str, ...]) -> bool:
-    """`tse` makes bounds whose distances from MIDDLE are powers of BASE, COUNT of them on either side."""
+    """`tse` (two sides exponential): COUNT bounds on either side of MIDDLE, at distances that are powers of BASE."""
     if not words:
         return False
     numbers = [_number(word) for word in words[1:]]
@@ -148,8 +148,8 @@ def _is_adapter(word: str) -> bool:
         read = _json(word)
         if not isinstance(read, dict) or not {"lora_name", "lora_path"} <= read.keys():
             return False
-        named = all(isinstance(read[key], str) and read[key] for key in ("lora_name", "lora_path"))
-        return named and isinstance(read.get("pinned", False), bool)
+        strings = all(isinstance(read[key], str) and read[key] for key in ("lora_name", "lora_path"))
+        return strings and isinstance(read.get("pinned", False), bool)
     name, equals, path = word.partition("=")
     return bool(name.strip()) and (not equals or bool(path.strip()))
 

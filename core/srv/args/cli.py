@@ -113,23 +113,23 @@ def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:
 def _add_names(
     section: argparse._ArgumentGroup, argument: Argument, name: str, flags: Sequence[str], help_text: str
 ) -> None:
-    target: dict[str, Any] = {
+    options: dict[str, Any] = {
         "dest": PREFIX + name,
         "default": argparse.SUPPRESS,
         "help": help_text,
         "action": StoreFlag,
     }
     if argument.kind.base is bool and not argument.kind.many:
-        section.add_argument(*flags, nargs=0, const="true", **target)
+        section.add_argument(*flags, nargs=0, const="true", **options)
         negations = ["--no-" + flag.removeprefix("--") for flag in flags]
-        target["help"] = argparse.SUPPRESS
-        section.add_argument(*negations, nargs=0, const="false", **target)
+        options["help"] = argparse.SUPPRESS
+        section.add_argument(*negations, nargs=0, const="false", **options)
     elif argument.kind.many:
-        section.add_argument(*flags, nargs="+", metavar=metavar(argument), **target)
+        section.add_argument(*flags, nargs="+", metavar=metavar(argument), **options)
     elif argument.arg.const is not None:
-        section.add_argument(*flags, nargs="?", const=argument.arg.const, metavar=metavar(argument), **target)
+        section.add_argument(*flags, nargs="?", const=argument.arg.const, metavar=metavar(argument), **options)
     else:
-        section.add_argument(*flags, metavar=metavar(argument), **target)
+        section.add_argument(*flags, metavar=metavar(argument), **options)
 
 
 def metavar(argument: Argument) -> str:

@@ -11,24 +11,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from srv.args.cli import PREFIX, FlagOccurrence
-from srv.args.config import ARGUMENTS, DEPRECATED, all_names, find_any
+from srv.args.config import ARGUMENTS, DEPRECATED, all_names, find_argument_or_deprecated
 from srv.args.parser import SOURCE
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserStatement
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 if TYPE_CHECKING:
     from srv.args.dialects import Translation
 
 
-def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement], list[Rejected]]:
+def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement], list[Rejection]]:
     """The user's statements on the command line, and rejections of invalid values."""
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     for key, given in vars(namespace).items():
         if not key.startswith(PREFIX):
             continue
-        argument = find_any(key.removeprefix(PREFIX))
+        argument = find_argument_or_deprecated(key.removeprefix(PREFIX))
         assert argument is not None  # `add_arguments` adds no other entry with this prefix
         texts = dict.fromkeys(each.text for each in given)
         if len(texts) > 1:
@@ -36,7 +36,7 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
             continue
         name, source = _name_and_source(argument, given[-1])
         read = read_text(argument, next(iter(texts)), Origin.COMMAND_LINE, source, name)
-        if isinstance(read, Rejected):
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             statements.append(read)
@@ -56,7 +56,7 @@ def _name_and_source(argument: Argument, given: FlagOccurrence) -> tuple[str, st
     return name, SOURCE if own else f"{SOURCE} with {given.flag}"
 
 
-def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejected]]:
+def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejection]]:
     """The file that `--config` names, or a rejection if two different files are named."""
     files = list(dict.fromkeys(getattr(namespace, "config", ())))
     if len(files) > 1:
@@ -64,26 +64,26 @@ def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejecte
     return (files[0] if files else None), []
 
 
-def _conflicting_values(name: str, texts: Sequence[str], secret: bool) -> Rejected:
+def _conflicting_values(name: str, texts: Sequence[str], secret: bool) -> Rejection:
     shown = "two different values" if secret else " and ".join(_short(text) for text in texts)
-    return Rejected("said_twice", name, None, SOURCE, f"it is set to {shown}", "Set it once.")
+    return Rejection("said_twice", name, None, SOURCE, f"it is set to {shown}", "Set it once.")
 
 
-def read_translation(translation: Translation) -> tuple[list[UserStatement], list[Rejected]]:
+def read_translation(translation: Translation) -> tuple[list[UserStatement], list[Rejection]]:
     """The statements of a translated command line, whose sources name the other engine's flags, and its rejections."""
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = list(translation.rejections)
+    rejections: list[Rejection] = list(translation.rejections)
     for setting in translation.settings:
         source = f"{setting.original} ({translation.dialect})"
         read = read_text(ARGUMENTS[setting.argument], setting.text, Origin.COMMAND_LINE, source)
-        if isinstance(read, Rejected):
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             statements.append(read)
     return statements, rejections
 
 
-def read_text(argument: Argument, text: str, origin: Origin, source: str, name: str = "") -> UserStatement | Rejected:
+def read_text(argument: Argument, text: str, origin: Origin, source: str, name: str = "") -> UserStatement | Rejection:
     """Parse a string into a statement, or a rejection. `name`: the name by which the user set the argument."""
     try:
         return UserStatement(argument.name, argument.parse(text), origin, source, "" if name == argument.name else name)
@@ -91,11 +91,11 @@ def read_text(argument: Argument, text: str, origin: Origin, source: str, name: 
         return bad_value(argument, text, source, f"it {error}")
 
 
-def bad_value(argument: Argument, value: object, source: str, reason: str) -> Rejected:
-    """The rejection of a value that has the wrong type."""
+def bad_value(argument: Argument, value: object, source: str, reason: str) -> Rejection:
+    """The rejection of an invalid value."""
     shown = argument.show("") if argument.arg.secret else _short(value)
     check = f", {argument.expected}" if argument.expected and not argument.choices else ""
-    return Rejected("bad_value", argument.name, shown, source, reason, f"Set it to {argument.kind.expected}{check}.")
+    return Rejection("bad_value", argument.name, shown, source, reason, f"Set it to {argument.kind.expected}{check}.")
 
 
 def _short(value: object) -> str:
@@ -104,24 +104,24 @@ def _short(value: object) -> str:
     return printable if len(printable) <= 60 else printable[:57] + "..."
 
 
-def unknown_flags(extras: Sequence[str]) -> list[Rejected]:
+def unknown_flags(extras: Sequence[str]) -> list[Rejection]:
     """Rejections of arguments that argparse did not recognise; each names the most similar flag."""
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     after_unknown_flag = False
     for extra in extras:
         if not extra.startswith("-"):
             if not after_unknown_flag:
                 reason = "it is not the value of any flag"
-                rejections.append(_unknown("unexpected_word", extra, reason, "Put a flag before it."))
+                rejections.append(_unknown_rejection("unexpected_word", extra, reason, "Put a flag before it."))
             after_unknown_flag = False
             continue
         flag = extra.split("=", 1)[0]
-        near = nearest(flag.lstrip("-").replace("-", "_").lower(), (*all_names(), "config"))
-        remedy = f"Did you mean --{near.replace('_', '-')}?" if near else "`srv args list` shows all arguments."
-        rejections.append(_unknown("unknown_flag", flag, "there is no such flag", remedy))
+        closest = nearest(flag.lstrip("-").replace("-", "_").lower(), (*all_names(), "config"))
+        remedy = f"Did you mean --{closest.replace('_', '-')}?" if closest else "`srv args list` shows all arguments."
+        rejections.append(_unknown_rejection("unknown_flag", flag, "there is no such flag", remedy))
         after_unknown_flag = "=" not in extra
     return rejections
 
 
-def _unknown(code: str, word: str, reason: str, remedy: str) -> Rejected:
-    return Rejected(code, _short(word), None, SOURCE, reason, remedy)
+def _unknown_rejection(code: str, text: str, reason: str, remedy: str) -> Rejection:
+    return Rejection(code, _short(text), None, SOURCE, reason, remedy)

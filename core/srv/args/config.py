@@ -94,7 +94,7 @@ GROUPS: Mapping[str, type[NamedTuple]] = MappingProxyType(
 )
 
 
-def _read(spellings: Spellings) -> Mapping[str, Argument]:
+def _read_arguments(spellings: Spellings) -> Mapping[str, Argument]:
     arguments = dict(read_groups(GROUPS, spellings.names, spellings.old_names))
     for name, synonyms in spellings.synonyms.items():
         arg = replace(arguments[name].arg, synonyms=(*arguments[name].arg.synonyms, *synonyms))
@@ -102,7 +102,7 @@ def _read(spellings: Spellings) -> Mapping[str, Argument]:
     return MappingProxyType(arguments)
 
 
-def _switch(name: str, replacement: Replacement) -> Argument:
+def _deprecated_switch(name: str, replacement: Replacement) -> Argument:
     """A deprecated switch as an argument: it has a flag, a variable and a key, but no field in a configuration."""
     arg = Arg(f"Former switch for {replacement}.")
     group = ARGUMENTS[replacement.argument].group
@@ -111,10 +111,10 @@ def _switch(name: str, replacement: Replacement) -> Argument:
 
 
 SPELLINGS = read_spellings()
-ARGUMENTS: Mapping[str, Argument] = _read(SPELLINGS)
+ARGUMENTS: Mapping[str, Argument] = _read_arguments(SPELLINGS)
 # Switches that still work but are not part of a configuration; `srv.args.deprecated` translates them.
 DEPRECATED: Mapping[str, Argument] = MappingProxyType(
-    {name: _switch(name, replacement) for name, replacement in SPELLINGS.switches.items()}
+    {name: _deprecated_switch(name, replacement) for name, replacement in SPELLINGS.switches.items()}
 )
 _BY_NAME: Mapping[str, Argument] = MappingProxyType(
     {name: argument for argument in ARGUMENTS.values() for name in argument.names}
@@ -132,16 +132,16 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
 def find_argument(spelling: str) -> Argument | None:
     """Find an argument by name, alias or flag ("page_size", "page-size", "--page-size"), but not in `DEPRECATED`."""
-    return _BY_NAME.get(plain_name(spelling))
+    return _BY_NAME.get(normalize_name(spelling))
 
 
-def find_any(spelling: str) -> Argument | None:
-    """As `find_argument`, but deprecated switches are found as well."""
-    return find_argument(spelling) or DEPRECATED.get(plain_name(spelling))
+def find_argument_or_deprecated(spelling: str) -> Argument | None:
+    """Like `find_argument`, but also find deprecated switches."""
+    return find_argument(spelling) or DEPRECATED.get(normalize_name(spelling))
 
 
-def plain_name(spelling: str) -> str:
-    """A name in the form of the declarations: "page_size" for "--page-size"."""
+def normalize_name(spelling: str) -> str:
+    """Convert a flag or name to the form of declared names: "--page-size" to "page_size"."""
     return spelling.removeprefix("--").replace("-", "_")
 
 

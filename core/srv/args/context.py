@@ -1,4 +1,4 @@
-"""The context that a statement's function receives: facts, and only those arguments that it declares to read.
+"""The context that a statement's function receives: facts, and only the arguments that it declares in `reads`.
 
 All calls of plugins' pure functions go through `call_plugin`, so that an exception is reported with its owner.
 """

@@ -30,12 +30,12 @@ QUANTITIES: Mapping[str, str] = MappingProxyType({RESERVED_MEMORY: "bytes"})  # 
 HOST_MEMORY = "host_memory"  # capability: the device memory is the host memory
 
 _GIB = 2**30
-_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # (below this many GiB of device memory, prompt tokens per step)
-_MAX_CHUNK = 16384
+_CHUNK_SIZES = ((35, 2048), (60, 4096), (160, 8192))  # (below this many GiB of device memory, prompt tokens per step)
+_MAX_CHUNK_SIZE = 16384
 _MAX_TOTAL_TOKENS = 10**15  # more than any memory holds; bounds the product of the user's values
 
 
-def _own_dtype(model: ModelFacts) -> str:
+def _checkpoint_dtype(model: ModelFacts) -> str:
     """The activation dtype: that of the checkpoint, or bfloat16 if its weights are stored in 4 bits (MXFP4)."""
     return model.dtype if model.dtype in ITEM_SIZES and model.quantization != "mxfp4" else "bfloat16"
 
@@ -43,12 +43,12 @@ def _own_dtype(model: ModelFacts) -> str:
 def _dtype(context: ResolutionContext) -> str | None:
     if context.model is None:
         return None
-    own = _own_dtype(context.model)
-    return own if own in context.capabilities or not context.capabilities else None
+    dtype = _checkpoint_dtype(context.model)
+    return dtype if dtype in context.capabilities or not context.capabilities else None
 
 
-def _next_dtype(context: ResolutionContext) -> str | None:
-    if context.model is None or _own_dtype(context.model) in context.capabilities:
+def _fallback_dtype(context: ResolutionContext) -> str | None:
+    if context.model is None or _checkpoint_dtype(context.model) in context.capabilities:
         return None
     return next((dtype for dtype in ("bfloat16", "float32", "float16") if dtype in context.capabilities), None)
 
@@ -57,17 +57,17 @@ def _load_format(context: ResolutionContext) -> str | None:
     return context.model.format if context.model and context.model.format in ("gguf", "safetensors") else None
 
 
-def _chunk(context: ResolutionContext) -> int | None:
+def _chunk_size(context: ResolutionContext) -> int | None:
     if "chunked_prefill" not in context.capabilities:
         return -1
     if HOST_MEMORY in context.capabilities:
         return None
     total = context.device.memory_bytes
-    whole = next((tokens for below, tokens in _CHUNKS if total < below * _GIB), _MAX_CHUNK)
-    return whole // context["dp_size"] if context["enable_dp_attention"] else whole
+    size = next((tokens for below, tokens in _CHUNK_SIZES if total < below * _GIB), _MAX_CHUNK_SIZE)
+    return size // context["dp_size"] if context["enable_dp_attention"] else size
 
 
-def _total_tokens(context: ResolutionContext) -> int | None:
+def _max_total_tokens(context: ResolutionContext) -> int | None:
     length, page = context["context_length"], context["page_size"]
     if HOST_MEMORY not in context.capabilities or length is None:
         return None
@@ -76,7 +76,7 @@ def _total_tokens(context: ResolutionContext) -> int | None:
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
     Default("dtype", _dtype, "it is the dtype of the checkpoint"),
-    Default("dtype", _next_dtype, "the platform does not support the dtype of the checkpoint"),
+    Default("dtype", _fallback_dtype, "the platform does not support the dtype of the checkpoint"),
     Default(
         "context_length",
         lambda context: context.model.context_length if context.model else None,
@@ -118,7 +118,7 @@ GENERIC_DEFAULTS: tuple[Default, ...] = (
 DEVICE_DEFAULTS: tuple[Default, ...] = (
     Default(
         "chunked_prefill_size",
-        _chunk,
+        _chunk_size,
         "it is the largest step that suits the platform and its device memory",
         reads=("enable_dp_attention", "dp_size"),
     ),
@@ -139,7 +139,7 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         "max_total_tokens",
-        _total_tokens,
+        _max_total_tokens,
         "twice the tokens of all running requests is enough, and the pool takes host memory",
         reads=("max_running_requests", "context_length", "page_size"),
     ),
@@ -182,13 +182,13 @@ def _dtype_supported(argument: str) -> Constraint:
     return Constraint(argument, "dtype_missing", check, "Choose a supported dtype, or leave it out.")
 
 
-def _kv_dtype(context: ResolutionContext) -> str | None:
+def _int8_kv_supported(context: ResolutionContext) -> str | None:
     if context["kv_cache_dtype"] != "int8" or "int8_kv" in context.capabilities:
         return None
     return "the platform does not support an int8 KV pool (capability int8_kv)"
 
 
-def _needs(argument: str, capability: str, without: object, reason: str, remedy: str) -> Constraint:
+def _requires_capability(argument: str, capability: str, without: object, reason: str, remedy: str) -> Constraint:
     """Without the capability, the only valid value of the argument is `without`."""
 
     def check(context: ResolutionContext) -> str | None:
@@ -226,36 +226,36 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     *weights.DEVICE_CONSTRAINTS,
     _dtype_supported("dtype"),
     _dtype_supported("kv_cache_dtype"),
-    Constraint("kv_cache_dtype", "capability_missing", _kv_dtype, "Choose another dtype, or leave it out."),
-    _needs(
+    Constraint("kv_cache_dtype", "capability_missing", _int8_kv_supported, "Choose another dtype, or leave it out."),
+    _requires_capability(
         "chunked_prefill_size",
         "chunked_prefill",
         -1,
         "the platform cannot compute a prompt in chunks (capability chunked_prefill)",
         "Leave it out, or set it to -1.",
     ),
-    _needs(
+    _requires_capability(
         "disable_radix_cache",
         "prefix_cache",
         True,
         "the platform's attention cannot share pages (capability prefix_cache)",
         "Leave it out, or set it to true.",
     ),
-    _needs(
+    _requires_capability(
         "dequantize_weights",
         "gguf_blocks",
         True,
         "the platform cannot compute with GGUF-quantized weights (capability gguf_blocks)",
         "Leave it out, or set it to true.",
     ),
-    _needs(
+    _requires_capability(
         "disable_overlap_schedule",
         "overlap",
         True,
         "the platform cannot overlap computation with scheduling (capability overlap)",
         "Leave it out, or set it to true.",
     ),
-    _needs(
+    _requires_capability(
         "disable_graphs",
         "graphs",
         True,

@@ -13,12 +13,12 @@ from srv.args.config import ARGUMENTS, DEPRECATED
 from srv.args.spec import Argument
 from srv.args.statement import UserStatement
 from srv.args.wording import flag_of
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 
 def translate(
     statements: Sequence[UserStatement],
-) -> tuple[list[UserStatement], list[Rejected], list[str]]:
+) -> tuple[list[UserStatement], list[Rejection], list[str]]:
     """Translate to current arguments; returns the statements, rejections of contradictions, and the notes."""
     translated: list[UserStatement] = []
     notes: list[str] = []
@@ -53,10 +53,10 @@ def _value_of(name: str, statements: Sequence[UserStatement]) -> Any:
     return strongest.value if strongest else ARGUMENTS[name].default
 
 
-def _contradictions(statements: Sequence[UserStatement]) -> list[Rejected]:
+def _contradictions(statements: Sequence[UserStatement]) -> list[Rejection]:
     """A rejection for each argument that has two different values in the same origin."""
     first: dict[tuple[str, int], UserStatement] = {}
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     for statement in statements:
         other = first.setdefault((statement.argument, statement.origin), statement)
         if other.value != statement.value:
@@ -64,7 +64,7 @@ def _contradictions(statements: Sequence[UserStatement]) -> list[Rejected]:
             reason = f"{_source_with_flag(other)} sets it to {argument.show(other.value)}"
             value, remedy = argument.show(statement.value), "Keep one of the two."
             source = _source_with_flag(statement)
-            rejections.append(Rejected("contradiction", statement.argument, value, source, reason, remedy))
+            rejections.append(Rejection("contradiction", statement.argument, value, source, reason, remedy))
     return rejections
 
 

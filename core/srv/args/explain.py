@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from srv.args.cli import metavar
-from srv.args.config import SPELLINGS, all_names, find_any, plain_name
+from srv.args.config import SPELLINGS, all_names, find_argument_or_deprecated, normalize_name
 from srv.args.spec import HIDDEN, Argument, nearest
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 
 def find(spelling: str) -> Argument:
-    """The argument (or deprecated switch) of a name, alias or flag; Refusal with the nearest name if there is none."""
-    argument = find_any(spelling)
-    if argument is None and plain_name(spelling.lower()) == "config":
+    """The argument (or deprecated switch) of a name, alias or flag; Refusal with the most similar name if none."""
+    argument = find_argument_or_deprecated(spelling)
+    if argument is None and normalize_name(spelling.lower()) == "config":
         reason = "it is a flag of the command line that names the YAML file of arguments; it is not an argument itself"
         remedy = "Pass --config FILE; `srv args schema` describes the file."
-        raise Refusal([Rejected("unknown_argument", repr(spelling), None, "command line", reason, remedy)])
+        raise Refusal([Rejection("unknown_argument", repr(spelling), None, "command line", reason, remedy)])
     if argument is None:
-        near = nearest(plain_name(spelling.lower()), all_names())
-        remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
+        closest = nearest(normalize_name(spelling.lower()), all_names())
+        remedy = f"Did you mean {closest}?" if closest else "`srv args list` shows all arguments."
         raise Refusal(
-            [Rejected("unknown_argument", repr(spelling), None, "command line", "there is no such argument", remedy)]
+            [Rejection("unknown_argument", repr(spelling), None, "command line", "there is no such argument", remedy)]
         )
     return argument
 
@@ -77,15 +77,15 @@ def to_dict(argument: Argument) -> dict[str, Any]:
     }
 
 
-def own_status(argument: Argument) -> str:
+def core_status(argument: Argument) -> str:
     """The status of an argument in core, whatever the platform."""
     return argument.status
 
 
-def listing(arguments: Iterable[Argument], status: Callable[[Argument], str] = own_status) -> str:
+def listing(arguments: Iterable[Argument], status: Callable[[Argument], str] = core_status) -> str:
     """A list of arguments, one per line, under their groups; "" if there are none.
 
-    `status` gives the mark of a line; "implemented" is not printed.
+    `status(argument)` is printed in brackets, unless it is "implemented".
     """
     arguments = tuple(arguments)
     width = max((len(argument.name) for argument in arguments), default=0)
@@ -95,7 +95,7 @@ def listing(arguments: Iterable[Argument], status: Callable[[Argument], str] = o
         if argument.group != group:
             group = argument.group
             lines += [*([""] if lines else []), group]
-        marked = status(argument)
-        mark = "" if marked == "implemented" else f" [{marked}]"
-        lines.append(f"  {argument.name:<{width}}  {argument.show(argument.default):<10}  {argument.arg.help}{mark}")
+        shown = status(argument)
+        suffix = "" if shown == "implemented" else f" [{shown}]"
+        lines.append(f"  {argument.name:<{width}}  {argument.show(argument.default):<10}  {argument.arg.help}{suffix}")
     return "\n".join(lines)

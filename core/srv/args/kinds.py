@@ -1,7 +1,7 @@
 """Kinds of values: parse a string, convert a YAML or JSON value, and serialise a value, by a type annotation.
 
 Every argument has one kind, derived from its annotation. A kind raises `ValueError` with a clause that
-completes "its value ..."; the caller, which has the argument's name and source, turns that into a rejection.
+completes "it ..."; the caller, which has the argument's name and source, turns that into a rejection.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Set
 from typing import Any, NoReturn
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 SOURCE = "command line"
 HELP = ("-h", "--help")
@@ -49,4 +49,4 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        raise Refusal([Rejected("bad_command_line", self.prog, None, SOURCE, message, f"See `{self.prog} --help`.")])
+        raise Refusal([Rejection("bad_command_line", self.prog, None, SOURCE, message, f"See `{self.prog} --help`.")])

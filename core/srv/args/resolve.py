@@ -30,9 +30,9 @@ from srv.args.defaults import (
 )
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
-from srv.args.support import REFUSED, by_argument, on_variant, refusing, support_of_value
+from srv.args.support import REFUSED, by_argument, constraints_from_support, on_variant, support_of_value
 from srv.args.wording import names_used, reworded
-from srv.errors import PluginError, Refusal, Rejected
+from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -69,12 +69,12 @@ class _State:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     derived_from: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
-    rejections: list[Rejected] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
     def reject(self, argument: str, code: str, value: Any, source: str, reason: str, remedy: str) -> None:
         shown = ARGUMENTS[argument].show(value)
-        self.rejections.append(Rejected(code, argument, shown, source, reason, remedy))
+        self.rejections.append(Rejection(code, argument, shown, source, reason, remedy))
         self.refused.add(argument)
 
 
@@ -158,7 +158,7 @@ def _implemented_choices(argument: Argument) -> str:
 
 def _user_winners(state: _State) -> dict[str, Statement]:
     """The user's winning statement by argument, without those that ask for an automatic choice."""
-    winners = {name: max(made, key=lambda each: each.origin) for name, made in state.statements.items() if made}
+    winners = {name: max(own, key=lambda each: each.origin) for name, own in state.statements.items() if own}
     return {name: each for name, each in winners.items() if not ARGUMENTS[name].asks_for_automatic(each.value)}
 
 
@@ -191,28 +191,30 @@ def _owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> li
 def _owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribution]]:
     if manifest is None:
         return []
-    theirs = [(f"platform {manifest.name}", each) for each in manifest.facts.contributions]
-    ours = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
-    known = frozenset(ours)
-    for owner, each in theirs:
+    from_platform = [(f"platform {manifest.name}", each) for each in manifest.facts.contributions]
+    from_core = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
+    known = frozenset(from_core)
+    for owner, each in from_platform:
         for name in each.replaces:
             if (each.quantity, name) not in known:
                 member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} of it"
                 raise PluginError(owner, member, reason, "Its `replaces` must name parts of srv.")
-            ours.pop((each.quantity, name), None)
-    return [("srv", each) for each in ours.values()] + theirs
+            from_core.pop((each.quantity, name), None)
+    return [("srv", each) for each in from_core.values()] + from_platform
 
 
 def _resolve_all(
     state: _State, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]
 ) -> None:
-    """Resolve every argument and quantity, in the order of dependencies (what their statements read)."""
+    """Resolve every argument and quantity after those that its statements read."""
     by_argument: dict[str, list[OwnedDefault]] = {}
     for each in defaults:
         by_argument.setdefault(each.default.argument, []).append(each)
     for name in _order(defaults, contributions):
         if name in QUANTITIES:
-            state.quantities[name] = _sum(state, name, [each for each in contributions if each[1].quantity == name])
+            state.quantities[name] = _sum_contributions(
+                state, name, [each for each in contributions if each[1].quantity == name]
+            )
             state.values[name] = state.quantities[name].total
         else:
             _resolve_argument(state, name, by_argument.get(name, ()))
@@ -239,20 +241,20 @@ def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, 
         raise PluginError(owner, "defaults", reason, "Remove one of these reads.") from error
 
 
-def _sum(state: _State, name: str, contributions: Sequence[tuple[str, Contribution]]) -> Quantity:
+def _sum_contributions(state: _State, name: str, contributions: Sequence[tuple[str, Contribution]]) -> Quantity:
     """Sum the parts of a quantity: first absolute amounts, then shares of the device memory that is still left."""
     parts: list[Part] = []
     for owner, each in sorted(contributions, key=lambda owned: owned[1].of_remaining):
-        amount = _amount(state, owner, each)
+        amount = _contribution_amount(state, owner, each)
         if each.of_remaining:
             device = state.facts.device
-            rest = (device.memory_bytes if device else 0) - sum(part.amount for part in parts)
-            amount *= max(0, rest)
+            remaining = (device.memory_bytes if device else 0) - sum(part.amount for part in parts)
+            amount *= max(0, remaining)
         parts.append(Part(each.name, owner, amount, each.reason))
     return Quantity(name, QUANTITIES[name], tuple(parts))
 
 
-def _amount(state: _State, owner: str, each: Contribution) -> float:
+def _contribution_amount(state: _State, owner: str, each: Contribution) -> float:
     member = f"contribution {each.name} to {each.quantity}"
     context = StatementContext(owner, member, state.facts, each.reads, state.values)
     amount: object = call_plugin(owner, member, each.compute, context)
@@ -270,7 +272,7 @@ def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]
         context = StatementContext(owned.owner, member, state.facts, owned.default.reads, state.values)
         value = call_plugin(owned.owner, member, owned.default.compute, context)
         if value is not None and not (owned.skip_if_unsupported and _unsupported(state, name, value)):
-            value, reason = _valid(value, name, owned), owned.default.reason
+            value, reason = _validated(value, name, owned), owned.default.reason
             statements.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
     if not any(each.layer is Layer.GENERIC for each in statements):
         statements.append(Statement(name, argument.default, Layer.GENERIC, "srv", GENERIC_REASON))
@@ -299,7 +301,7 @@ def _winner(argument: Argument, ranked: Sequence[Statement]) -> Statement:
     return ranked[0]
 
 
-def _valid(value: Any, name: str, owned: OwnedDefault) -> Any:
+def _validated(value: Any, name: str, owned: OwnedDefault) -> Any:
     argument = ARGUMENTS[name]
     try:
         value = argument.kind.read(argument.kind.dump(value))
@@ -328,17 +330,19 @@ def _check_constraints(state: _State, manifest: Manifest | None) -> None:
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
     if manifest is not None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
-        declared = refusing(manifest.facts.support)  # not for the platform's own defaults: it supports what it chooses
+        # These do not apply to the platform's own defaults: it supports what it chooses.
+        declared = constraints_from_support(manifest.facts.support)
         declared = tuple(each for each in declared if state.provenance[each.argument].layer is not Layer.PLATFORM)
-        theirs = (*manifest.facts.constraints, *declared)
-        owned += [(f"platform {manifest.name}", each) for each in theirs]
-    found = [rejected for owner, each in owned if (rejected := _violation(state, owner, each)) is not None]
-    invalid = state.refused | {rejected.what for rejected in found}
-    # A value that was computed from an invalid value would only repeat the rejection of that one.
-    state.rejections += [rejected for rejected in found if not invalid.intersection(state.derived_from[rejected.what])]
+        owned += [(f"platform {manifest.name}", each) for each in (*manifest.facts.constraints, *declared)]
+    violations = [rejected for owner, each in owned if (rejected := _violation(state, owner, each)) is not None]
+    invalid = state.refused | {rejected.what for rejected in violations}
+    # The rejection of a value that was computed from an invalid one would only repeat that one's rejection.
+    state.rejections += [
+        rejected for rejected in violations if not invalid.intersection(state.derived_from[rejected.what])
+    ]
 
 
-def _violation(state: _State, owner: str, constraint: Constraint) -> Rejected | None:
+def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection | None:
     """The rejection if a constraint is violated; None also if one of the values that it reads is rejected already."""
     reads = {constraint.argument, *constraint.reads}
     member = f"constraint {constraint.code} on {constraint.argument}"
@@ -362,4 +366,4 @@ def _violation(state: _State, owner: str, constraint: Constraint) -> Rejected | 
     for each in read:  # values that a backend requires: the user did not set them, so the message explains them
         if each.layer is Layer.BACKEND:
             clause += f"; {each.argument} is {ARGUMENTS[each.argument].show(each.value)} because {each.reason}"
-    return Rejected(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)
+    return Rejection(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)

@@ -41,25 +41,25 @@ def _property(argument: Argument) -> dict[str, Any]:
     check = dict(argument.arg.check.schema) if argument.arg.check else {}
     if kind.many:
         items = {**single, **check.pop("items", {})}
-        made: dict[str, Any] = {"type": "array", "items": items, **check}
+        schema: dict[str, Any] = {"type": "array", "items": items, **check}
     else:
-        made = {**single, **check}
-    made["description"] = _description(argument)
+        schema = {**single, **check}
+    schema["description"] = _description(argument)
     if argument.default is not None:
-        made["default"] = kind.dump(argument.default)
+        schema["default"] = kind.dump(argument.default)
     if argument.deprecated:
-        made["deprecated"] = True
-    return made
+        schema["deprecated"] = True
+    return schema
 
 
 def _single_value(argument: Argument) -> dict[str, Any]:
     """The schema of a single value."""
-    made: dict[str, Any] = {"type": _TYPES[argument.kind.base]}
+    schema: dict[str, Any] = {"type": _TYPES[argument.kind.base]}
     if argument.choices:
-        made["enum"] = [*argument.choices, *(synonym for synonym, _ in argument.arg.synonyms)]
+        schema["enum"] = [*argument.choices, *(synonym for synonym, _ in argument.arg.synonyms)]
     elif published := SPELLINGS.published.get(argument.name):
-        made["examples"] = list(published)
-    return made
+        schema["examples"] = list(published)
+    return schema
 
 
 def _description(argument: Argument) -> str:

@@ -15,11 +15,11 @@ from srv.args.command_line import (
     read_translation,
     unknown_flags,
 )
-from srv.args.config import ARGUMENTS, all_names, find_any
+from srv.args.config import ARGUMENTS, all_names, find_argument_or_deprecated
 from srv.args.deprecated import translate
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserInput, UserStatement
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 _PREFIX = "SRV_"
 
@@ -35,18 +35,18 @@ def gather(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Use
     rejections += unknown_flags(getattr(namespace, "unknown", ()))
     translation_notes: list[str] = []
     if (translation := getattr(namespace, "translation", None)) is not None:
-        more, refused = read_translation(translation)
-        statements, rejections = statements + more, rejections + refused
+        more, rejected = read_translation(translation)
+        statements, rejections = statements + more, rejections + rejected
         translation_notes = list(translation.notes)
-    more, refused = read_environment(environment)
-    statements, rejections = statements + more, rejections + refused
-    config, refused = read_config(namespace)
-    rejections += refused
+    more, rejected = read_environment(environment)
+    statements, rejections = statements + more, rejections + rejected
+    config, rejected = read_config(namespace)
+    rejections += rejected
     if config is not None:
         from srv.args.yaml import read_file  # importing the YAML parser takes time, so it waits until there is a file
 
-        more, refused = read_file(Path(config))
-        statements, rejections = statements + more, rejections + refused
+        more, rejected = read_file(Path(config))
+        statements, rejections = statements + more, rejections + rejected
     statements, contradictions, notes = translate(statements)
     return UserInput(
         tuple(statements),
@@ -62,28 +62,28 @@ def gather_keywords(keywords: Mapping[str, object], environment: Mapping[str, st
     as unset. Rejections are collected as in `gather`.
     """
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     for name, value in keywords.items():
         if value is None:
             continue
         read = _read_keyword(name, value, f"{caller}({name}=...)")
-        if isinstance(read, Rejected):
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             statements.append(read)
-    more, refused = read_environment(environment)
+    more, rejected = read_environment(environment)
     statements, contradictions, notes = translate(statements + more)
     return UserInput(
-        tuple(statements), (*rejections, *refused, *contradictions), (*notes, *misspelt_variables(environment))
+        tuple(statements), (*rejections, *rejected, *contradictions), (*notes, *misspelt_variables(environment))
     )
 
 
-def _read_keyword(name: str, value: object, source: str) -> UserStatement | Rejected:
-    argument = find_any(name)
+def _read_keyword(name: str, value: object, source: str) -> UserStatement | Rejection:
+    argument = find_argument_or_deprecated(name)
     if argument is None:
-        near = nearest(name, all_names())
-        remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
-        return Rejected("unknown_key", name, None, source, "there is no such argument", remedy)
+        closest = nearest(name, all_names())
+        remedy = f"Did you mean {closest}?" if closest else "`srv args list` shows all arguments."
+        return Rejection("unknown_key", name, None, source, "there is no such argument", remedy)
     try:
         typed = argument.read(os.fspath(value) if isinstance(value, os.PathLike) else value)
     except ValueError as error:
@@ -91,23 +91,23 @@ def _read_keyword(name: str, value: object, source: str) -> UserStatement | Reje
     return UserStatement(argument.name, typed, Origin.COMMAND_LINE, source, "" if name == argument.name else name)
 
 
-def _of_variable(variable: str) -> Argument | None:
+def _argument_of_variable(variable: str) -> Argument | None:
     """The argument that an environment variable sets, by any of its names."""
     name = variable.removeprefix(_PREFIX)
-    return find_any(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
+    return find_argument_or_deprecated(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
 
 
-def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejected]]:
+def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejection]]:
     """Read the `SRV_<NAME>` variables; invalid values become rejections. A variable set to "" counts as unset."""
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     for variable in sorted(environment):
-        argument, text = _of_variable(variable), environment[variable]
+        argument, text = _argument_of_variable(variable), environment[variable]
         if argument is None or not text:
             continue
         name = variable.removeprefix(_PREFIX).lower()
         read = read_text(argument, text, Origin.ENVIRONMENT, f"environment {variable}", name)
-        if isinstance(read, Rejected):
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             statements.append(read)
@@ -119,9 +119,9 @@ def misspelt_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     known = [argument.variable for argument in ARGUMENTS.values()]
     notes: list[str] = []
     for variable in sorted(environment):
-        if not variable.startswith(_PREFIX) or _of_variable(variable) is not None:
+        if not variable.startswith(_PREFIX) or _argument_of_variable(variable) is not None:
             continue
-        near = nearest(variable, known, cutoff=0.85)
-        if near:
-            notes.append(f"environment {variable} sets no argument and is ignored; did you mean {near}?")
+        closest = nearest(variable, known, cutoff=0.85)
+        if closest:
+            notes.append(f"environment {variable} sets no argument and is ignored; did you mean {closest}?")
     return tuple(notes)

@@ -27,9 +27,9 @@ STATUSES = ("implemented", "planned", "deprecated")
 class Arg:
     """The part of a declaration beyond name, type and default.
 
-    help: one sentence. check: a constraint on the value. choices: the allowed strings (a Literal gives them too).
+    help: one sentence. check: a constraint on the value. choices: the allowed strings, if the type is not a Literal.
     family: the backend family whose registered names are the choices. needs: the capability without which
-    only the default is accepted. planned: the reason why only the default is accepted yet. planned_values: further
+    only the default is accepted. planned: the reason why only the default is accepted so far. planned_values: further
     choices, each with the reason why it is not accepted yet. unit: "tokens", "bytes", "seconds". metavar: the
     placeholder of the value in help texts (default: the unit). aliases: further names, with underscores. synonyms:
     pairs (synonym, choice). const: the value that the flag sets if no value follows it, as in argparse. secret: the
@@ -68,7 +68,7 @@ class Replacement:
 class Argument:
     """A server argument, built from its declaration.
 
-    spellings: names that other engines use for it and that a declaration here must not have (they name a device).
+    spellings: aliases that name a device or its vendor, which a declaration in core must not contain.
     old_names: former names, which still work and log a note. deprecated: why a switch should no longer be used;
     only the switches in `srv.args.config.DEPRECATED` set it, together with `replaced_by`.
     """
@@ -149,7 +149,7 @@ class Argument:
         )
 
     def asks_for_automatic(self, value: Any) -> bool:
-        """Whether the value is "auto" and this argument supports it, so that a lower layer chooses the value."""
+        """Whether the value is "auto", which lets a lower layer choose, and this argument supports it."""
         return bool(value == AUTO and (AUTO in self.choices or self.default == AUTO))
 
     def show(self, value: Any) -> str:
@@ -209,7 +209,7 @@ def read_groups(
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The name most similar to `word`; None if no similarity reaches `cutoff` (0 to 1)."""
-    import difflib  # slow to import, and needed only after a typing error
+    import difflib  # slow to import, and needed only after a typo
 
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)
     return close[0] if close else None

@@ -4,7 +4,7 @@ A declaration in core must not name a device or its vendor, but existing command
 core code must not compare anything with them: they are only aliases of an argument. This module must not know the
 declarations; `srv.args.config` combines both.
 
-    spellings   aliases that name a device or a vendor; their use makes no note
+    spellings   aliases that name a device or a vendor; using them logs no note
     old_names   former names; they still work, and a note names the current one
     switches    deprecated switches, replaced by another argument; they still work, and a note names the replacement
     synonyms    synonyms of a value

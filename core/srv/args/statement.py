@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.args.config import ARGUMENTS, Config
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 if TYPE_CHECKING:
     from srv.platform.facts import BackendSpec, DeviceFacts
@@ -53,7 +53,7 @@ class UserInput(NamedTuple):
     """Everything that the user set: valid statements, rejections of invalid input, and notes to log as warnings."""
 
     statements: tuple[UserStatement, ...] = ()
-    rejections: tuple[Rejected, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
     notes: tuple[str, ...] = ()
 
     def value(self, argument: str) -> Any:

@@ -73,10 +73,10 @@ def support_of_argument(support: Sequence[Support]) -> SupportStatus | None:
     return None
 
 
-def refusing(support: Sequence[Support]) -> tuple[Constraint, ...]:
+def constraints_from_support(support: Sequence[Support]) -> tuple[Constraint, ...]:
     """Constraints that refuse values declared unsupported or not applicable.
 
-    A declaration for an argument that `srv` does not have makes no constraint, because nobody can set that argument;
+    A declaration for an argument that `srv` does not have yields no constraint, because nobody can set that argument;
     the support matrix reports it.
     """
     return tuple(

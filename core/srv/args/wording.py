@@ -1,7 +1,7 @@
 """Refusals that name arguments as the user named them, for example by an alias.
 
 Core and plugins refuse values with the declared names and flags of arguments. If the user set an argument by an alias,
-the reason and the remedy name that alias instead, because it is what the user will look for. `Rejected.what` keeps the
+the reason and the remedy name that alias instead, because it is what the user will look for. `Rejection.what` keeps the
 declared name, because programs read it. A deprecated switch is not such an alias, because it takes other values.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from srv.args.config import ARGUMENTS
 from srv.args.statement import UserStatement
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 
 def flag_of(name: str) -> str:
@@ -33,7 +33,7 @@ def names_used(statements: Sequence[UserStatement]) -> Mapping[str, str]:
     return {name: each.name for name, each in strongest.items() if each.name in ARGUMENTS[name].names}
 
 
-def reworded(rejected: Rejected, used: Mapping[str, str]) -> Rejected:
+def reworded(rejected: Rejection, used: Mapping[str, str]) -> Rejection:
     """Replace flags and declared names in a refusal by the aliases in `used` (the result of `names_used`).
 
     Names of a single word are replaced only as flags, because they may be ordinary words of the text.

@@ -11,17 +11,17 @@ from typing import Any
 import yaml
 
 from srv.args.command_line import bad_value
-from srv.args.config import all_names, find_any, plain_name
+from srv.args.config import all_names, find_argument_or_deprecated, normalize_name
 from srv.args.parser import SOURCE
 from srv.args.spec import nearest
 from srv.args.statement import Origin, UserStatement
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 MAX_FILE_BYTES = 2**20  # a typical file of arguments has a few hundred bytes
 
 
-def read_file(path: Path) -> tuple[list[UserStatement], list[Rejected]]:
-    """The statements of a file, and rejections of invalid entries. A file that cannot be opened is one rejection."""
+def read_file(path: Path) -> tuple[list[UserStatement], list[Rejection]]:
+    """The arguments that a file sets, and a rejection for each invalid entry, or one if it cannot be read."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -35,8 +35,8 @@ def read_file(path: Path) -> tuple[list[UserStatement], list[Rejected]]:
     return read_text(text, path)
 
 
-def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejected]]:
-    """As `read_file`, but for the contents of a file; `path` is used in messages only."""
+def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejection]]:
+    """Like `read_file`, but for the contents of a file; `path` is used in messages only."""
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
@@ -57,9 +57,9 @@ def read_text(text: str, path: Path) -> tuple[list[UserStatement], list[Rejected
 
 def _read_mapping(
     loader: yaml.SafeLoader, root: yaml.MappingNode, path: Path
-) -> tuple[list[UserStatement], list[Rejected]]:
+) -> tuple[list[UserStatement], list[Rejection]]:
     statements: list[UserStatement] = []
-    rejections: list[Rejected] = []
+    rejections: list[Rejection] = []
     lines: dict[str, int] = {}
     for key_node, value_node in root.value:
         line = key_node.start_mark.line + 1
@@ -67,8 +67,8 @@ def _read_mapping(
         read = _read_entry(loader, key_node, value_node, source)
         if isinstance(read, UserStatement) and read.argument in lines:
             reason = f"line {lines[read.argument]} sets it already"
-            read = Rejected("duplicate_key", read.argument, None, source, reason, "Keep one of the two.")
-        if isinstance(read, Rejected):
+            read = Rejection("duplicate_key", read.argument, None, source, reason, "Keep one of the two.")
+        if isinstance(read, Rejection):
             rejections.append(read)
         else:
             lines[read.argument] = line
@@ -76,23 +76,23 @@ def _read_mapping(
     return statements, rejections
 
 
-def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source: str) -> UserStatement | Rejected:
+def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source: str) -> UserStatement | Rejection:
     key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is not a string"
-    argument = find_any(key)
+    argument = find_argument_or_deprecated(key)
     if argument is None or key.startswith("-"):
-        near = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
-        remedy = f"Did you mean {near}?" if near else "`srv args list` shows all arguments."
-        return Rejected("unknown_key", key, None, source, "there is no such argument", remedy)
+        closest = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
+        remedy = f"Did you mean {closest}?" if closest else "`srv args list` shows all arguments."
+        return Rejection("unknown_key", key, None, source, "there is no such argument", remedy)
     try:
         value = loader.construct_object(value_node, deep=True)
     except (ValueError, OverflowError) as error:
         return bad_value(argument, value_node.value, source, f"YAML cannot parse it: {error}")
     if value is None:
-        return Rejected(
+        return Rejection(
             "bad_value", argument.name, "null", source, "it is null", "Leave the key out to leave it unset."
         )
     try:
-        name = plain_name(key)
+        name = normalize_name(key)
         alias = "" if name == argument.name else name
         return UserStatement(argument.name, argument.read(value), Origin.CONFIG_FILE, source, alias)
     except ValueError as error:
@@ -106,7 +106,7 @@ def _as_in_file(node: Any, value: object) -> object:
     return f"{node.style}{node.value}{node.style}" if node.style in ("'", '"') else node.value
 
 
-def _bad_file(path: Path, reason: str) -> Rejected:
-    return Rejected(
+def _bad_file(path: Path, reason: str) -> Rejection:
+    return Rejection(
         "bad_config_file", "config", str(path), SOURCE, reason, "Pass a YAML file that maps argument names to values."
     )

@@ -53,7 +53,7 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 def run_list(namespace: argparse.Namespace) -> int:
     """Print the declarations, and counts by status."""
-    status = _status_on(namespace.platform) if namespace.platform else explain.own_status
+    status = _status_on(namespace.platform) if namespace.platform else explain.core_status
     chosen = [
         argument
         for argument in _ALL

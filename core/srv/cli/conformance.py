@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     from srv.testing.conformance.model import Outcome, Report
@@ -78,7 +78,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _refused(what: str, value: str, reason: str, remedy: str) -> Refusal:
-    return Refusal([Rejected("bad_value", what, value, "command line", reason, remedy)])
+    return Refusal([Rejection("bad_value", what, value, "command line", reason, remedy)])
 
 
 def _print(outcome: Outcome) -> None:

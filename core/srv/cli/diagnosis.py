@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from srv.errors import Rejected
+from srv.errors import Rejection
 from srv.planning.resolution import ResolvedPlan
 from srv.platform.finding import Finding
 from srv.platform.manifest import ProbeResult
@@ -13,19 +13,19 @@ from srv.platform.registry import InstalledPlatform
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedPlatform:
     """One platform. `resolved` is None if it is not available, or if `refusals` is not empty."""
 
-    found: InstalledPlatform
+    installed: InstalledPlatform
     probed: ProbeResult
     findings: tuple[Finding, ...] = ()
     resolved: ResolvedPlan | None = None
-    refusals: tuple[Rejected, ...] = ()
+    refusals: tuple[Rejection, ...] = ()
 
     @property
     def simulated(self) -> bool:
         """Whether its devices are simulated: always, or those that its probe has found."""
-        always = self.found.manifest is not None and self.found.manifest.simulated
+        always = self.installed.manifest is not None and self.installed.manifest.simulated
         return always or (self.probed.device is not None and self.probed.device.simulated)
 
     @property
@@ -51,7 +51,7 @@ class Diagnosis:
 
     versions: Mapping[str, str]
     environment: tuple[Finding, ...]
-    platforms: Mapping[str, Examined]
+    platforms: Mapping[str, ExaminedPlatform]
     choice: Choice
 
     @property

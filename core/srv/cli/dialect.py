@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     from srv.args.dialects import Translation
@@ -55,7 +55,7 @@ def _take_dialect(words: Sequence[str]) -> tuple[str | None, list[str]]:
         after = words[position + 1 :]
         if not equals and not after:
             reason, remedy = "it has no value", f"Write {_FLAG} rtp-llm, {_FLAG} vllm or {_FLAG} sglang."
-            raise Refusal([Rejected("missing_value", _FLAG, None, "command line", reason, remedy)])
+            raise Refusal([Rejection("missing_value", _FLAG, None, "command line", reason, remedy)])
         rest = after if equals else after[1:]
         return attached if equals else after[0], [*words[:position], *rest]
     return None, list(words)

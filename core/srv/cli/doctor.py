@@ -22,9 +22,9 @@ import msgspec
 import srv
 from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.statement import UserInput
-from srv.cli.diagnosis import Choice, Diagnosis, Examined
-from srv.cli.platforms import record, seconds
-from srv.errors import PlatformUnavailable, Refusal, Rejected
+from srv.cli.diagnosis import Choice, Diagnosis, ExaminedPlatform
+from srv.cli.platforms import platform_dict, seconds
+from srv.errors import PlatformUnavailable, Refusal, Rejection
 from srv.planning.resolution import ResolvedPlan, resolve_plan
 from srv.planning.target import make_target
 from srv.platform import API_VERSION, environment
@@ -84,15 +84,15 @@ def run(namespace: argparse.Namespace) -> int:
     from srv.args.sources import gather
     from srv.cli.doctor_text import show
 
-    found = diagnose(gather(namespace, os.environ), namespace.timeout)
-    text = json.dumps(to_dict(found), indent=2)
+    diagnosis = diagnose(gather(namespace, os.environ), namespace.timeout)
+    text = json.dumps(to_dict(diagnosis), indent=2)
     if namespace.report is not None:
         _write(namespace.report, text)
     if namespace.json:
         print(text)
     else:
-        show(found, Console())
-    return 0 if found.can_start else 2
+        show(diagnosis, Console())
+    return 0 if diagnosis.can_start else 2
 
 
 def _write(report: Path, text: str) -> None:
@@ -100,7 +100,7 @@ def _write(report: Path, text: str) -> None:
         report.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         reason = f"it cannot be written: {error.strerror or error}"
-        refused = Rejected("bad_value", "report", str(report), "command line", reason, "Choose another file.")
+        refused = Rejection("bad_value", "report", str(report), "command line", reason, "Choose another file.")
         raise Refusal([refused]) from error
 
 
@@ -144,43 +144,47 @@ def _argument_findings(user: UserInput) -> list[Finding]:
     return errors + [Finding("arguments", "warning", note) for note in user.notes]
 
 
-def _examine(found: InstalledPlatform, probed: ProbeResult, user: UserInput, timeout_s: float) -> Examined:
-    findings = _unused(found)
+def _examine(installed: InstalledPlatform, probed: ProbeResult, user: UserInput, timeout_s: float) -> ExaminedPlatform:
+    findings = _unused(installed)
     if not probed.available or probed.device is None:
-        return Examined(found, probed, findings)
-    resolved, refusals = _resolve(found, probed, user)
-    options = {} if resolved is None else {name: resolved.resolved.config.get(name) for name in found.loaded.options}
-    findings += examine(found, probed.device, options, timeout_s)
-    return Examined(found, probed, findings, resolved, refusals)
+        return ExaminedPlatform(installed, probed, findings)
+    resolved, refusals = _resolve(installed, probed, user)
+    options = (
+        {} if resolved is None else {name: resolved.resolved.config.get(name) for name in installed.loaded.options}
+    )
+    findings += examine(installed, probed.device, options, timeout_s)
+    return ExaminedPlatform(installed, probed, findings, resolved, refusals)
 
 
-def _unused(found: InstalledPlatform) -> tuple[Finding, ...]:
+def _unused(installed: InstalledPlatform) -> tuple[Finding, ...]:
     """A warning about backends of the plugin, or of a third party for it, that `srv` does not use."""
-    unused = "" if found.manifest is None else unused_backends(found.manifest, find_all_backends(found.name))
+    unused = (
+        "" if installed.manifest is None else unused_backends(installed.manifest, find_all_backends(installed.name))
+    )
     remedy = f"No action is needed: srv selects backends for {' and '.join(USED_FAMILIES)} only."
     return (Finding("backends", "warning", unused, remedy),) if unused else ()
 
 
 def _resolve(
-    found: InstalledPlatform, probed: ProbeResult, user: UserInput
-) -> tuple[ResolvedPlan | None, tuple[Rejected, ...]]:
+    installed: InstalledPlatform, probed: ProbeResult, user: UserInput
+) -> tuple[ResolvedPlan | None, tuple[Rejection, ...]]:
     """Resolve a launch on this platform, regardless of --device; returns the plan, or else all refusals."""
     assert probed.device is not None
     rest = UserInput(tuple(each for each in user.statements if each.argument != "device"))
     try:
-        target = make_target(found.loaded, probed.device, "examined by srv doctor", probed.notes)
+        target = make_target(installed.loaded, probed.device, "examined by srv doctor", probed.notes)
         return resolve_plan(rest, lambda text, source: target, model_needed=False), ()
     except Refusal as refusal:
         return None, refusal.rejections
-    except Exception as error:  # noqa: BLE001 - a plugin's statements may raise anything; it is reported
-        reason = f"one of its statements raised {type(error).__name__}: {error}"
-        source = f"{found.distribution} {found.version}".strip()
-        remedy = f"Report this to the maintainer of {found.distribution}."
-        return None, (Rejected("statement_raised", f"platform {found.name}", None, source, reason, remedy),)
+    except Exception as error:  # noqa: BLE001 - a plugin's functions may raise anything; it is reported
+        reason = f"a default, constraint or backend check of it raised {type(error).__name__}: {error}"
+        source = f"{installed.distribution} {installed.version}".strip()
+        remedy = f"Report this to the maintainer of {installed.distribution}."
+        return None, (Rejection("statement_raised", f"platform {installed.name}", None, source, reason, remedy),)
 
 
 def _choice(requested: str | None, found: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]) -> Choice:
-    """The platform that a launch would use, by the results of the probes."""
+    """The platform that a launch would use, according to the probes."""
     try:
         chosen = choose(requested, found, lambda candidates, _: {name: probed[name] for name in candidates})
     except PlatformUnavailable as error:
@@ -188,7 +192,7 @@ def _choice(requested: str | None, found: Mapping[str, InstalledPlatform], probe
     except Refusal as refusal:
         reasons, remedies = ([getattr(each, part) for each in refusal.rejections] for part in ("reason", "remedy"))
         return Choice(requested, None, "; ".join(reasons), " ".join(remedies))
-    return Choice(requested, chosen.found.name, chosen.reason)
+    return Choice(requested, chosen.installed.name, chosen.reason)
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -199,16 +203,16 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "versions": dict(diagnosis.versions),
         "environment": [msgspec.to_builtins(each) for each in diagnosis.environment],
         "choice": asdict(diagnosis.choice),
-        "platforms": [_platform_dict(each) for each in diagnosis.platforms.values()],
+        "platforms": [_examined_dict(each) for each in diagnosis.platforms.values()],
     }
 
 
-def _platform_dict(each: Examined) -> dict[str, Any]:
-    manifest = each.found.manifest
+def _examined_dict(each: ExaminedPlatform) -> dict[str, Any]:
+    manifest = each.installed.manifest
     model = None if each.resolved is None else each.resolved.model
     choices = {} if each.resolved is None else each.resolved.resolved.backends
     return {
-        **record(each.found, each.probed),
+        **platform_dict(each.installed, each.probed),
         "contract": None if manifest is None else _dotted(manifest.api),
         "usable": each.usable,
         "findings": [msgspec.to_builtins(finding) for finding in each.findings],

@@ -11,7 +11,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from srv.cli.diagnosis import Diagnosis, Examined
+    from srv.cli.diagnosis import Diagnosis, ExaminedPlatform
     from srv.platform.finding import Finding
 
 # verdict, name of the check, details, remedy
@@ -25,7 +25,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     _section(console, "Environment", [("", "versions", versions, ""), *_rows(diagnosis.environment)])
     for each in diagnosis.platforms.values():
         simulated = " (simulated)" if each.simulated else ""
-        _section(console, f"Platform {each.found.name}{simulated}", _platform(each))
+        _section(console, f"Platform {each.installed.name}{simulated}", _platform(each))
     _section(console, "Choice", list(_choice(diagnosis)))
 
 
@@ -48,17 +48,19 @@ def _rows(findings: Iterable[Finding]) -> list[Row]:
     return [(each.status, each.name, each.detail, each.remedy) for each in findings]
 
 
-def _platform(each: Examined) -> Iterator[Row]:
-    found, probed = each.found, each.probed
-    origin = f"{found.distribution} {found.version}".strip()
+def _platform(each: ExaminedPlatform) -> Iterator[Row]:
+    installed, probed = each.installed, each.probed
+    origin = f"{installed.distribution} {installed.version}".strip()
     contract = (
-        "" if found.manifest is None else f", written for contract version {'.'.join(map(str, found.loaded.api))}"
+        ""
+        if installed.manifest is None
+        else f", written for contract version {'.'.join(map(str, installed.loaded.api))}"
     )
-    yield "error" if found.manifest is None else "ok", "found", origin + contract, ""
+    yield "error" if installed.manifest is None else "ok", "found", origin + contract, ""
     if probed.available:
         yield "ok", "probe", "available", ""
     else:
-        verdict = "error" if found.manifest is None else "no"
+        verdict = "error" if installed.manifest is None else "no"
         yield verdict, "probe", f"{probed.reason} [{probed.code}]", probed.remedy
     if (device := probed.device) is not None:
         memory = f"{device.memory_bytes / 2**30:.1f} GiB"

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     import asyncio
@@ -100,15 +100,15 @@ def _listen(resolved: Resolved) -> socket.socket:
     return listener
 
 
-def _cannot_listen(resolved: Resolved, error: OSError) -> Rejected:
+def _cannot_listen(resolved: Resolved, error: OSError) -> Rejection:
     """The rejection of the host or of the port, whichever is the cause, with its source."""
     host, port = resolved.config.server.host, resolved.config.server.port
     reason = f"srv cannot listen on {host}:{port}: {error.strerror or error}"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         remedy = "Set --host to an address of this machine (127.0.0.1: this machine only, 0.0.0.0: all networks)."
-        return Rejected("host_unavailable", "host", host, resolved.provenance["host"].owner, reason, remedy)
+        return Rejection("host_unavailable", "host", host, resolved.provenance["host"].owner, reason, remedy)
     remedy = "Stop the process that uses it, or choose another port with --port (or --host)."
-    return Rejected("port_unavailable", "port", str(port), resolved.provenance["port"].owner, reason, remedy)
+    return Rejection("port_unavailable", "port", str(port), resolved.provenance["port"].owner, reason, remedy)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,7 +1,7 @@
 """`srv`: runs a subcommand, and converts our errors into text and an exit status.
 
-A distribution adds a subcommand through the entry-point group `srv.commands`: the name is that of the command, the
-value a function that adds it to the subparsers. The group is read only if the command is not one of core's own.
+A distribution adds a subcommand through the entry-point group `srv.commands`: the name is the command's, and the
+value is a function that adds it to the subparsers. The group is read only if the command is not one of core's own.
 
 Exit status: 0 success, 1 a bug in srv, 2 an error that the operator can fix, 130 interrupted.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import srv
 from srv.args.parser import Parser
 from srv.cli.dialect import expand_dialect
-from srv.errors import InternalError, PluginError, Refusal, Rejected, SrvError
+from srv.errors import InternalError, PluginError, Refusal, Rejection, SrvError
 
 if TYPE_CHECKING:
     from srv.platform.installed import Entry
@@ -32,7 +32,7 @@ OPERATOR_ERROR, INTERRUPTED = 2, 130
 
 
 def console() -> int:
-    """The entry point of the process: `main` without garbage collection, a seventh of the time of `srv plan`.
+    """The entry point: `main` without garbage collection, which takes a seventh of the time of `srv plan`.
 
     Most commands keep their objects until the process ends. A long-running command enables collection again.
     """
@@ -128,10 +128,10 @@ def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
     if words and not words[0].startswith("-") and words[0] not in known:
         from srv.args.spec import nearest
 
-        near = nearest(words[0], known)
-        remedy = f"Did you mean {near}?" if near else f"Available commands: {', '.join(known)}."
+        closest = nearest(words[0], known)
+        remedy = f"Did you mean {closest}?" if closest else f"Available commands: {', '.join(known)}."
         raise Refusal(
-            [Rejected("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
+            [Rejection("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
         )
 
 

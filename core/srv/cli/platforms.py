@@ -46,7 +46,7 @@ def run(namespace: argparse.Namespace) -> int:
     results = probe_all(found, namespace.timeout)
     console = Console()
     if namespace.json:
-        rows = [record(found[name], results[name]) for name in found]
+        rows = [platform_dict(found[name], results[name]) for name in found]
         console.out(json.dumps(rows, indent=2), highlight=False)
     else:
         console.print(table(found, results))
@@ -54,14 +54,14 @@ def run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def record(found: InstalledPlatform, result: ProbeResult) -> dict[str, Any]:
+def platform_dict(installed: InstalledPlatform, result: ProbeResult) -> dict[str, Any]:
     """One platform as JSON-compatible values."""
     return {
-        "platform": found.name,
-        "distribution": found.distribution,
-        "version": found.version,
-        "simulated": _simulated(found, result),
-        "priority": None if found.manifest is None else found.manifest.priority,
+        "platform": installed.name,
+        "distribution": installed.distribution,
+        "version": installed.version,
+        "simulated": _simulated(installed, result),
+        "priority": None if installed.manifest is None else installed.manifest.priority,
         "available": result.available,
         "code": result.code,
         "reason": result.reason,
@@ -100,22 +100,22 @@ def remarks(results: Mapping[str, ProbeResult]) -> Table:
     return grid
 
 
-def _row(found: InstalledPlatform, result: ProbeResult) -> tuple[Text | str, ...]:
+def _row(installed: InstalledPlatform, result: ProbeResult) -> tuple[Text | str, ...]:
     from rich.text import Text
 
-    mark = " (simulated)" if _simulated(found, result) else ""
-    name = Text(found.name, style="bold").append(mark, style="magenta")
+    mark = " (simulated)" if _simulated(installed, result) else ""
+    name = Text(installed.name, style="bold").append(mark, style="magenta")
     verdict = Text("yes", style="green") if result.available else Text(f"no: {result.code}", style="red")
     device = result.device
     if device is None:
-        return name, f"{found.distribution} {found.version}".strip(), verdict, "", ""
+        return name, f"{installed.distribution} {installed.version}".strip(), verdict, "", ""
     described = f"{device.count} x {device.name or device.variant}, {device.memory_bytes / 2**30:.1f} GiB"
-    return name, f"{found.distribution} {found.version}".strip(), verdict, device.variant, described
+    return name, f"{installed.distribution} {installed.version}".strip(), verdict, device.variant, described
 
 
-def _simulated(found: InstalledPlatform, result: ProbeResult) -> bool:
+def _simulated(installed: InstalledPlatform, result: ProbeResult) -> bool:
     """Whether the platform's devices are simulated: always, or those that its probe has found."""
-    always = found.manifest is not None and found.manifest.simulated
+    always = installed.manifest is not None and installed.manifest.simulated
     return always or (result.device is not None and result.device.simulated)
 
 

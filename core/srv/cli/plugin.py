@@ -1,4 +1,4 @@
-"""`srv plugin new NAME`: generate the package of a third party's platform, which works without changes.
+"""`srv plugin new NAME`: generate the package of a third-party platform, which works without changes.
 
 The template is part of `srv` (`srv/plugin_template`) and is made from a platform that is tested together with it.
 Owns the names that are inserted, and their rules. Must not know the contents of the template's files.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.platform.doctor import run_child
 from srv.platform.manifest import AUTOLOAD
 from srv.platform.registry import find_platforms
@@ -49,19 +49,19 @@ class Names:
 
     def fill(self, text: str) -> str:
         """Insert these names into a text of the template."""
-        words = {
+        placeholders = {
             "{{package}}": self.package,
             "{{distribution}}": self.distribution,
             "{{name}}": self.name,
             "{{Name}}": "".join(part.capitalize() for part in self.name.split("_")),
             "{{NAME}}": self.name.upper(),
         }
-        for word, value in words.items():
-            text = text.replace(word, value)
+        for placeholder, value in placeholders.items():
+            text = text.replace(placeholder, value)
         return text
 
-    def place(self, path: str) -> str:
-        """The path in the package of a path in the template."""
+    def fill_path(self, path: str) -> str:
+        """Convert a path in the template to the path in the package."""
         return path.replace("PACKAGE", self.package).replace("NAME", self.name).removesuffix(SUFFIX)
 
 
@@ -122,7 +122,7 @@ def write(names: Names, folder: Path) -> list[Path]:
 def rendered(names: Names) -> Iterator[tuple[str, str]]:
     """The path (with "/") and the text of every file of the package."""
     for path, text in template():
-        yield names.place(path), names.fill(text)
+        yield names.fill_path(path), names.fill(text)
 
 
 def template() -> Iterator[tuple[str, str]]:
@@ -191,4 +191,4 @@ def _check_folder(folder: Path) -> None:
 
 
 def _refused(code: str, value: str, reason: str, remedy: str) -> Refusal:
-    return Refusal([Rejected(code, "srv plugin new", value, "command line", reason, remedy)])
+    return Refusal([Rejection(code, "srv plugin new", value, "command line", reason, remedy)])

@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     from srv.args.dialects import Dialect, Row, Translation
@@ -43,7 +43,7 @@ def run(namespace: argparse.Namespace) -> int:
 
     if unknown := getattr(namespace, "unknown", None):
         reason, remedy = "it is not a flag of `srv args translate`", "Write -- before the command line to translate."
-        raise Refusal([Rejected("unknown_flag", unknown[0], None, "command line", reason, remedy)])
+        raise Refusal([Rejection("unknown_flag", unknown[0], None, "command line", reason, remedy)])
     if namespace.counts or namespace.table:
         dialect = read_dialect(namespace.dialect)
         as_json = namespace.format == "json"
@@ -61,7 +61,7 @@ def run(namespace: argparse.Namespace) -> int:
     return 2 if translation.rejections else 0
 
 
-def bad_values(translation: Translation) -> list[Rejected]:
+def bad_values(translation: Translation) -> list[Rejection]:
     """Refusals of invalid values. `srv plan` checks whether the valid ones suit a device and a model."""
     from srv.args.command_line import bad_value, read_translation
     from srv.args.config import ARGUMENTS

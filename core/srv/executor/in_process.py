@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from srv.executor.protocol import Launched, StepFuture, StepRunner
+from srv.executor.protocol import Allocation, Launched, RankMemory, StepFuture, Worker
+from srv.planning.budget import Budget
 from srv.sched.plan import Plan, Result
 
 
@@ -22,15 +23,24 @@ class InProcessExecutor:
     """Launches plans one after the other on a thread of its own.
 
     The loop can therefore plan the next step while the current one runs (torch operators release the interpreter
-    lock).
+    lock). Everything before the first plan runs on the caller's thread.
     """
 
-    def __init__(self, runner: StepRunner) -> None:
-        self._runner = runner
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="srv-step")
 
+    def start(self) -> None:
+        self.worker.load()
+
+    def measure(self) -> list[RankMemory]:
+        return [self.worker.measure()]
+
+    def allocate(self, budget: Budget) -> list[Allocation]:
+        return [self.worker.allocate(budget)]
+
     def submit(self, plan: Plan) -> StepFuture:
-        return _InProcessFuture(self._pool.submit(self._runner.launch, plan))
+        return _InProcessFuture(self._pool.submit(self.worker.launch, plan))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,14 +1,39 @@
-"""The executor protocol: how the engine loop runs plans.
+"""The executor protocol: how the engine starts its ranks and runs plans on them.
 
-The loop calls `submit(plan) -> StepFuture` and must not know where the plan runs. An executor runs plans in the order
-in which they are submitted.
+    start ──► measure ──► allocate(budget) ──► submit(plan) ─► submit(plan) ─► … ──► close
+              smallest rank ──► budget ──► scheduler
+
+A rank computes its share of every step on one device. The engine must not know where its ranks run: an executor drives
+one worker in this process, or one process per rank. It runs plans in the order in which they are submitted.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from srv.planning.budget import Budget
 from srv.sched.plan import Plan, Result
+
+
+class RankMemory(NamedTuple):
+    """A rank after it has loaded its weights: its device's free and total bytes."""
+
+    rank: int
+    device: str
+    free: int
+    total: int
+
+
+class Allocation(NamedTuple):
+    """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs.
+
+    draft_cost: what a draft costs, as `Limits.draft_cost`, measured if there is a drafter.
+    """
+
+    rank: int
+    pool_bytes: int
+    captured: tuple[tuple[str, str], ...]
+    draft_cost: float = 0.0
 
 
 class StepFuture(Protocol):
@@ -19,6 +44,17 @@ class StepFuture(Protocol):
 
 
 class Executor(Protocol):
+    """Runs all ranks of an engine. The methods are called in the order of the picture above."""
+
+    def start(self) -> None:
+        """Open the devices and load the weights, on all ranks."""
+
+    def measure(self) -> list[RankMemory]:
+        """The memory of every rank, in the order of ranks; each has loaded its weights."""
+
+    def allocate(self, budget: Budget) -> list[Allocation]:
+        """Allocate the KV pool of every rank, make the backends and capture graphs."""
+
     def submit(self, plan: Plan) -> StepFuture: ...
 
     def close(self) -> None: ...
@@ -31,7 +67,15 @@ class Launched(Protocol):
         """Wait for the device and copy the step's tokens to the host."""
 
 
-class StepRunner(Protocol):
-    """Launches steps on one device; implemented by `srv.worker.runner.Runner`."""
+class Worker(Protocol):
+    """One rank; implemented by `srv.worker.rank.RankWorker`. `load`, `measure` and `allocate` are called in order."""
 
-    def launch(self, plan: Plan) -> Launched: ...
+    def load(self) -> None:
+        """Open the device and load the weights."""
+
+    def measure(self) -> RankMemory: ...
+
+    def allocate(self, budget: Budget) -> Allocation: ...
+
+    def launch(self, plan: Plan) -> Launched:
+        """Enqueue one step, without waiting for the device. Plans are launched in order, on one thread."""

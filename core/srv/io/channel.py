@@ -73,7 +73,7 @@ class SocketDirectory:
 
 
 def _remove_stale_directories(parent: Path) -> None:
-    """Remove directories that killed servers of this user left. One without a lock file may be under construction."""
+    """Remove directories that killed servers of this user left behind; one without a lock file may be new."""
     for path in parent.glob(f"{_PREFIX}*"):
         # OSError: owned by another user, locked, or removed by another process in the meantime
         with contextlib.suppress(OSError), (path / _LOCK).open("rb") as lock:

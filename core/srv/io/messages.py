@@ -29,7 +29,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
     """Clear the prefix cache. Refused (`Flushed.done` is False) while requests are running.
 
-    `call` identifies the question; the answer repeats it. The same holds for GetStats.
+    `call` identifies the request, and the reply repeats it; the same holds for GetStats.
     """
 
     call: int
@@ -92,9 +92,9 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A snapshot. Page counts are summed over cache groups; counters run since start.
+    """A snapshot. Page counts are summed over cache groups; counters start at 0 with the engine.
 
-    `call` is that of the GetStats message it answers; -1 marks a periodic report.
+    `call` is that of the GetStats message that it answers; -1 in periodic reports.
     """
 
     call: int

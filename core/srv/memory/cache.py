@@ -1,6 +1,6 @@
 """The KV cache's bookkeeping: the pages of every cache group, the prefix tree over them, and the leases on them.
 
-Owns which page belongs to whom. Must not know requests, steps or devices. Every page is in one of three states:
+Owns who holds which page. Must not know requests, steps or devices. Every page is in one of three states:
 
     free (allocator)  ──extend──▶  private to one lease  ──publish/close──▶  prefix tree
           ▲                              │close                         locked: held   unlocked: cached
@@ -176,7 +176,7 @@ class Cache:
         return tuple(PageCounts(each.total, each.free_count, tree.unlocked_pages, held) for each in self._allocators)
 
     def check_integrity(self, deep: bool = False) -> None:
-        """Raises IntegrityError, with the numbers, unless every page is accounted for exactly once.
+        """Raises IntegrityError, with the counts, unless every page is accounted for exactly once.
 
         The cost is linear in the number of leases; `deep` also recounts the tree and checks every page id.
         """

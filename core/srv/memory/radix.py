@@ -37,7 +37,7 @@ class Match:
 
 
 class Node:
-    """`label` is the node's key in `parent.children`; `key` are its tokens and `pages[group]` the pages of their KV."""
+    """`label`: the node's key in `parent.children`. `key`: its tokens. `pages[group]`: the pages with their KV."""
 
     __slots__ = ("children", "count", "key", "label", "last_used", "locks", "pages", "parent")
 
@@ -230,14 +230,14 @@ class RadixTree:
         """The nodes along `tokens`, namespace node first. Marks them as used and splits a partially matching node."""
         self.version += 1
         self._clock += 1
-        steps = list(self._walk(namespace, tokens, limit))
+        matches = list(self._walk(namespace, tokens, limit))
         first = self._root.children.get(namespace)
         if first is None:
             first = Node(self._root, namespace, (), self._no_pages)
             self._root.children[namespace] = first
             self._nodes += 1
         path = [first]
-        for node, matching in steps:
+        for node, matching in matches:
             path.append(node if matching == node.count else self._split(node, matching))
         for node in path:
             node.last_used = self._clock

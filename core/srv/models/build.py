@@ -125,7 +125,7 @@ def _checkpoint_scheme(facts: ModelFacts, method: str | None) -> _Scheme | None:
         return _Scheme(_factory_of(description, offsets=False), Int8StorageFormat(), clause)
     config = facts.config.get("quantization_config")
     detail = None
-    if method == int8.COMPRESSED and isinstance(config, Mapping):
+    if method == int8.COMPRESSED_TENSORS and isinstance(config, Mapping):
         detail = int8.unsupported_reason(config)
     reason = f"its weights {clause}, which srv does not load yet" + (f" in this form: {detail}" if detail else "")
     remedy = f"Use the checkpoint in full precision, a GGUF, or one of {modelslim.NAME} or {int8.NAME}"

@@ -1,4 +1,4 @@
-"""How many pages fit: from a device's memory to a page count for each cache group, with a breakdown.
+"""How many pages fit: computes a page count per cache group from a device's memory, with a breakdown.
 
 Torch-free arithmetic. The engine calls `compute` with the memory it measured after loading; `srv plan` calls
 `estimate` with the sizes from the facts. Neither allocates anything.
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.dtypes import item_size
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.facts import DeviceFacts
 from srv.specs import KVLayout, ModelFacts
 
-SMALLEST_REQUEST = 2  # tokens: one of prompt, one of output
+SMALLEST_REQUEST = 2  # one prompt token and one output token
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def compute(
 
 
 def estimate(config: Config, model: ModelFacts, device: DeviceFacts, reserved_bytes: int = 0) -> Budget:
-    """The budget estimated from facts, for a device that need not be present. Raises Refusal as `compute` does."""
+    """The budget estimated from facts, for a device that need not be present. Raises Refusal like `compute`."""
     weights = weight_bytes(config, model)
     return compute(
         config,
@@ -142,14 +142,14 @@ def _bytes(amount: int) -> str:
     return amount_text(amount, "bytes")
 
 
-def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejected:
+def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejection:
     explanation = "; ".join(sentence for _, sentence in breakdown)
-    return Rejected(
+    return Rejection(
         "pool_too_small",
         "KV pool",
         None,
         "memory budget",
         f"it cannot hold one request of {SMALLEST_REQUEST} tokens in pages of {config.memory.page_size}: {explanation}",
-        "Free memory on the device, raise --mem-fraction-static or --max-total-tokens, take a smaller --page-size, "
+        "Free memory on the device, raise --mem-fraction-static or --max-total-tokens, use a smaller --page-size, "
         "fewer --max-running-requests or a smaller --chunked-prefill-size.",
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserInput
-from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejected
+from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection
 from srv.models.locate import locate
 from srv.models.read import read_facts
 from srv.planning.target import Target, this_machine
@@ -59,7 +59,7 @@ def resolve_plan(
 
     `find_target(text of --device or None, who set it)` raises Refusal or PlatformUnavailable.
     """
-    faults: list[Rejected] = list(user.rejections)
+    faults: list[Rejection] = list(user.rejections)
     target = model = None
     try:
         target = find_target(user.value("device"), _source(user, "device"))
@@ -105,7 +105,7 @@ def _find_model(user: UserInput, needed: bool) -> ModelFacts | None:
         raise
 
 
-def _missing_files(user: UserInput) -> list[Rejected]:
+def _missing_files(user: UserInput) -> list[Rejection]:
     """Rejections of files that do not exist; their contents are checked when they are read."""
     named = {argument: user.value(argument) for argument in ("tokenizer_path", "chat_template")}
     return [
@@ -115,10 +115,10 @@ def _missing_files(user: UserInput) -> list[Rejected]:
     ]
 
 
-def _fault(user: UserInput, argument: str, code: str, reason: str, remedy: str) -> Rejected:
+def _fault(user: UserInput, argument: str, code: str, reason: str, remedy: str) -> Rejection:
     value = user.value(argument)
     sentence = remedy if remedy.endswith((".", "?")) else f"{remedy}."  # exceptions add it only when they are printed
-    return Rejected(code, argument, None if value is None else str(value), _source(user, argument), reason, sentence)
+    return Rejection(code, argument, None if value is None else str(value), _source(user, argument), reason, sentence)
 
 
 def _source(user: UserInput, argument: str) -> str:

@@ -33,7 +33,7 @@ def make_target(manifest: Manifest, device: DeviceFacts, reason: str, notes: tup
 def this_machine(text: str | None, source: str) -> Target:
     """The requested platform, or the best available one, with the device that its probe finds here."""
     chosen = choose(text, find_platforms(), source=source)
-    return make_target(chosen.found.loaded, chosen.device, chosen.reason, chosen.notes)
+    return make_target(chosen.installed.loaded, chosen.device, chosen.reason, chosen.notes)
 
 
 def find_target(text: str | None, source: str = "command line") -> Target:
@@ -45,16 +45,16 @@ def find_target(text: str | None, source: str = "command line") -> Target:
         return this_machine(None, source)
     request = parse_device(text, source)
     found = find_platforms()
-    device = device_for_plan(request, found) if _is_described(text) else _own_or_only(text, source)
+    device = device_for_plan(request, found) if _describes_device(text) else _local_or_only_device(text, source)
     return make_target(found[request.name].loaded, device, f"set by {source}")
 
 
-def _is_described(text: str) -> bool:
+def _describes_device(text: str) -> bool:
     return ":" in text or "," in text
 
 
-def _own_or_only(text: str, source: str) -> DeviceFacts:
-    """A bare name: this machine's device if there is one, else the platform's only profile."""
+def _local_or_only_device(text: str, source: str) -> DeviceFacts:
+    """The device of a bare platform name: this machine's if there is one, else the platform's only profile."""
     request = parse_device(text, source)
     found = find_platforms()
     try:

@@ -15,7 +15,7 @@ Every module but `interface`, `contract` and `ops` is torch-free:
     choose         platform selection: command line > environment > config file > automatic
     doctor         examines one platform in a child process (doctor_child); results are `finding`s
     environment    checks the Python environment for `srv doctor`
-    unbuilt        stands in for device code that is not implemented yet
+    placeholder    stands in for device code that is not implemented yet
 
     interface      the live objects that `create` returns
     contract       creates a live platform from a manifest and checks it

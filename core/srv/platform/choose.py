@@ -1,4 +1,4 @@
-"""Platform selection: the one that `--device` names, or the best of those that are available.
+"""Platform selection: the platform that `--device` names, or the best available one.
 
     --device                                  meaning
     NAME                                      that platform, with the device of this machine
@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from srv.errors import PlatformUnavailable, Refusal, Rejected
+from srv.errors import PlatformUnavailable, Refusal, Rejection
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import DEFAULT_TIMEOUT_S, ProbeResult
 from srv.platform.registry import InstalledPlatform
 
 Probe = Callable[[Mapping[str, InstalledPlatform], float], Mapping[str, ProbeResult]]
 
-_TEXT = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?::(?P<profile>[\w.-]+))?(?P<rest>(?:,[^,]*)*)")
-_MEMORY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?b?|b)?", re.IGNORECASE)
+_DEVICE_PATTERN = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?::(?P<profile>[\w.-]+))?(?P<rest>(?:,[^,]*)*)")
+_MEMORY_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?b?|b)?", re.IGNORECASE)
 _PREFIXES = "kmgt"
-_VALUES = {"memory": ("an amount of memory", "memory=64GiB"), "count": ("a number of devices", "count=8")}
+_PROPERTIES = {"memory": ("an amount of memory", "memory=64GiB"), "count": ("a number of devices", "count=8")}
 _EXAMPLE = "Write NAME, NAME:PROFILE, or NAME:PROFILE,memory=64GiB,count=8"
 
 
@@ -42,16 +42,16 @@ class DeviceRequest:
     text: str = ""
     source: str = "command line"
 
-    def rejected(self, code: str, reason: str, remedy: str) -> Refusal:
-        """A refusal of this request; the full stop of `remedy` is added."""
+    def refusal(self, code: str, reason: str, remedy: str) -> Refusal:
+        """A refusal of this request. A full stop is appended to `remedy`."""
         sentence = remedy if remedy.endswith("?") else f"{remedy}."
-        return Refusal((Rejected(code, "device", self.text or self.name, self.source, reason, sentence),))
+        return Refusal((Rejection(code, "device", self.text or self.name, self.source, reason, sentence),))
 
 
 class ChosenPlatform(NamedTuple):
     """The platform to serve on, its device as found by the probe, and the reason why it was chosen."""
 
-    found: InstalledPlatform
+    installed: InstalledPlatform
     device: DeviceFacts
     reason: str
     notes: tuple[str, ...] = ()
@@ -60,43 +60,41 @@ class ChosenPlatform(NamedTuple):
 def parse_device(text: str, source: str = "command line") -> DeviceRequest:
     """Parse the value of `--device`; Refusal if it is malformed. Does not check the platform's name."""
     request = DeviceRequest(text.strip(), text=text.strip(), source=source)
-    match = _TEXT.fullmatch(request.text)
+    match = _DEVICE_PATTERN.fullmatch(request.text)
     if match is None:
-        raise request.rejected("bad_device", "it is not the description of a device", _EXAMPLE)
-    settings: dict[str, int] = {}
+        raise request.refusal("bad_device", "it is not a valid device", _EXAMPLE)
+    properties: dict[str, int] = {}
     for part in match["rest"].split(",")[1:]:
-        key, value = _setting(part, request)
-        if key in settings:
-            raise request.rejected("bad_device", f"{key} is set twice", f"Set {key} once")
-        settings[key] = value
+        key, value = _parse_property(part, request)
+        if key in properties:
+            raise request.refusal("bad_device", f"{key} is set twice", f"Set {key} once")
+        properties[key] = value
     return replace(
         request,
         name=match["name"].lower(),
         profile=match["profile"] and match["profile"].lower(),
-        memory_bytes=settings.get("memory"),
-        count=settings.get("count"),
+        memory_bytes=properties.get("memory"),
+        count=properties.get("count"),
     )
 
 
-def _setting(part: str, request: DeviceRequest) -> tuple[str, int]:
-    key, equals, value = (piece.strip() for piece in part.partition("="))
+def _parse_property(part: str, request: DeviceRequest) -> tuple[str, int]:
+    key, equals, value = (field.strip() for field in part.partition("="))
     key = key.lower()
-    if key not in _VALUES:
-        raise request.rejected(
-            "bad_device", f"{key!r} is not a property of a device", _nearest(key, _VALUES) or _EXAMPLE
+    if key not in _PROPERTIES:
+        raise request.refusal(
+            "bad_device", f"{key!r} is not a property of a device", _nearest(key, _PROPERTIES) or _EXAMPLE
         )
-    number = _bytes(value) if key == "memory" else _count(value)
+    number = _parse_bytes(value) if key == "memory" else _parse_count(value)
     if not equals or not number:
-        expected, example = _VALUES[key]
-        raise request.rejected(
-            "bad_device", f"{value!r} is not {expected}", f"Use a number above zero, as in {example}"
-        )
+        expected, example = _PROPERTIES[key]
+        raise request.refusal("bad_device", f"{value!r} is not {expected}", f"Use a number above zero, as in {example}")
     return key, number
 
 
-def _bytes(text: str) -> int | None:
+def _parse_bytes(text: str) -> int | None:
     """Bytes of "64GiB", "64GB", "64G" (taken as GiB) or "68719476736"; None if it is not a size."""
-    match = _MEMORY.fullmatch(text)
+    match = _MEMORY_PATTERN.fullmatch(text)
     if match is None:
         return None
     unit = (match["unit"] or "b").lower()
@@ -105,7 +103,7 @@ def _bytes(text: str) -> int | None:
     return int(float(match["number"]) * base**power)
 
 
-def _count(text: str) -> int | None:
+def _parse_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
@@ -115,18 +113,18 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatfor
     The name alone is enough if a platform has only one profile. PlatformUnavailable for an unknown name or a
     refused plugin, Refusal for a profile that is unknown or missing.
     """
-    profiles = _named(request, found).loaded.facts.profiles
+    profiles = _requested_platform(request, found).loaded.facts.profiles
     listed = ", ".join(f"{request.name}:{profile}" for profile in profiles)
     if request.profile is None:
         if len(profiles) != 1:
-            raise request.rejected("profile_needed", f"{request.name} has several profiles", f"Choose one of {listed}")
+            raise request.refusal("profile_needed", f"{request.name} has several profiles", f"Choose one of {listed}")
         device = next(iter(profiles.values()))
     elif request.profile in profiles:
         device = profiles[request.profile]
     else:
         hint = _nearest(request.profile, profiles)
         remedy = f"{hint} Known: {listed}" if hint else f"Known: {listed}"
-        raise request.rejected("unknown_profile", f"{request.name} has no profile {request.profile!r}", remedy)
+        raise request.refusal("unknown_profile", f"{request.name} has no profile {request.profile!r}", remedy)
     return replace(
         device, memory_bytes=request.memory_bytes or device.memory_bytes, count=request.count or device.count
     )
@@ -151,35 +149,35 @@ def choose(
 
         probe = probe_all
     if requested is None:
-        return _automatic(found, probe, timeout_s)
-    return _explicit(parse_device(requested, source), found, probe, timeout_s)
+        return _choose_automatically(found, probe, timeout_s)
+    return _choose_requested(parse_device(requested, source), found, probe, timeout_s)
 
 
-def _explicit(
+def _choose_requested(
     request: DeviceRequest, found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float
 ) -> ChosenPlatform:
     if request.memory_bytes is not None or request.count is not None:
-        raise request.rejected(
+        raise request.refusal(
             "plan_only",
             "memory and count describe a machine for `srv plan`; a server uses the machine as it is",
             "Leave them out",
         )
-    one = _named(request, found)
+    platform = _requested_platform(request, found)
     variant = None if request.profile is None else device_for_plan(request, found).variant
-    result = probe({one.name: one}, timeout_s)[one.name]
+    result = probe({platform.name: platform}, timeout_s)[platform.name]
     if not result.available or result.device is None:
-        raise PlatformUnavailable(one.name, result.reason, result.remedy, result.code or "unavailable")
+        raise PlatformUnavailable(platform.name, result.reason, result.remedy, result.code or "unavailable")
     if variant is not None and result.device.variant != variant:
         raise PlatformUnavailable(
-            one.name,
+            platform.name,
             f"{request.text} was requested by {request.source}, but this machine has {result.device.variant}",
-            f"Use --device {one.name}, or start on a machine with {variant}",
+            f"Use --device {platform.name}, or start on a machine with {variant}",
             "variant_mismatch",
         )
-    return ChosenPlatform(one, result.device, f"{request.text} was requested by {request.source}", result.notes)
+    return ChosenPlatform(platform, result.device, f"{request.text} was requested by {request.source}", result.notes)
 
 
-def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
+def _choose_automatically(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
     candidates = {
         name: each for name, each in found.items() if each.manifest is not None and not each.manifest.simulated
     }
@@ -199,7 +197,7 @@ def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: 
     best = max(candidates[name].loaded.priority for name in devices)
     leaders = sorted(name for name in devices if candidates[name].loaded.priority == best)
     if len(leaders) > 1:
-        raise _tie(leaders, best)
+        raise _tie_refusal(leaders, best)
     chosen = leaders[0]
     others = _rejection_reasons({name: each for name, each in found.items() if name != chosen}, results)
     reason = f"{chosen} has the highest priority ({best}) of the platforms available here"
@@ -207,10 +205,10 @@ def _automatic(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: 
     return ChosenPlatform(found[chosen], devices[chosen], reason, results[chosen].notes)
 
 
-def _tie(leaders: list[str], priority: int) -> Refusal:
+def _tie_refusal(leaders: list[str], priority: int) -> Refusal:
     options = " or ".join(f"--device {name}" for name in leaders)
     reason = f"{' and '.join(leaders)} are available with the same priority {priority}"
-    return Refusal((Rejected("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
+    return Refusal((Rejection("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
 
 
 def _rejection_reasons(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> str:
@@ -219,34 +217,35 @@ def _rejection_reasons(found: Mapping[str, InstalledPlatform], results: Mapping[
     )
 
 
-def _rejection_reason(found: InstalledPlatform, result: ProbeResult | None) -> str:
-    if found.manifest is None:
-        return "its plugin was refused" if found.error is None else f"its plugin was refused ({found.error.reason})"
-    if found.manifest.simulated:
+def _rejection_reason(installed: InstalledPlatform, result: ProbeResult | None) -> str:
+    if installed.manifest is None:
+        error = installed.error
+        return "its plugin was refused" if error is None else f"its plugin was refused ({error.reason})"
+    if installed.manifest.simulated:
         return "a simulator is never chosen automatically"
     if result is None:
         return "it was not probed"
     if result.device is not None and result.device.simulated:
         return f"its device is {result.device.name}, and a simulated one is never chosen automatically"
-    return f"its priority is {found.manifest.priority}" if result.available else result.reason
+    return f"its priority is {installed.manifest.priority}" if result.available else result.reason
 
 
-def _named(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
-    """The requested plugin; PlatformUnavailable if there is none of that name, or it was refused."""
-    one = found.get(request.name)
-    if one is None:
+def _requested_platform(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
+    """The requested platform; PlatformUnavailable if there is none of that name, or its plugin was refused."""
+    platform = found.get(request.name)
+    if platform is None:
         hint = _nearest(request.name, found)
-        remedy = f"{hint} {_installed(found)}" if hint else _installed(found)
+        remedy = f"{hint} {_list_installed(found)}" if hint else _list_installed(found)
         raise PlatformUnavailable(request.name, "no installed plugin provides it", remedy, "unknown_platform")
-    if one.manifest is None:
-        error = one.error
+    if platform.manifest is None:
+        error = platform.error
         reason = "it has no manifest" if error is None else f"{error.distribution}: {error.member}: {error.reason}"
-        remedy = f"Reinstall {one.distribution}" if error is None else error.remedy
-        raise PlatformUnavailable(one.name, f"its plugin was refused: {reason}", remedy, "plugin_refused")
-    return one
+        remedy = f"Reinstall {platform.distribution}" if error is None else error.remedy
+        raise PlatformUnavailable(platform.name, f"its plugin was refused: {reason}", remedy, "plugin_refused")
+    return platform
 
 
-def _installed(found: Mapping[str, InstalledPlatform]) -> str:
+def _list_installed(found: Mapping[str, InstalledPlatform]) -> str:
     return f"Installed: {', '.join(sorted(found)) or 'none'}"
 
 

@@ -1,7 +1,7 @@
 """The child process of `srv doctor`: creates one platform, computes a little, runs the plugin's own diagnosis.
 
 Started by `srv.platform.doctor`, as `python -m srv.platform.doctor_child FILE`, with the request on standard
-input. Every stage is announced and every finding is written immediately, so the parent knows everything that came
+input. The start of every stage and every finding are reported immediately, so the parent knows everything that came
 before a crash or hang. Imports torch; must not know any platform by name.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from srv.errors import PlatformUnavailable, PluginError
 from srv.platform.finding import STAGES, Finding, Line, Request, Status
 
-SIZE = 64  # of the test matrices; sums of ones up to 64 are exact in every floating-point dtype
+SIZE = 64  # of the test matrices; integers up to 64 are exact in every floating-point dtype
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def _examine(request: Request, answer: BinaryIO) -> None:
-    """Run the stages in order. A failed stage is a finding; only the first one ends the examination."""
+    """Run the stages in order. A failure is a finding; only a failure of the first stage ends the examination."""
     stages: dict[str, Callable[[], Iterator[Finding]]] = {}
     for stage in STAGES:
         answer.write(msgspec.json.encode(Line(stage)) + b"\n")
@@ -56,7 +56,7 @@ def _stages(request: Request) -> dict[str, Callable[[], Iterator[Finding]]]:
 
 
 class Examination:
-    """The stages, over one live platform (`srv.platform.interface.Platform`)."""
+    """The stages of the examination of one live platform (`srv.platform.interface.Platform`)."""
 
     def __init__(self, platform: object, request: Request) -> None:
         from typing import cast
@@ -90,7 +90,7 @@ class Examination:
         capabilities = find_platforms()[self._request.name].loaded.facts.capabilities(self._request.device)
         name = next((each for each in ("float32", "bfloat16", "float16") if each in capabilities), "float32")
         numbers = torch.arange(SIZE * SIZE).view(SIZE, SIZE)
-        left, right = ((numbers % step == 0).to(torch.float32) for step in (2, 3))
+        left, right = ((numbers % divisor == 0).to(torch.float32) for divisor in (2, 3))
         on_device = [each.to(self._device, getattr(torch, name)) for each in (left, right)]
         product = on_device[0] @ on_device[1]
         self._platform.record_event(self._device).synchronize()

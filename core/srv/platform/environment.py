@@ -1,7 +1,7 @@
 """Finds problems of the Python environment that prevent a server from starting or make it slow. Torch-free.
 
 Imports nothing that it checks: packages are read by their metadata, and torch is imported in a child process.
-Must not know any platform. An "error" here stops every server; a "warning" may not.
+Must not know any platform. An "error" here prevents every server from starting; a "warning" may not.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from srv.platform.finding import Finding
 from srv.platform.manifest import AUTOLOAD
 
 AUTOLOAD_GROUP = "torch.backends"
-THREADS = "OMP_NUM_THREADS"
-KERNELS = "srv_kernels"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+KERNELS_PACKAGE = "srv_kernels"
 IMPORT_TIMEOUT_S = 60.0
 _LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
 
 
 def findings(environment: Mapping[str, str], timeout_s: float = IMPORT_TIMEOUT_S) -> list[Finding]:
-    """All findings about the environment, good or bad; takes as long as importing torch does."""
+    """All findings about the environment, including "ok"; takes as long as importing torch does."""
     found = [*requirements("srv"), *kernels(), *threads(environment, os.cpu_count() or 1)]
     if importlib.util.find_spec("torch") is not None:
         found += [*torch_builds(sys.path), *torch_import(environment, timeout_s)]
@@ -46,9 +46,9 @@ def requirements(distribution: str) -> Iterator[Finding]:
         yield Finding("requirements", "error", f"{distribution} is not installed as a distribution", remedy)
         return
     required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
-    faults = [fault for each in required if (fault := _fault(each, distribution)) is not None]
-    yield from faults
-    if not faults:
+    problems = [problem for each in required if (problem := _requirement_problem(each, distribution)) is not None]
+    yield from problems
+    if not problems:
         yield Finding(
             "requirements",
             "ok",
@@ -56,7 +56,7 @@ def requirements(distribution: str) -> Iterator[Finding]:
         )
 
 
-def _fault(required: Requirement, distribution: str) -> Finding | None:
+def _requirement_problem(required: Requirement, distribution: str) -> Finding | None:
     install = f'pip install "{required.name}{required.specifier}"'
     try:
         version = importlib.metadata.version(required.name)
@@ -69,8 +69,8 @@ def _fault(required: Requirement, distribution: str) -> Finding | None:
 
 
 def kernels() -> Iterator[Finding]:
-    """Whether the kernels' distribution has a compiled library. `requirements` reports a missing distribution."""
-    spec = importlib.util.find_spec(KERNELS)
+    """Check that the kernels' distribution has a compiled library. `requirements` reports a missing distribution."""
+    spec = importlib.util.find_spec(KERNELS_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return
     found = [
@@ -82,18 +82,16 @@ def kernels() -> Iterator[Finding]:
     if found:
         yield Finding("kernels", "ok", f"srv-kernels has its compiled library {', '.join(found)}")
     else:
-        remedy = (
-            "Install a C++ compiler (such as g++) and reinstall srv-kernels; its kernels compute faster on the host."
-        )
+        remedy = "Install a C++ compiler (such as g++) and reinstall srv-kernels; native CPU kernels are faster."
         yield Finding("kernels", "warning", "srv-kernels was built without its compiled library", remedy)
 
 
 def threads(environment: Mapping[str, str], processors: int) -> Iterator[Finding]:
-    """OMP_NUM_THREADS: how many threads host operators use, whatever device the model runs on."""
-    text = environment.get(THREADS)
+    """Check OMP_NUM_THREADS: the number of threads of host operators, whatever device the model runs on."""
+    text = environment.get(THREADS_VARIABLE)
     if text is None:
         return
-    name, unset = f"{THREADS} = {text!r} (set by the environment)", f"Unset {THREADS}"
+    name, unset = f"{THREADS_VARIABLE} = {text!r} (set by the environment)", f"Unset {THREADS_VARIABLE}"
     if not text.isdecimal() or int(text) == 0:
         remedy = f"{unset}, or give a number above zero."
         yield Finding("threads", "warning", f"{name} is not a number of threads, and is ignored or misread", remedy)
@@ -101,7 +99,7 @@ def threads(environment: Mapping[str, str], processors: int) -> Iterator[Finding
         reason = f"{name} is more than the {processors} processors of this machine: threads wait for one another"
         yield Finding("threads", "warning", reason, f"{unset}, or give {processors} or less.")
     elif int(text) == 1 and processors > 2:
-        reason = f"{name} leaves {processors - 1} of {processors} processors unused where the host computes"
+        reason = f"{name} leaves {processors - 1} of {processors} processors unused by operators on the host"
         yield Finding("threads", "warning", reason, f"{unset} if this is not intended.")
     else:
         yield Finding("threads", "ok", name)
@@ -111,27 +109,27 @@ def torch_builds(path: list[str]) -> Iterator[Finding]:
     """Find more than one torch on the import path: the first is imported, and extensions built for others fail."""
     folders = {Path(entry or ".").resolve() / "torch" for entry in path}
     folders = {each for each in folders if (each / "__init__.py").is_file()}
-    known = [each for each in importlib.metadata.distributions() if canonicalize_name(each.name or "") == "torch"]
-    if len(folders) > 1 or len(known) > 1:
+    installed = [each for each in importlib.metadata.distributions() if canonicalize_name(each.name or "") == "torch"]
+    if len(folders) > 1 or len(installed) > 1:
         where = ", ".join(sorted(str(each) for each in folders))
-        versions = ", ".join(each.version for each in known) or "without metadata"
-        reason = f"there are {max(len(folders), len(known))} torch builds on the import path ({versions}): {where}"
+        versions = ", ".join(each.version for each in installed) or "without metadata"
+        reason = f"there are {max(len(folders), len(installed))} torch builds on the import path ({versions}): {where}"
         yield Finding("torch builds", "warning", reason, "Keep one: uninstall the others, or fix PYTHONPATH.")
 
 
 def torch_import(environment: Mapping[str, str], timeout_s: float = IMPORT_TIMEOUT_S) -> Iterator[Finding]:
-    """Whether `import torch` works, and if not, whether a vendor's package that it loads automatically is the cause."""
+    """Check that `import torch` works; if not, find out whether a backend extension that it autoloads is the cause."""
     version, exited = _import_torch(environment, timeout_s)
     if version is not None:
-        yield from _same_version(version)
+        yield from _compare_versions(version)
         return
     version, retried = _import_torch({**environment, AUTOLOAD: "0"}, timeout_s)
     if version is None:
         remedy = "Reinstall torch; if it names a library, install that, or the build of torch for this machine."
         yield Finding("torch", "error", f"import torch {retried.text}", remedy)
         return
-    yield _autoload_fault(exited)
-    yield from _same_version(version, f" with {AUTOLOAD}=0, as servers are started")
+    yield _autoload_finding(exited)
+    yield from _compare_versions(version, f" with {AUTOLOAD}=0, as servers are started")
 
 
 def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str | None, ChildExit]:
@@ -148,28 +146,28 @@ def _import_torch(environment: Mapping[str, str], timeout_s: float) -> tuple[str
     return (printed[-1] if exited.status == 0 and printed else None), exited
 
 
-def _same_version(imported: str, how: str = "") -> Iterator[Finding]:
-    """Whether the imported torch is the installed one, or another torch comes first on the path."""
+def _compare_versions(imported: str, how: str = "") -> Iterator[Finding]:
+    """Check that the imported torch is the installed one, and not another that comes first on the path."""
     try:
         installed = importlib.metadata.version("torch")
         same = Version(imported).release == Version(installed).release
     except (importlib.metadata.PackageNotFoundError, InvalidVersion):
         installed, same = "unknown", True
     if same:
-        yield Finding("torch", "ok", f"imports, as version {imported}{how}")
+        yield Finding("torch", "ok", f"version {imported} can be imported{how}")
     else:
         reason = f"import torch loads {imported}, but torch {installed} is installed"
         yield Finding("torch", "warning", reason, "Look for a second torch on PYTHONPATH, and reinstall this one.")
 
 
-def _autoload_fault(exited: ChildExit) -> Finding:
-    """The finding for an import that fails only because of packages that torch loads automatically."""
-    points = list(importlib.metadata.entry_points(group=AUTOLOAD_GROUP))
-    named = [each for each in points if f"backend extension: {each.name}." in exited.last_line] or points
+def _autoload_finding(exited: ChildExit) -> Finding:
+    """The finding for an import that fails only because of backend extensions that torch autoloads."""
+    extensions = list(importlib.metadata.entry_points(group=AUTOLOAD_GROUP))
+    named = [each for each in extensions if f"backend extension: {each.name}." in exited.last_line] or extensions
     packages = " and ".join(sorted({each.dist.name if each.dist is not None else each.name for each in named}))
     reason = (
         f"import torch {exited.text}: torch loads {packages} automatically (entry-point group {AUTOLOAD_GROUP}), and"
-        " that fails, as a vendor's package does without its driver"
+        " that fails, as a backend extension does without its driver"
     )
     remedy = f"Set {AUTOLOAD}=0, or uninstall {packages}, or install the driver that it needs."
     return Finding("torch", "warning", reason, remedy)

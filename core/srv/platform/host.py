@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """The versions of those distributions that are installed."""
+    """The versions of the given distributions; those that are not installed are left out."""
     from importlib import metadata  # imported only when a probe runs
 
     found: dict[str, str] = {}

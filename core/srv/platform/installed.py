@@ -1,6 +1,6 @@
 """Entry points of the installed distributions, read from their own files. Torch-free.
 
-`importlib.metadata` returns the same, but spends most of its time on importing parsers of e-mail and archives: a
+`importlib.metadata` returns the same, but spends most of its time on importing parsers for e-mail and archives: a
 fifth of the run time of `srv plan`. So folders are read here directly, by the same specification
 (https://packaging.python.org/specifications/entry-points). If the import path has anything but folders (an archive, a
 custom finder of distributions), `importlib.metadata` is used. Must not know what the groups are for.
@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
 _FOLDER = re.compile(r"(?P<name>[^-]+)(?:-.*)?\.(?P<kind>dist|egg)-info", re.IGNORECASE)
-_RUN = re.compile(r"[-_.]+")
+_SEPARATORS = re.compile(r"[-_.]+")
 _SRV_SECTION = "[srv."  # a file without it has no entry point of a group of srv
 
 
@@ -46,11 +46,11 @@ class Entry(NamedTuple):
 
 def entries(group: str) -> tuple[Entry, ...]:
     """The entry points of one of `srv`'s groups, in the order of the import path."""
-    return tuple(entry for entry in _all(tuple(sys.path)) if entry.group == group)
+    return tuple(entry for entry in _all_entries(tuple(sys.path)) if entry.group == group)
 
 
 @functools.lru_cache(maxsize=1)
-def _all(import_path: tuple[str, ...]) -> tuple[Entry, ...]:
+def _all_entries(import_path: tuple[str, ...]) -> tuple[Entry, ...]:
     """All entry points, cached per import path: distributions are not installed while this process runs."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(os.path.isfile(entry) for entry in import_path):
@@ -63,7 +63,7 @@ def _from_metadata() -> Iterator[Entry]:
 
     seen: set[str] = set()
     for found in distributions():
-        if found.name is None or (key := _RUN.sub("_", found.name).lower()) in seen:
+        if found.name is None or (key := _SEPARATORS.sub("_", found.name).lower()) in seen:
             continue
         seen.add(key)
         for each in found.entry_points:
@@ -80,16 +80,16 @@ def _from_folders(import_path: tuple[str, ...]) -> Iterator[Entry]:
             continue  # a path may name folders that do not exist
         for name in names:
             folder = _FOLDER.fullmatch(name)
-            if folder is None or (key := _RUN.sub("_", folder["name"]).lower()) in seen:
+            if folder is None or (key := _SEPARATORS.sub("_", folder["name"]).lower()) in seen:
                 continue
             seen.add(key)
-            text = _text(os.path.join(directory, name, "entry_points.txt"))
+            text = _read_text(os.path.join(directory, name, "entry_points.txt"))
             if _SRV_SECTION in text:
                 header = "METADATA" if folder["kind"].lower() == "dist" else "PKG-INFO"
-                yield from _lines(text, _text(os.path.join(directory, name, header)), folder["name"])
+                yield from _parse_entry_points(text, _read_text(os.path.join(directory, name, header)), folder["name"])
 
 
-def _lines(text: str, header: str, folder: str) -> Iterator[Entry]:
+def _parse_entry_points(text: str, header: str, folder: str) -> Iterator[Entry]:
     """Parse one `entry_points.txt`; `header` is the distribution's metadata, which may be missing or damaged."""
     metadata = dict(line.split(": ", 1) for line in header.partition("\n\n")[0].splitlines() if ": " in line)
     group = ""
@@ -102,7 +102,7 @@ def _lines(text: str, header: str, folder: str) -> Iterator[Entry]:
             yield Entry(group, name.strip(), value, metadata.get("Name", folder), metadata.get("Version", ""))
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()

@@ -1,8 +1,8 @@
 """Detects a plugin that patches core by comparing `srv`'s modules before and after the plugin's code has run.
 
-Owns the comparison and the undoing; must not know why foreign code was run. It compares all names of loaded
-`srv` modules and of the classes defined there, by identity, and the code of their functions. These are
-thousands of names, compared in every start of a command: hence the plain loops over dicts.
+Owns the comparison and the restoration; must not know why foreign code was run. It compares all names of loaded
+`srv` modules and of the classes defined there, by identity, and the code of their functions. Every command compares
+thousands of names when it starts: hence the plain loops over dicts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Change = tuple[str, Callable[[], None]]  # the dotted path of a changed name, an
 
 
 class _Snapshot:
-    """The state of a module or class: its values by name, and the code of those that are functions."""
+    """The state of a module or class: its values by name, and the code of the functions among them."""
 
     __slots__ = ("codes", "owner", "values")
 
@@ -39,7 +39,7 @@ class _Snapshot:
             self.values[name] = value
 
     def changes(self) -> Iterator[Change]:
-        """Names replaced, added or removed since, and functions with other code. New submodules are allowed."""
+        """Names that were replaced, added or removed, and functions whose code changed. New submodules are allowed."""
         now = dict(vars(self.owner))
         for name, value in self.values.items():
             if now.get(name, _ABSENT) is not value:

@@ -25,7 +25,7 @@ from srv.platform.probe_child import Request
 from srv.platform.registry import InstalledPlatform
 
 ANSWER_LIMIT = 1 << 20  # bytes; a valid answer has a few hundred
-STDERR_KEPT = 4096  # bytes of the end of a child's standard error, for the reason of a crash
+STDERR_KEPT = 4096  # bytes kept from the end of a child's standard error, to explain a crash
 EXIT_GRACE_S = 1.0  # how long to wait for the exit status of a child that closed its pipe
 
 
@@ -69,7 +69,7 @@ def probe(found: InstalledPlatform, timeout_s: float = DEFAULT_TIMEOUT_S) -> Pro
         status = None if output.timed_out or output.answer else _exit_status(process)
     finally:
         os.close(read_end)
-        _end(process)
+        _kill(process)
     return _result(found, output, status, timeout_s)
 
 
@@ -90,10 +90,8 @@ def _send(process: subprocess.Popen[bytes], found: InstalledPlatform, timeout_s:
     assert process.stdin is not None
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     request = Request(found.name, found.distribution, found.target, timeout_s, path)
-    with (
-        suppress(BrokenPipeError),
-        process.stdin as stdin,
-    ):  # if the child has already died, its exit status is reported
+    # BrokenPipeError: the child has already died; its exit status is reported.
+    with suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(msgspec.json.encode(request))
 
 
@@ -127,7 +125,7 @@ def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the child and its descendants. The process group has the child's id, and exists while any member does."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -146,14 +144,14 @@ def _result(found: InstalledPlatform, output: _ChildOutput, status: int | None, 
             "probe_timeout",
         )
     if not output.answer:
-        return ProbeResult(False, f"its probe {_ending(status)}{_last_line(output.stderr)}", report, "probe_crashed")
+        return ProbeResult(False, f"its probe {_exit_text(status)}{_last_line(output.stderr)}", report, "probe_crashed")
     try:
         return msgspec.json.decode(output.answer, type=ProbeResult)
     except msgspec.DecodeError as error:
         return ProbeResult(False, f"its probe's answer cannot be parsed: {error}", report, "probe_garbage")
 
 
-def _ending(status: int | None) -> str:
+def _exit_text(status: int | None) -> str:
     if status is None:
         return "closed its pipe without an answer"
     if status < 0:

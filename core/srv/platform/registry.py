@@ -1,7 +1,7 @@
 """Discovery of plugins: from entry points to checked manifests. Torch-free; must not know any plugin by name.
 
     srv.platforms              <platform> = package.manifest:MANIFEST
-    srv.backends.<family>      <platform>.<backend> = package.module:SPEC     (one more backend for a platform)
+    srv.backends.<family>      <platform>.<backend> = package.module:SPEC     (a third-party backend for a platform)
 
 A faulty plugin never affects the others: its fault becomes the `error` of its own entry. `srv.platform.installed`
 reads the entry points and their distributions (docs/adr/0001-platform-contract.md).
@@ -29,7 +29,7 @@ _UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argumen
 
 
 class InstalledPlatform(NamedTuple):
-    """One entry of the group `srv.platforms`: its checked manifest, or the error for which it was refused.
+    """One entry of the group `srv.platforms`: its checked manifest, or the error that made core refuse it.
 
     `target` is the entry point's "module:attribute", which the probe's child process loads again.
     """
@@ -64,7 +64,7 @@ class Platforms(Mapping[str, InstalledPlatform]):
 
     def __getitem__(self, name: str) -> InstalledPlatform:
         if name not in self._loaded:
-            self._loaded[name] = _platform(name, self._entry_points[name])
+            self._loaded[name] = _load_platform(name, self._entry_points[name])
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
@@ -95,7 +95,7 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
         owner, _, name = entry_point.name.partition(".")
         if owner == platform:
             by_name[name].append(entry_point)
-    specs = [_backend(name, family, by_name[name]) for name in sorted(by_name)]
+    specs = [_load_backend(name, family, by_name[name]) for name in sorted(by_name)]
     return tuple(sorted(specs, key=lambda spec: -spec.priority))
 
 
@@ -104,9 +104,9 @@ def find_all_backends(platform: str) -> dict[str, tuple[BackendSpec, ...]]:
     return {family: find_backends(platform, family) for family in FAMILIES}
 
 
-def _platform(name: str, entry_points: list[Entry]) -> InstalledPlatform:
+def _load_platform(name: str, entry_points: list[Entry]) -> InstalledPlatform:
     if len(entry_points) > 1:
-        return _duplicate(name, entry_points)
+        return _refused_duplicate(name, entry_points)
     entry_point = entry_points[0]
     distribution, version = entry_point.distribution, entry_point.version
     try:
@@ -116,7 +116,7 @@ def _platform(name: str, entry_points: list[Entry]) -> InstalledPlatform:
     return InstalledPlatform(name, distribution, version, manifest, None, entry_point.value)
 
 
-def _duplicate(name: str, entry_points: list[Entry]) -> InstalledPlatform:
+def _refused_duplicate(name: str, entry_points: list[Entry]) -> InstalledPlatform:
     """Two distributions claim one name: both are refused, whichever was installed first."""
     error = _duplicate_error(f"platform {name}", entry_points)
     return InstalledPlatform(name, error.distribution, "", None, error)
@@ -127,7 +127,7 @@ def _duplicate_error(what: str, entry_points: list[Entry]) -> PluginError:
     return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}", "contested")
 
 
-def _backend(name: str, family: str, entry_points: list[Entry]) -> BackendSpec:
+def _load_backend(name: str, family: str, entry_points: list[Entry]) -> BackendSpec:
     try:
         if len(entry_points) > 1:
             raise _duplicate_error(f"backend {entry_points[0].name}", entry_points)

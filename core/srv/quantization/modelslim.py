@@ -1,4 +1,4 @@
-"""Checkpoints of the tool modelslim: the quantization type of each tensor. Torch-free.
+"""Checkpoints quantized with the tool modelslim: the quantization type of each tensor. Torch-free.
 
 Owns the description file, `quant_model_description*.json` (or the same map within `quantization_config`), which gives
 a type for every stored tensor. Must not know layers.
@@ -82,7 +82,7 @@ def read_description(folder: Path, config: Mapping[str, Any]) -> QuantDescriptio
     unknown = sorted(set(quant_types.values()) - set(QUANT_TYPES))
     if unknown:
         reason = f"it contains weights of type {', '.join(unknown)}, which srv does not load yet"
-        raise ModelError("unsupported_quantization", path, reason, f"Use a checkpoint of {', '.join(QUANT_TYPES)}")
+        raise ModelError("unsupported_quantization", path, reason, f"Use weights of the types {', '.join(QUANT_TYPES)}")
     return QuantDescription(path, quant_types) if set(quant_types.values()) - {FLOAT} else None
 
 

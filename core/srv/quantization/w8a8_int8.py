@@ -1,6 +1,6 @@
 """Checkpoints of the method w8a8_int8: which layers are int8, and how that is recognised. Torch-free.
 
-Owns the layout that many tools write, and the `quantization_config` of compressed-tensors that announces it. Must not
+Owns the layout that many tools write, and the `quantization_config` of compressed-tensors that describes it. Must not
 know layers.
 
     weight         int8 [out, in]; a layer with a weight of another dtype is not quantized
@@ -21,7 +21,7 @@ from srv.models.formats.safetensors_header import read_checkpoint
 from srv.quantization.modelslim import DYNAMIC, QuantDescription
 
 NAME = "w8a8_int8"
-COMPRESSED = "compressed-tensors"
+COMPRESSED_TENSORS = "compressed-tensors"
 PROJECTIONS = (
     *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
@@ -56,7 +56,7 @@ def method(config: Mapping[str, Any]) -> str:
     compressed-tensors covers many schemes; the result is NAME only for the one that this module supports.
     """
     name = str(config.get("quant_method", "unknown"))
-    return NAME if name == COMPRESSED and unsupported_reason(config) is None else name
+    return NAME if name == COMPRESSED_TENSORS and unsupported_reason(config) is None else name
 
 
 def unsupported_reason(config: Mapping[str, Any]) -> str | None:
@@ -113,7 +113,7 @@ def read_description(folder: Path, config: Mapping[str, Any], layers: int) -> Qu
 def is_quantized_online(name: str) -> bool:
     """Whether online quantization, if requested, applies to the layer of this name.
 
-    It applies to the linear layers within decoder layers, as in other servers with `--torchao-config`, and never to
+    It applies to the linear layers within decoder layers, as in SGLang with `--torchao-config`, and never to
     the output layer.
     """
     return name.endswith("_proj")

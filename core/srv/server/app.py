@@ -22,9 +22,10 @@ from srv.server.http.auth import AuthMiddleware
 from srv.server.protocols.admin import Admin
 from srv.server.protocols.chat import Chat
 from srv.server.protocols.completions import Completions
+from srv.server.protocols.embeddings import Embeddings
 from srv.server.protocols.native import NativeGenerate
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
-from srv.server.protocols.openai_fields import ChatBody, CompletionBody
+from srv.server.protocols.openai_fields import ChatBody, CompletionBody, EmbeddingBody
 from srv.server.service import Service
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
@@ -34,6 +35,7 @@ __all__ = ["REQUEST_BODIES", "ServerSettings", "create_app"]
 REQUEST_BODIES: dict[str, type[RequestBody]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingBody,
     "/generate": GenerateBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
@@ -64,6 +66,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/completions", Completions(service).__call__),
         ("POST", "/v1/chat/completions", chat.__call__),
+        ("POST", "/v1/embeddings", Embeddings(service).__call__),
         ("GET", "/v1/models", admin.models),
         ("GET", "/v1/models/{model:path}", admin.model),
         ("POST", "/generate", NativeGenerate(service).__call__),

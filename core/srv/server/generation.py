@@ -46,7 +46,10 @@ class OutputDelta:
 
 
 class Sequence:
-    """One output sequence. `index` is its position in the response, `prompt_index` that of its prompt."""
+    """One output sequence. `index` is its position in the response, `prompt_index` that of its prompt.
+
+    `hidden_states`: float32, little-endian, of the positions computed so far; empty if they were not requested.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Sequence:
         self.prompt = prompt
         self.cached_tokens = 0
         self.completion_tokens = 0
+        self.hidden_states = bytearray()
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._engine, self._metrics, self._name, self._arrival = engine, metrics, name, arrival
@@ -115,6 +119,8 @@ class Sequence:
         self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs:
             self._prompt_logprobs.extend(output.prompt_logprobs)
+        if output.vectors is not None:
+            self.hidden_states += output.vectors
         if output.tokens:
             self._record_latency(len(output.tokens))
         if self.prompt.score_only:

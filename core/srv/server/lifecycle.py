@@ -75,6 +75,15 @@ class Lifecycle:
         if self.draining and FinishReason.ABORT in finishes:
             raise RequestError(SHUTDOWN_MESSAGE, code="shutting_down", status=503)
 
+    def check_complete(self, finishes: Sequence[FinishReason]) -> None:
+        """Raises RequestError if an output was aborted, by a shutdown (503) or by /abort_request (499).
+
+        For responses that have no finish reason at all.
+        """
+        self.check_not_aborted(finishes)
+        if FinishReason.ABORT in finishes:
+            raise RequestError("the request was aborted", code="request_aborted", status=499)
+
     def admit(self, requests: Sequence[tuple[str, int]]) -> Ticket:
         """Register request ids, each with its number of sequences, in order.
 

@@ -132,19 +132,18 @@ class RequestPreprocessor:
 
     def check_count(self, prompts: int, n: int, param: str) -> None:
         if prompts * n > self._settings.max_sequences:
+            count = f"{prompts} prompts" if n == 1 else f"{prompts} prompts times n = {n} are {prompts * n} sequences"
             raise RequestError(
-                f"{prompts} prompts times n = {n} are {prompts * n} sequences, the limit is"
-                f" {self._settings.max_sequences}; send several requests",
+                f"{count}, the limit is {self._settings.max_sequences}; send several requests",
                 code="too_many_sequences",
                 param=param,
             )
 
-    async def encode(
-        self, text: str, add_special_tokens: bool, param: str, *, for_generation: bool = True
-    ) -> list[int]:
+    async def encode(self, text: str, add_special_tokens: bool, param: str, *, min_output: int | None = 1) -> list[int]:
         """Encode a text, in a thread if it is long.
 
-        Raises RequestError if it is far too long; with `for_generation`, also if a prefix has too many tokens.
+        Raises RequestError if it is far too long; unless `min_output` is None, also if a prefix has too many tokens to
+        leave `min_output` for the output.
         """
         # A character has one to four bytes, so the number of characters decides for most texts.
         decided = len(text) * 4 <= self.max_prompt_bytes or len(text) > self.max_prompt_bytes
@@ -156,11 +155,11 @@ class RequestPreprocessor:
                 code="context_length_exceeded",
                 param=param,
             )
-        if for_generation:
-            await self._refuse_by_prefix(text, param)
+        if min_output is not None:
+            await self._refuse_by_prefix(text, param, min_output)
         return await self._run(lambda: self._text.encode(text, add_special_tokens), len(text) <= INLINE_CHARACTERS)
 
-    async def _refuse_by_prefix(self, text: str, param: str) -> None:
+    async def _refuse_by_prefix(self, text: str, param: str, min_output: int) -> None:
         """Refuse a text whose prefix alone has too many tokens, at a cost that does not depend on its length."""
         available = self._settings.max_total_tokens
         if len(text) <= max(PROBE_CHARACTERS_PER_TOKEN * available, INLINE_CHARACTERS):
@@ -168,7 +167,7 @@ class RequestPreprocessor:
         prefix = text[: PROBE_CHARACTERS_PER_TOKEN * available]
         count = len(await self._run(lambda: self._text.encode(prefix, False), inline=False))
         if count > PROBE_MARGIN * available:
-            self._available_tokens(int(count / PROBE_MARGIN), param, "over ")
+            self._check_prompt_length(int(count / PROBE_MARGIN), param, min_output, "over ")
 
     async def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
         return await self._run(lambda: self._text.decode(tokens, skip_special_tokens), len(tokens) <= INLINE_TOKENS)
@@ -199,14 +198,20 @@ class RequestPreprocessor:
                 param=param,
             )
 
+    async def tokenize(self, prompt: Prompt, *, param: str, special: bool, min_output: int = 1) -> list[int]:
+        """The checked token ids of a prompt that leaves `min_output` tokens for the output. Raises RequestError."""
+        tokens = await self.encode(prompt, special, param, min_output=min_output) if isinstance(prompt, str) else prompt
+        self._check_prompt_length(len(tokens), param, min_output)
+        if not isinstance(prompt, str):
+            self.check_tokens(tokens, param)
+        return tokens
+
     async def prepare(
         self, prompt: Prompt, sampling: Sampling, *, param: str, default_max_tokens: int | None, special: bool = True
     ) -> TokenizedPrompt:
         """Tokenize and check one prompt. `default_max_tokens` None: as many as fit. Raises RequestError."""
-        tokens = await self.encode(prompt, special, param) if isinstance(prompt, str) else prompt
-        available = self._available_tokens(len(tokens), param)
-        if not isinstance(prompt, str):
-            self.check_tokens(tokens, param)
+        tokens = await self.tokenize(prompt, param=param, special=special)
+        available = self._settings.max_total_tokens - len(tokens)
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             max_tokens = available if default_max_tokens is None else min(available, default_max_tokens)
@@ -223,7 +228,7 @@ class RequestPreprocessor:
             score_only=max_tokens == 0,
         )
 
-    def _available_tokens(self, prompt_tokens: int, param: str, qualifier: str = "") -> int:
+    def _check_prompt_length(self, prompt_tokens: int, param: str, min_output: int, qualifier: str = "") -> None:
         settings = self._settings
         if prompt_tokens == 0:
             raise RequestError(
@@ -231,14 +236,14 @@ class RequestPreprocessor:
                 code="empty_prompt",
                 param=param,
             )
-        if prompt_tokens >= settings.max_total_tokens:
+        if prompt_tokens + min_output > settings.max_total_tokens:
             limit, code = self._limit()
+            problem = f"which leaves none for the output: {limit}" if min_output else f"but {limit}"
             raise RequestError(
-                f"{param} has {qualifier}{prompt_tokens} tokens, which leaves none for the output: {limit}; shorten it",
+                f"{param} has {qualifier}{prompt_tokens} tokens, {problem}; shorten it",
                 code=code,
                 param=param,
             )
-        return settings.max_total_tokens - prompt_tokens
 
     def _limit(self) -> tuple[str, str]:
         settings = self._settings
@@ -290,4 +295,5 @@ class RequestPreprocessor:
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             prompt_logprobs_start=sampling.prompt_logprobs_start,
+            hidden_states=sampling.hidden_states,
         )

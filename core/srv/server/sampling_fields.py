@@ -46,6 +46,7 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    hidden_states: bool = False
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -110,6 +111,7 @@ LogitBias = Annotated[
 ]
 TopK = Annotated[int, PlainValidator(_top_k, json_schema_input_type=int | None)]
 Unsupported = Annotated[object, Refused("this server does not support it")]
+User = Annotated[str | None, NoEffect("a label for abuse statistics, which this server does not have")]
 
 
 class SamplingBody(RequestBody):
@@ -166,7 +168,7 @@ class SamplingBody(RequestBody):
     )
     stream: bool | None = Field(None, description="Send the output as server-sent events during generation.")
 
-    user: Annotated[str | None, NoEffect("a label for abuse statistics, which this server does not have")] = None
+    user: User = None
     safety_identifier: Annotated[str | None, NoEffect("like `user`")] = None
     prompt_cache_key: Annotated[str | None, NoEffect("a routing hint; this server has only one cache")] = None
 
@@ -193,7 +195,7 @@ class SamplingBody(RequestBody):
     priority: Annotated[object, Refused("all requests have the same priority", (None, 0))] = None
     service_tier: Annotated[object, Refused("there is one tier", (None, "auto", "default"))] = None
     return_token_ids: Annotated[object, Refused("use /generate, which returns them", (None, False))] = None
-    return_hidden_states: Annotated[object, Refused("hidden states are not returned", (None, False))] = None
+    return_hidden_states: Annotated[object, Refused("use /generate, which returns them", (None, False))] = None
     spaces_between_special_tokens: Annotated[object, Refused("the tokenizer determines the text", (None, True))] = None
     bootstrap_host: Unsupported = None
     bootstrap_port: Unsupported = None

@@ -1,6 +1,6 @@
 """The components that all endpoints share: settings, engine client, text processor, preprocessor, metrics, lifecycle.
 
-Owns how tokenized prompts become a running request group. Must not know the format of any protocol.
+Owns how tokenized prompts become a running request group, or embeddings. Must not know the format of any protocol.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 from starlette.requests import Request
 
 from srv.server.client import EngineClient
+from srv.server.embedding import Embedding, embed
 from srv.server.generation import RequestGroup, Sequence
 from srv.server.http.body import read_json
 from srv.server.lifecycle import Lifecycle, Ticket
@@ -18,6 +19,7 @@ from srv.server.metrics import Metrics
 from srv.server.preprocessor import RequestPreprocessor, TokenizedPrompt
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
+from srv.types import PoolingParams, RequestSpec
 
 
 class Service:
@@ -49,6 +51,25 @@ class Service:
         except BaseException:
             ticket.close()
             raise
+
+    async def embed(
+        self, prompts: Sequence_[list[int]], params: PoolingParams, rid: str, arrival: float
+    ) -> list[Embedding]:
+        """Admit a client request and compute the embedding of each prompt. Cancellation aborts it at the engine.
+
+        Raises RequestError, also if the request was aborted, or EngineDead.
+        """
+        ticket = self.lifecycle.admit([(rid, len(prompts))])
+        try:
+            specs = [
+                RequestSpec(id=name, tokens=tuple(tokens), params=params)
+                for name, tokens in zip(ticket.sequences, prompts, strict=True)
+            ]
+            embeddings = await embed(self.client, self.metrics, specs, arrival=arrival, aborted=ticket.is_aborted)
+        finally:
+            ticket.close()
+        self.lifecycle.check_complete([embedding.finish for embedding in embeddings])
+        return embeddings
 
     def _sequences(self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float) -> list[Sequence]:
         names = ticket.sequences

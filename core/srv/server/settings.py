@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from srv.server.http.body import BodyLimits
+from srv.types import Pooling
 
 DEFAULT_BODY_LIMITS = BodyLimits()
 VALUES_PER_CONTEXT = 4
@@ -19,13 +20,17 @@ class ServerSettings:
     `context_length` is the model's; `max_request_tokens` is what fits the KV pool (from `Ready`). `vocab_size` limits
     token ids in requests. `max_prompt_bytes`: longer texts are refused without tokenizing them (None: derived from the
     context length and the longest token). `max_request_values` limits the JSON values per body (None: enough for a few
-    prompts of token ids). `model_info` and `server_info` are returned unchanged.
+    prompts of token ids). `hidden_size`: elements of an embedding and of a hidden state. `pooling`: how prompts are
+    embedded; None: `/v1/embeddings` is disabled. `model_info` and `server_info` are returned unchanged.
     """
 
     model_name: str
     context_length: int
     max_request_tokens: int
     vocab_size: int
+    hidden_size: int
+    pooling: Pooling | None = None
+    return_hidden_states: bool = False
     api_key: str | None = None
     max_request_bytes: int = DEFAULT_BODY_LIMITS.bytes
     max_request_values: int | None = None

@@ -13,6 +13,7 @@ from srv.planning.resolution import LaunchContext
 from srv.platform.manifest import worker_environment
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
+from srv.types import Pooling
 
 
 def start_engine(engine: EngineProcess, context: LaunchContext) -> TextProcessor:
@@ -38,6 +39,9 @@ def server_settings(context: LaunchContext, ready: Ready, vocab_size: int) -> Se
         context_length=config.model.context_length or model.context_length,
         max_request_tokens=ready.max_request_tokens,
         vocab_size=min(vocab_size, model.vocab_size),
+        hidden_size=model.hidden_size,
+        pooling=Pooling(config.model.pooling) if config.model.is_embedding else None,
+        return_hidden_states=config.server.enable_return_hidden_states,
         api_key=config.server.api_key,
         max_request_bytes=config.server.max_request_bytes,
         max_stop_strings=config.server.max_stop_strings,

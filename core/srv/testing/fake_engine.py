@@ -142,6 +142,8 @@ class FakeEngine:
             del self.running[request]
             self._counts["done"] += 1
         prompt = running.message.tokens
+        before = running.script[running.generated - len(tokens) - 1 : running.generated - 1]
+        computed = [*prompt, *tokens[:-1]] if first else before  # the last token is an input of the next step
         scored = prompt[max(1, params.prompt_logprobs_start) :]
         send_prompt_logprobs = first and params.prompt_logprobs is not None
         return Output(
@@ -152,7 +154,7 @@ class FakeEngine:
             [fake_logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None,
             [fake_logprob(token, params.prompt_logprobs or 0) for token in scored] if send_prompt_logprobs else None,
             self.cached_tokens,
-            vectors=fake_hidden_states([*(prompt if first else ()), *tokens][:-1]) if params.hidden_states else None,
+            vectors=fake_hidden_states(computed) if params.hidden_states else None,
         )
 
     def _abort(self, requests: Sequence[str]) -> None:

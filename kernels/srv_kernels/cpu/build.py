@@ -1,8 +1,8 @@
-"""Compiles the native library: runs when the wheel is built, or by hand after an edit.
+"""Compiles the native library, when the wheel is built or by hand after an edit.
 
     python -m srv_kernels.cpu.build [--sanitize]
 
-Needs only a C++20 compiler (`CXX`, otherwise g++ or clang++), neither torch nor Python's headers. Each kernel file is
+Needs only a C++20 compiler (`CXX`, otherwise g++ or clang++), not torch or Python's headers. Each kernel file is
 compiled once per instruction set; the library selects one when it is loaded. Imports only the standard library, since
 nothing else is installed during a build.
 """
@@ -47,11 +47,11 @@ _FLAGS = (
     *("-Wall", "-Wextra", "-Wno-psabi"),
 )
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
-_USE_ANOTHER = "set it to an installed C++20 compiler, or unset it to use g++ or clang++"
+_CXX_REMEDY = "set it to an installed C++20 compiler, or unset it to use g++ or clang++"
 
 
 class CannotBuild(Exception):
-    """There is no compiler, or it failed; the text says what to do."""
+    """There is no compiler, or it failed; the message says what to do."""
 
 
 def compiler() -> list[str]:
@@ -60,7 +60,7 @@ def compiler() -> list[str]:
         try:
             return shlex.split(command)
         except ValueError as error:
-            raise CannotBuild(f"CXX={command} is not a valid command: {error}; {_USE_ANOTHER}") from error
+            raise CannotBuild(f"CXX={command} is not a valid command: {error}; {_CXX_REMEDY}") from error
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name):
             return [name]
@@ -68,7 +68,7 @@ def compiler() -> list[str]:
 
 
 def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
-    """Instruction sets and their compiler flags, for "x86_64" or "aarch64"; "generic" alone for other machines."""
+    """Instruction sets and their compiler flags, for "x86_64" or "aarch64"; only "generic" for other machines."""
     return _ISAS.get(machine, {"generic": ()})
 
 
@@ -93,9 +93,9 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
         linked = Path(folder) / library.name
         _run([*command, "-shared", "-pthread", *(str(work / name) for name in parts), "-o", str(linked)])
         library.parent.mkdir(parents=True, exist_ok=True)
-        fresh = library.with_name(f".{library.name}.{os.getpid()}")
-        shutil.copyfile(linked, fresh)
-        fresh.replace(library)
+        temporary = library.with_name(f".{library.name}.{os.getpid()}")
+        shutil.copyfile(linked, temporary)
+        temporary.replace(library)
     return library
 
 
@@ -127,7 +127,7 @@ def _run(command: list[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         chosen = os.environ.get("CXX", "").strip()
-        name, remedy = (f"CXX={chosen}", _USE_ANOTHER) if chosen else (command[0], "set CXX to another compiler")
+        name, remedy = (f"CXX={chosen}", _CXX_REMEDY) if chosen else (command[0], "set CXX to another compiler")
         raise CannotBuild(f"{name} cannot be run: {error}; {remedy}") from error
     if done.returncode != 0:
         raise CannotBuild(f"{shlex.join(command)} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
@@ -135,7 +135,7 @@ def _run(command: list[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the native CPU kernels.")
-    parser.add_argument("--out", type=Path, default=LIBRARY, help="where the library goes")
+    parser.add_argument("--out", type=Path, default=LIBRARY, help="path of the library")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
     args = parser.parse_args()
     try:

@@ -1,14 +1,15 @@
 """Graphs of native kernel calls: a step is captured once and replayed from C++, without Python or torch in between.
 
     with CapturedGraph(pool) as graph:
-        ...         native_ops, native_products, views, new tensors, and a few operators of torch
+        ...         native_ops, native_linear, views, new tensors, and a few operators of torch
     graph.replay()  the same work on the same storages, with their current contents
 
 During capture the library stores native calls with their addresses and does not run them. New tensors therefore come
 from a memory pool that outlives the capture, and constants must outlive the graph. Operators of torch run during
 capture, on zeros in place of the results of native calls, and are replayed between the native calls. An operator cannot
-be captured if it fails on zeros, reads a value back into Python, or has a result whose size depends on values. Capture
-does not see `tolist`, `numpy` or newly bound attributes: layers must not use them in a step.
+be captured if it fails on zeros, reads a value back into Python, or has a data-dependent output shape. Capture
+does not see `tolist`, `numpy` or assignments to attributes: a step must not use them, since replay would not repeat
+them.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _ALLOCATE = frozenset(
 
 
 class NotCapturable(Exception):
-    """The work contains an operator that cannot be captured; the text names it."""
+    """The work contains an operator that cannot be captured; the message names it."""
 
 
 class GraphMemoryPool:
-    """Memory for the tensors of captured work. A block that no tensor uses any more is reused for the next that fits.
+    """Memory for the tensors of captured work. A free block is reused for the next tensor that fits in it.
 
     Graphs may share a pool if they never run at the same time: no data is kept between replays.
     """
@@ -58,21 +59,21 @@ class GraphMemoryPool:
         self._tie_breakers = count()
         self.bytes = 0
 
-    def like(self, tensor: Tensor) -> Tensor:
+    def zeros_like(self, tensor: Tensor) -> Tensor:
         """Zeros of the same shape, strides and dtype."""
-        block = self._take(max(tensor.untyped_storage().nbytes(), tensor.itemsize))
+        block = self._allocate_block(max(tensor.untyped_storage().nbytes(), tensor.itemsize))
         used = block[:]  # collected with the tensor's storage
         used.fill(0)
         weakref.finalize(used, self._released.append, block).atexit = False
         flat = torch.from_numpy(used).view(tensor.dtype)
         return torch.as_strided(flat, tensor.shape, tensor.stride())
 
-    def _take(self, size: int) -> npt.NDArray[np.uint8]:
+    def _allocate_block(self, size: int) -> npt.NDArray[np.uint8]:
         while self._released:
             block = self._released.popleft()
             insort(self._free, (block.nbytes, next(self._tie_breakers), block))
-        for index, (found, _, block) in enumerate(self._free):
-            if found >= size:
+        for index, (available, _, block) in enumerate(self._free):
+            if available >= size:
                 del self._free[index]
                 return block
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -94,25 +95,25 @@ class CapturedGraph(TorchDispatchMode):
         if library is None:
             raise RuntimeError(f"nothing can be captured: {load().reason}")
         self._library, self._pool = library, pool
-        self._parts: list[Callable[[], object]] = []
+        self._calls: list[Callable[[], object]] = []
         self._native: int | None = None
         self.native_calls = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: True would import torch's compiler, which takes over a second; steps are not compiled."""
+        """Return False: True would make torch import its compiler, which takes over a second; nothing is compiled."""
         return False
 
     @property
     def torch_calls(self) -> int:
         """The number of captured torch operators."""
         return sum(
-            not (isinstance(part, partial) and part.func is self._library.srv_graph_replay) for part in self._parts
+            not (isinstance(part, partial) and part.func is self._library.srv_graph_replay) for part in self._calls
         )
 
     def replay(self) -> None:
         """Runs the captured work in order; call it in inference mode if it was captured in inference mode."""
-        for part in self._parts:
+        for part in self._calls:
             part()
 
     def __enter__(self) -> CapturedGraph:
@@ -129,9 +130,9 @@ class CapturedGraph(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _ALLOCATE:
-            return self._pool.like(func(*args, **kwargs))
+            return self._pool.zeros_like(func(*args, **kwargs))
         if torch.Tag.dynamic_output_shape in func.tags and not _is_integer_indexing(func, args):
-            raise NotCapturable(f"the size of the result of {func} depends on values that change from step to step")
+            raise NotCapturable(f"the output shape of {func} depends on values that change from step to step")
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -139,19 +140,19 @@ class CapturedGraph(TorchDispatchMode):
                 f"{func} fails during capture, when its inputs are not computed yet: {error}"
             ) from error
         if func.is_view and isinstance(result, Tensor) and _address(result) == _address(args[0]):
-            return result  # fast path for views, which most operators are
+            return result  # fast path, since most operators are views
         leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            raise NotCapturable(f"{func} reads a value of a tensor, which every replay would reuse")
+            raise NotCapturable(f"{func} reads a value of a tensor; every replay would reuse the captured value")
         known = _storages(tree_leaves((args, kwargs)))
-        fresh = [_address(leaf) not in known for leaf in leaves]
-        if any(fresh) or not leaves or func._schema.is_mutable:
-            self._add(partial(_rerun, func, args, kwargs, leaves, fresh))
+        is_fresh = [_address(leaf) not in known for leaf in leaves]
+        if any(is_fresh) or not leaves or func._schema.is_mutable:
+            self._add(partial(_rerun, func, args, kwargs, leaves, is_fresh))
         return result
 
     def _add(self, call: Callable[[], object]) -> None:
         self._end()
-        self._parts.append(call)
+        self._calls.append(call)
         self._begin()
 
     def _begin(self) -> None:
@@ -164,7 +165,7 @@ class CapturedGraph(TorchDispatchMode):
         calls = self._library.srv_graph_capture_end()
         self.native_calls += calls
         if calls:
-            self._parts.append(partial(self._library.srv_graph_replay, native))
+            self._calls.append(partial(self._library.srv_graph_replay, native))
             weakref.finalize(self, self._library.srv_graph_free, native).atexit = False
         else:
             self._library.srv_graph_free(native)
@@ -175,17 +176,17 @@ def _rerun(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     results: Sequence[Tensor],
-    fresh: Sequence[bool],
+    is_fresh: Sequence[bool],
 ) -> None:
     """Runs an operator again, and copies its new results to the addresses that they had during capture."""
     rerun = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if leaf is not None]
-    for first, now, is_new in zip(results, rerun, fresh, strict=True):
+    for captured, result, is_new in zip(results, rerun, is_fresh, strict=True):
         if is_new:
-            first.copy_(now)
+            captured.copy_(result)
 
 
 def _is_integer_indexing(func: Any, args: Sequence[Any]) -> bool:
-    """Whether it is indexing without a mask: the size of the result then depends on the indices' shape alone."""
+    """Whether `func` indexes without a mask: the output shape then depends on the shapes of the indices alone."""
     return func is torch.ops.aten.index.Tensor and all(
         index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1]
     )
@@ -196,5 +197,5 @@ def _storages(leaves: Sequence[Any]) -> set[int]:
 
 
 def _address(tensor: Tensor) -> int:
-    """The address of its storage."""
+    """The address of the tensor's storage."""
     return tensor.untyped_storage().data_ptr()

@@ -5,7 +5,7 @@
     SRV_CPU_LIBRARY=...  use another build of it, for example one with sanitizers
 
 Functions are called through `ctypes`, which releases the GIL. A call costs about a microsecond. Callers check pointers
-and sizes (see `native_ops` and `native_products`).
+and sizes (see `native_ops` and `native_linear`).
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     for index, args in enumerate(_ARGS):
         size, wanted = library.srv_sizeof_args(index), ctypes.sizeof(args)
         if size != wanted:
-            fault = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
-            return Loaded(None, f"{fault}; run: python -m srv_kernels.cpu.build")
+            mismatch = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
+            return Loaded(None, f"{mismatch}; run: python -m srv_kernels.cpu.build")
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None

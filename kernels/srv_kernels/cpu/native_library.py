@@ -14,8 +14,8 @@ _loaded = load()
 if _loaded.library is None:
     raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
 LIBRARY = _loaded.library
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
-POOL_TYPES = {**TYPES, torch.int8: 2, torch.float16: 3}  # of KV pools
+DTYPE_IDS = {torch.float32: 0, torch.bfloat16: 1}
+POOL_DTYPE_IDS = {**DTYPE_IDS, torch.int8: 2, torch.float16: 3}  # of KV pools
 
 
 def set_threads(count: int) -> None:

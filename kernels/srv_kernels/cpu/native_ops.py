@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from srv_kernels.cpu.library import DrawArgs
-from srv_kernels.cpu.native_library import LIBRARY, TYPES, rows_of
-from srv_kernels.cpu.native_products import GGML_TYPES, GGUFWeight, Int8WeightLinear, W8A8Linear
+from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY, rows_of
+from srv_kernels.cpu.native_linear import GGML_TYPES, GGUFWeight, Int8WeightLinear, W8A8Linear
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
     LIBRARY.srv_rms_norm(
-        TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), weight.data_ptr(), count, dim, rows.stride(0), eps
+        DTYPE_IDS[x.dtype], out.data_ptr(), rows.data_ptr(), weight.data_ptr(), count, dim, rows.stride(0), eps
     )
     return out
 
@@ -32,7 +32,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
     LIBRARY.srv_add_rms_norm(
-        TYPES[x.dtype],
+        DTYPE_IDS[x.dtype],
         out.data_ptr(),
         total.data_ptr(),
         rows.data_ptr(),
@@ -52,17 +52,17 @@ def silu_and_mul(x: Tensor) -> Tensor:
     rows = rows_of(x)
     count, dim = rows.shape[0], rows.shape[1] // 2
     out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype)
-    LIBRARY.srv_silu_and_mul(TYPES[x.dtype], out.data_ptr(), rows.data_ptr(), count, dim, rows.stride(0))
+    LIBRARY.srv_silu_and_mul(DTYPE_IDS[x.dtype], out.data_ptr(), rows.data_ptr(), count, dim, rows.stride(0))
     return out
 
 
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k')."""
-    q, k = _heads(q), _heads(k)
+    q, k = _with_contiguous_heads(q), _with_contiguous_heads(k)
     tokens, heads, dim = q.shape
     q_out, k_out = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
     LIBRARY.srv_rotary(
-        TYPES[q.dtype],
+        DTYPE_IDS[q.dtype],
         q_out.data_ptr(),
         k_out.data_ptr(),
         q.data_ptr(),
@@ -89,7 +89,7 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     count, vocab = rows.shape
     tokens, finite = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
     LIBRARY.srv_most_likely(
-        TYPES[rows.dtype], tokens.data_ptr(), finite.data_ptr(), rows.data_ptr(), count, vocab, rows.stride(0)
+        DTYPE_IDS[rows.dtype], tokens.data_ptr(), finite.data_ptr(), rows.data_ptr(), count, vocab, rows.stride(0)
     )
     return tokens, finite
 
@@ -98,8 +98,8 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
     """logits [T, V] -> int64 [T]: tokens sampled as `srv.platform.interface.SamplingBackend` specifies.
 
     temperature, top_p, min_p: float32 [T]; top_k: int32 [T], at least 1; uniform: float64 [T] in [0, 1). Rows without
-    valid logits (see `most_likely`) get token 0. Weights are float32. Sums are float64, except within 256 tokens of
-    rows without filters, and over tokens more than 16 temperatures below the largest logit: these are float32.
+    valid logits (see `most_likely`) get token 0. Weights are float32. Sums are float64, with two exceptions in float32:
+    within blocks of 256 tokens without filters, and over tokens more than 16 temperatures below the largest logit.
     """
     rows = rows_of(logits)
     count, vocab = rows.shape
@@ -108,11 +108,11 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
     args = DrawArgs(
         rows.data_ptr(), *(column.data_ptr() for column in columns), tokens.data_ptr(), count, vocab, rows.stride(0)
     )
-    LIBRARY.srv_draw(TYPES[rows.dtype], byref(args))
+    LIBRARY.srv_draw(DTYPE_IDS[rows.dtype], byref(args))
     return tokens
 
 
-def _heads(x: Tensor) -> Tensor:
+def _with_contiguous_heads(x: Tensor) -> Tensor:
     """[T, H, D] with contiguous heads; only the token axis may have any stride."""
     _, heads, dim = x.shape
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) else x.contiguous()
@@ -147,5 +147,5 @@ def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype
 
 
 def _packed(rows: Tensor, quant_type: str) -> GGUFWeight:
-    bytes_of_256 = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
-    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // bytes_of_256)
+    bytes_per_256 = LIBRARY.srv_gguf_row_bytes(GGML_TYPES[quant_type], 256)
+    return GGUFWeight(rows, quant_type, rows.shape[1] * 256 // bytes_per_256)

@@ -1,8 +1,8 @@
-"""Variants of the reference that run fewer torch operators for few rows on a host processor.
+"""Variants of the reference that run fewer torch operators for few rows on a CPU.
 
-Signatures and contracts are those of `srv_kernels.reference`. Microseconds per call (reference / here) on an AVX-512
-machine, two threads, 576 columns, bfloat16: 13.5 / 9.1 for one row, 14.8 / 11.5 for four. There is no gain from sixteen
-rows on, nor in float32.
+Signatures and contracts are those of `srv_kernels.reference`. Microseconds per call (reference / this module) on an
+AVX-512 machine, two threads, 576 columns, bfloat16: 13.5 / 9.1 for one row, 14.8 / 11.5 for four. There is no gain from
+sixteen rows on, nor in float32.
 """
 
 from __future__ import annotations

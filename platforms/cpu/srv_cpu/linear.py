@@ -22,7 +22,7 @@ from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import load
 
 if TYPE_CHECKING:
-    from srv_kernels.cpu.native_products import GGUFWeight
+    from srv_kernels.cpu.native_linear import GGUFWeight
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 MakeKernel: TypeAlias = Callable[[Tensor, Tensor | None], Kernel]
@@ -74,10 +74,10 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
 
 def _pack_blocks(module: GGUFEmbedding | GGUFLinear, known: dict[int, GGUFWeight], arena: HugePageArena) -> bool:
     """Repack GGUF-quantized weights, tied ones only once. False: the default kernel stays."""
-    from srv_kernels.cpu.native_library import TYPES
-    from srv_kernels.cpu.native_products import FusedGGUFLinear, GGUFWeight
+    from srv_kernels.cpu.native_library import DTYPE_IDS
+    from srv_kernels.cpu.native_linear import FusedGGUFLinear, GGUFWeight
 
-    if module.dtype not in TYPES:
+    if module.dtype not in DTYPE_IDS:
         return False
     matrices = [module.matrix] if isinstance(module, GGUFEmbedding) else module.matrices
     for matrix in matrices:
@@ -100,10 +100,10 @@ def _packed(projection: Projection, kernel: MakeKernel | None, arena: HugePageAr
         return kernel(projection.weight, projection.bias)
     if load().library is None or not isinstance(projection, (ScaledInt8Linear, StaticInt8Linear)):
         return None
-    from srv_kernels.cpu.native_library import TYPES
-    from srv_kernels.cpu.native_products import Int8WeightLinear, W8A8Linear
+    from srv_kernels.cpu.native_library import DTYPE_IDS
+    from srv_kernels.cpu.native_linear import Int8WeightLinear, W8A8Linear
 
-    if projection.dtype not in TYPES:
+    if projection.dtype not in DTYPE_IDS:
         return None
     if isinstance(projection, ScaledInt8Linear):
         kind = Int8WeightLinear if isinstance(projection, WeightOnlyInt8Linear) else W8A8Linear
@@ -116,9 +116,9 @@ def _packed(projection: Projection, kernel: MakeKernel | None, arena: HugePageAr
 def _kernel(arena: HugePageArena) -> tuple[MakeKernel | None, str]:
     """A factory of kernels from a weight and a bias, or None if the default stays; and a name for the log."""
     if load().library is not None:
-        from srv_kernels.cpu import native_products
+        from srv_kernels.cpu import native_linear
 
-        return partial(native_products.linear, arena=arena), f"native kernels, {load().isa}"
+        return partial(native_linear.linear, arena=arena), f"native kernels, {load().isa}"
     if packing_available():
         return PackedKernel, "oneDNN"
     return None, "torch's default kernels"

@@ -15,9 +15,9 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv_kernels.cpu.library import AttentionArgs, load
-from srv_kernels.cpu.native_library import POOL_TYPES, TYPES
+from srv_kernels.cpu.native_library import DTYPE_IDS, POOL_DTYPE_IDS
 
-_EXTRA_POOL_TYPES = (POOL_TYPES[torch.float16], POOL_TYPES[torch.int8])  # besides that of the queries
+_EXTRA_POOL_DTYPE_IDS = (POOL_DTYPE_IDS[torch.float16], POOL_DTYPE_IDS[torch.int8])  # besides that of the queries
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class NativeAttention:
         self._buffers = context.kv.keys, context.kv.values  # keeps the memory behind the addresses alive
         self._keys = tuple(buffer.data_ptr() for buffer in context.kv.keys)
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
-        self._pool = POOL_TYPES[context.kv.keys[0].dtype]
+        self._pool = POOL_DTYPE_IDS[context.kv.keys[0].dtype]
         self._captured: dict[int, AttentionMetadata] = {}
 
     def plan(self, batch: AttentionBatch) -> AttentionMetadata:
@@ -88,8 +88,8 @@ class NativeAttention:
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
-        kind = TYPES.get(q.dtype)
-        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_EXTRA_POOL_TYPES):
+        kind = DTYPE_IDS.get(q.dtype)
+        if kind is None or not q.dtype == k.dtype == v.dtype or self._pool not in (kind, *_EXTRA_POOL_DTYPE_IDS):
             raise InternalError(
                 f"attention backend native got queries of {q.dtype}, keys of {k.dtype} and values of {v.dtype} over a "
                 f"pool of {self._buffers[0][0].dtype}; it takes float32 or bfloat16 over a pool of that type, of "

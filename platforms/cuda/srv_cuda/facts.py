@@ -1,13 +1,13 @@
-"""What is known of NVIDIA GPUs without one: variants, profiles, capabilities, backends and their demands."""
+"""What is known about NVIDIA GPUs without one: variants, profiles, capabilities, backends and their requirements."""
 
 from __future__ import annotations
 
 import re
 
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv_cuda.attention_specs import SPECS, without_package
+from srv_cuda.attention_specs import SPECS, missing_package
+from srv_cuda.placeholder import PLACEHOLDER
 from srv_cuda.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS
-from srv_cuda.unbuilt import UNBUILT
 
 VARIANTS = ("sm80", "sm90", "sm100")
 
@@ -23,27 +23,27 @@ PROFILES = {
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """bfloat16 needs compute capability 8.0; everything else holds for all that this platform knows."""
-    words = {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16"}
+    """bfloat16 needs compute capability 8.0; all other capabilities are the same on every variant."""
+    found = {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16"}
     match = re.fullmatch(r"sm(\d+)", device.variant)
     if match and int(match[1]) >= 80:
-        words.add("bfloat16")
-    return frozenset(words)
+        found.add("bfloat16")
+    return frozenset(found)
 
 
 def _flashinfer_sampling(context: ResolutionContext) -> Requires | Unfit:
-    missing = without_package(context)
+    missing = missing_package(context)
     return Unfit(tuple(missing)) if missing else Requires()
 
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("triton", 10),
+        PLACEHOLDER.attention("triton", 10),
         *SPECS,
     ),
     "sampling": (
-        UNBUILT.backend("flashinfer", 20, _flashinfer_sampling),
-        UNBUILT.backend("pytorch", 10),
+        PLACEHOLDER.backend("flashinfer", 20, _flashinfer_sampling),
+        PLACEHOLDER.backend("pytorch", 10),
     ),
 }
 

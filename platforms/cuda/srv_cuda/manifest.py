@@ -1,4 +1,4 @@
-"""The NVIDIA CUDA platform, described: its device code is not built yet (`srv.platform.unbuilt`).
+"""The manifest of the NVIDIA CUDA platform; its device code is not implemented yet (`srv.platform.placeholder`).
 
 Imports neither torch nor a vendor's package.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from srv.platform.manifest import Manifest
 from srv_cuda.facts import FACTS, VARIANTS
+from srv_cuda.placeholder import create
 from srv_cuda.probe import probe
-from srv_cuda.unbuilt import create
 
 MANIFEST = Manifest(
     name="cuda",

@@ -1,7 +1,7 @@
-"""Is there an NVIDIA GPU with a driver, and a torch that was built for it? Imports no torch.
+"""Checks whether there is an NVIDIA GPU with a driver, and a torch that was built for it. Imports no torch.
 
-The driver's own library is asked (CUDA driver API, through ctypes): it answers in milliseconds and honours
-CUDA_VISIBLE_DEVICES. That runs in the probe's child process, where a crash of the driver harms nobody.
+It calls the driver's library (the CUDA driver API, through ctypes), which takes milliseconds and honours
+CUDA_VISIBLE_DEVICES. It runs in the probe's child process, so that a crash of the driver does not affect the server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
 from srv_cuda.facts import VARIANTS
-from srv_cuda.unbuilt import UNBUILT
+from srv_cuda.placeholder import PLACEHOLDER
 
 _CONTROL_DEVICE = Path("/dev/nvidiactl")
 _LIBRARY = "libcuda.so.1"
@@ -24,14 +24,14 @@ _DRIVER_REMEDY = "Install NVIDIA's driver and check it with nvidia-smi; in a con
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What the driver says. `version` is the newest CUDA release it serves, as (major, minor)."""
+    """The driver and its devices. `version`: the newest CUDA release that it supports, as (major, minor)."""
 
     version: tuple[int, int]
     devices: tuple[tuple[str, int, int, int], ...]  # name, bytes, compute capability major, minor
 
 
 class DriverError(Exception):
-    """The driver's library is missing or answers with an error."""
+    """The driver's library is missing or returns an error."""
 
 
 def probe(context: ProbeContext) -> ProbeResult:
@@ -39,12 +39,12 @@ def probe(context: ProbeContext) -> ProbeResult:
     if not _CONTROL_DEVICE.exists() and not _library_loads():
         return ProbeResult(
             False,
-            f"no NVIDIA driver: neither {_CONTROL_DEVICE} nor {_LIBRARY} is here",
+            f"no NVIDIA driver: neither {_CONTROL_DEVICE} nor {_LIBRARY} exists",
             _DRIVER_REMEDY,
             "driver_missing",
         )
     try:
-        driver = ask_driver()
+        driver = query_driver()
     except DriverError as error:
         return ProbeResult(False, f"the NVIDIA driver does not work: {error}", _DRIVER_REMEDY, "driver_failed")
     return judge(driver, torch_build().get("cuda"))
@@ -53,29 +53,29 @@ def probe(context: ProbeContext) -> ProbeResult:
 def judge(driver: Driver, built_for: str | None) -> ProbeResult:
     """The result for a working driver and the CUDA release that torch was built for (None: without CUDA)."""
     if not driver.devices:
-        remedy = "Look at CUDA_VISIBLE_DEVICES, and at nvidia-smi for what the driver sees"
-        return ProbeResult(False, "the NVIDIA driver shows no device", remedy, "no_device")
+        remedy = "Check CUDA_VISIBLE_DEVICES, and the devices that nvidia-smi lists"
+        return ProbeResult(False, "the NVIDIA driver reports no device", remedy, "no_device")
     device, notes = _describe(driver)
     if built_for is None:
         return ProbeResult(
             False,
-            f"{device.name} is here, but the installed torch was built without CUDA",
+            f"there is a {device.name}, but the installed torch was built without CUDA",
             "Install a torch built for CUDA (https://pytorch.org/get-started/locally)",
             "torch_without_cuda",
             device,
             notes,
         )
     if driver.version[0] < int(built_for.partition(".")[0]):
-        served = f"{driver.version[0]}.{driver.version[1]}"
+        supported = f"{driver.version[0]}.{driver.version[1]}"
         return ProbeResult(
             False,
-            f"torch was built for CUDA {built_for}, but the driver serves CUDA {served} at most",
+            f"torch was built for CUDA {built_for}, but the driver supports CUDA {supported} at most",
             "Update the NVIDIA driver, or install a torch built for an older CUDA",
             "driver_too_old",
             device,
             notes,
         )
-    return UNBUILT.probe_result(device, notes)
+    return PLACEHOLDER.probe_result(device, notes)
 
 
 def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
@@ -83,7 +83,7 @@ def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
     variant = f"sm{major}{minor}"
     notes: list[str] = []
     if variant not in VARIANTS:
-        notes.append(f"{variant} is not among the variants this platform knows ({', '.join(VARIANTS)})")
+        notes.append(f"{variant} is not a supported variant ({', '.join(VARIANTS)})")
     if len({each[0] for each in driver.devices}) > 1:
         notes.append(f"the devices differ: {', '.join(each[0] for each in driver.devices)}")
     found = {"driver (CUDA)": f"{driver.version[0]}.{driver.version[1]}"}
@@ -92,8 +92,8 @@ def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
     return DeviceFacts(variant, memory, len(driver.devices), name, found), tuple(notes)
 
 
-def ask_driver() -> Driver:
-    """Ask the CUDA driver API; DriverError with its own words if it cannot answer."""
+def query_driver() -> Driver:
+    """Query the CUDA driver API; DriverError with the driver's message if a call fails."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -123,7 +123,7 @@ def _call(cuda: ctypes.CDLL, function: str, *arguments: object) -> None:
         text = ctypes.c_char_p()
         known = cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value is not None
         detail = (text.value or b"").decode(errors="replace") if known else "an unknown error"
-        raise DriverError(f"{function} gives {status}, {detail}")
+        raise DriverError(f"{function} returned {status}, {detail}")
 
 
 def _library_loads() -> bool:

@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs add to the rules of arguments: which kernels run experts, and what those kernels demand."""
+"""Defaults and constraints of arguments on NVIDIA GPUs: the MoE runner backend, and what its kernels support."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ def _is_gpt_oss(context: ResolutionContext) -> bool:
     return context.model is not None and context.model.architecture == _GPT_OSS
 
 
-def _method(context: ResolutionContext) -> str | None:
-    """How the weights are quantized: as the user says, else as the checkpoint does."""
+def _quantization_method(context: ResolutionContext) -> str | None:
+    """The quantization method: the user's, or else the checkpoint's."""
     named: str | None = context["quantization"]
     return named or (context.model.quantization if context.model is not None else None)
 
 
-def _four_bits_of_their_own(context: ResolutionContext) -> bool:
+def _has_mxfp4_kernels(context: ResolutionContext) -> bool:
     return context.device.variant == "sm100" and context.model is not None and context.model.quantization == "mxfp4"
 
 
 def _gpt_oss_experts(context: ResolutionContext) -> str | None:
     if not _is_gpt_oss(context):
         return None
-    if _four_bits_of_their_own(context):
+    if _has_mxfp4_kernels(context):
         return "flashinfer_mxfp4"
     installed = not context.device.versions or _TRITON_PACKAGE in context.device.versions
     return "triton_kernel" if context["ep_size"] == 1 and installed else None
 
 
 def _cutlass_methods(context: ResolutionContext) -> str | None:
-    method = _method(context)
+    method = _quantization_method(context)
     if context["moe_runner_backend"] != _CUTLASS or context.model is None or method == "modelopt_fp4":
         return None
-    return f"its kernels multiply experts in modelopt_fp4, and these are in {method or context.model.dtype}"
+    return f"its kernels support experts in modelopt_fp4, not in {method or context.model.dtype}"
 
 
-def _cutlass_ranks(context: ResolutionContext) -> str | None:
+def _cutlass_ep_size(context: ResolutionContext) -> str | None:
     if context["moe_runner_backend"] != _CUTLASS or context["ep_size"] in (1, context["tp_size"]):
         return None
-    return f"{_CUTLASS} takes experts whole or one share a rank, 1 or {context['tp_size']} (tp_size)"
+    return f"{_CUTLASS} supports an ep_size of 1 or {context['tp_size']} (tp_size)"
 
 
 def _trtllm_methods(context: ResolutionContext) -> str | None:
-    method = _method(context)
+    method = _quantization_method(context)
     if context["moe_runner_backend"] != _TRTLLM or context.model is None or method in ("modelopt_fp4", "fp8"):
         return None
-    return f"its kernels multiply experts in modelopt_fp4 or fp8, and these are in {method or context.model.dtype}"
+    return f"its kernels support experts in modelopt_fp4 or fp8, not in {method or context.model.dtype}"
 
 
-def _trtllm_alone(context: ResolutionContext) -> str | None:
+def _trtllm_shared_experts(context: ResolutionContext) -> str | None:
     if context["moe_runner_backend"] != _TRTLLM or context["disable_shared_experts_fusion"]:
         return None
-    return f"{_TRTLLM} runs shared experts apart from the others"
+    return f"{_TRTLLM} runs shared experts separately"
 
 
 DEFAULTS = (
     Default(
         "moe_runner_backend",
         _gpt_oss_experts,
-        "those kernels run the experts of GPT-OSS best on this device",
+        "these kernels are the fastest for the experts of GPT-OSS on this device",
         reads=("ep_size",),
     ),
     Default(
@@ -80,7 +80,7 @@ DEFAULTS = (
     Default(
         "disable_shared_experts_fusion",
         lambda context: True if context["moe_runner_backend"] == _TRTLLM else None,
-        f"{_TRTLLM} runs shared experts apart from the others",
+        f"{_TRTLLM} runs shared experts separately",
         reads=("moe_runner_backend",),
     ),
     published_fraction(),
@@ -99,7 +99,7 @@ CONSTRAINTS = (
     Constraint(
         "ep_size",
         "not_divisible",
-        _cutlass_ranks,
+        _cutlass_ep_size,
         "Set it to 1 or to tp_size, or choose another moe_runner_backend.",
         reads=("moe_runner_backend", "tp_size"),
     ),
@@ -113,7 +113,7 @@ CONSTRAINTS = (
     Constraint(
         "disable_shared_experts_fusion",
         "excluded",
-        _trtllm_alone,
+        _trtllm_shared_experts,
         "Leave it out, or set it to true.",
         reads=("moe_runner_backend",),
     ),

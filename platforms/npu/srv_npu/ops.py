@@ -55,14 +55,16 @@ class Operators:
 
     def linear_w8a8(self, x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]."""
-        return self.dynamic_product(x, column_shards(weight), weight_scale, bias)
+        return self.linear_w8a8_shards(x, column_shards(weight), weight_scale, bias)
 
-    def dynamic_product(self, x: Tensor, shards: Sequence[Tensor], weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_w8a8_shards(
+        self, x: Tensor, shards: Sequence[Tensor], weight_scale: Tensor, bias: Tensor | None
+    ) -> Tensor:
         """`linear_w8a8` for a weight already in the shards of `column_shards`, in ND or FRACTAL_NZ format."""
         quantized, token_scale = self._sdk().npu_dynamic_quant(x)
         # The operator takes a float32 or bfloat16 bias, added in float32, but no float16 one.
         wide_bias = None if bias is None else bias.float()
-        return self._product(
+        return self._quant_matmul(
             quantized, shards, weight_scale, wide_bias, output_dtype=x.dtype, pertoken_scale=token_scale
         )
 
@@ -78,9 +80,11 @@ class Operators:
         """x [T, K], weight int8 [N, K], input_scale, input_offset float32 [1], quant_bias int32 [N],
         deq_scale float32 [N] -> [T, N].
         """
-        return self.static_product(x, column_shards(weight), 1 / input_scale, input_offset, quant_bias, deq_scale)
+        return self.linear_w8a8_static_shards(
+            x, column_shards(weight), 1 / input_scale, input_offset, quant_bias, deq_scale
+        )
 
-    def static_product(
+    def linear_w8a8_static_shards(
         self,
         x: Tensor,
         shards: Sequence[Tensor],
@@ -96,9 +100,9 @@ class Operators:
         per element.
         """
         quantized = self._sdk().npu_quantize(x.float(), inverse_scale, input_offset, torch.qint8, -1, False)
-        return self._product(quantized, shards, deq_scale, quant_bias, output_dtype=x.dtype)
+        return self._quant_matmul(quantized, shards, deq_scale, quant_bias, output_dtype=x.dtype)
 
-    def _product(
+    def _quant_matmul(
         self, quantized: Tensor, shards: Sequence[Tensor], scale: Tensor, bias: Tensor | None, **options: Any
     ) -> Tensor:
         """quantized int8 [T, K] times every shard of a weight, concatenated: [T, N]. scale, bias: [N]."""

@@ -128,7 +128,7 @@ _VALUES = (
     Support(
         "quantization",
         "limited",
-        "8-bit products are built for the tensors of the modelslim tool; GGUF files become plain numbers as they load",
+        "8-bit matmuls are implemented for tensors of the modelslim tool; GGUF files become plain numbers as they load",
         only=("modelslim", "gguf"),
     ),
     Support(
@@ -186,7 +186,7 @@ _UNSUPPORTED = (
     ),
     *_all(
         "unsupported",
-        "drafting from n-grams is not built for NPUs",
+        "drafting from n-grams is not implemented for NPUs",
         """
         speculative_token_map speculative_ngram_min_match_window_size speculative_ngram_max_match_window_size
         speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth speculative_ngram_match_type
@@ -237,7 +237,7 @@ _UNSUPPORTED = (
     ),
     *_all(
         "unsupported",
-        "that way of capturing or compiling is not built for NPUs",
+        "that way of capturing or compiling is not implemented for NPUs",
         "enable_piecewise_cuda_graph piecewise_cuda_graph_tokens torch_compile_max_bs",
     ),
     *_all("unsupported", "weights of 8 bits come from the modelslim tool on NPUs, ready made", "torchao_config"),

@@ -58,10 +58,12 @@ def _use_shards(operators: Operators, linear: DynamicInt8Linear | StaticInt8Line
     """Let the layer use a weight stored as int8 [inputs, outputs], in one shard or more."""
     if isinstance(linear, DynamicInt8Linear):
         bias = None if linear.bias is None else linear.bias.float()  # converted once to what the operator takes
-        linear.kernel = partial(operators.dynamic_product, shards=shards, weight_scale=linear.weight_scale, bias=bias)
+        linear.kernel = partial(
+            operators.linear_w8a8_shards, shards=shards, weight_scale=linear.weight_scale, bias=bias
+        )
         return
     linear.kernel = partial(
-        operators.static_product,
+        operators.linear_w8a8_static_shards,
         shards=shards,
         inverse_scale=1 / linear.input_scale,
         input_offset=linear.input_offset,

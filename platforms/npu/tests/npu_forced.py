@@ -57,7 +57,7 @@ def on_npu(path: Path, dtype: str, platform: Platform) -> Forced:
 
 
 def on_cpu(path: Path, dtype: str) -> Forced:
-    """Plain torch operators, which round where the published models do."""
+    """Plain torch operators, which round where transformers does."""
     facts = read_facts(path)
     platform = create_cpu(EngineContext(DeviceFacts("avx2", 8 << 30, 1), 0))
     plain = [impl for impl in CPU_OPS if "reference" in impl.name or "torch_ops" in impl.name]

@@ -133,11 +133,11 @@ def test_a_fixed_rounding_is_computed_in_float32(platform: NpuPlatform, dtype: t
     assert not torch.equal(narrow, want)
 
 
-HEAD = 65535 + 97  # outputs: more than one product takes, and a multiple of 32
+HEAD = 65535 + 97  # outputs: more than one matmul takes, and a multiple of 32
 
 
 @pytest.mark.parametrize("kind", [DynamicInt8Linear, StaticInt8Linear])
-def test_a_head_of_more_outputs_than_one_product_takes(
+def test_a_head_of_more_outputs_than_one_matmul_takes(
     platform: NpuPlatform, kind: type[DynamicInt8Linear | StaticInt8Linear]
 ) -> None:
     """Before and after its weight is packed, each output is what a small layer of its own weight gives."""
@@ -163,7 +163,7 @@ def test_a_head_of_more_outputs_than_one_product_takes(
 
 
 @pytest.mark.parametrize("op", ["linear_w8a8", "linear_w8a8_static"])
-def test_more_inputs_than_one_product_takes_are_refused(platform: NpuPlatform, op: str) -> None:
+def test_more_inputs_than_one_matmul_takes_are_refused(platform: NpuPlatform, op: str) -> None:
     (offered,) = (impl for impl in platform.ops if impl.op == op)
     assert offered.supports_args(OpArgs(torch.float16, {"inputs": 65535, "outputs": 64})) is None
     assert "65536 input features" in str(offered.supports_args(OpArgs(torch.float16, {"inputs": 65536, "outputs": 64})))

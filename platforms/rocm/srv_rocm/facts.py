@@ -1,10 +1,10 @@
-"""What is known of AMD GPUs without one: variants, profiles, capabilities, backends."""
+"""What is known about AMD GPUs without one: variants, profiles, capabilities, backends."""
 
 from __future__ import annotations
 
 from srv.platform.facts import DeviceFacts, PlatformFacts
+from srv_rocm.placeholder import PLACEHOLDER
 from srv_rocm.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS, aiter
-from srv_rocm.unbuilt import UNBUILT
 
 VARIANTS = ("gfx942", "gfx950")
 
@@ -18,7 +18,7 @@ PROFILES = {
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """Both variants alike."""
+    """All capabilities are the same for both variants."""
     return frozenset(
         {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "float32", "float16", "bfloat16"}
     )
@@ -26,10 +26,10 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("aiter", 20, aiter),
-        UNBUILT.attention("triton", 10),
+        PLACEHOLDER.attention("aiter", 20, aiter),
+        PLACEHOLDER.attention("triton", 10),
     ),
-    "sampling": (UNBUILT.backend("pytorch", 10),),
+    "sampling": (PLACEHOLDER.backend("pytorch", 10),),
 }
 
 FACTS = PlatformFacts(

@@ -1,4 +1,4 @@
-"""The AMD ROCm platform, described: its device code is not built yet (`srv.platform.unbuilt`).
+"""The manifest of the AMD ROCm platform; its device code is not implemented yet (`srv.platform.placeholder`).
 
 Imports neither torch nor a vendor's package.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from srv.platform.manifest import Manifest
 from srv_rocm.facts import FACTS, VARIANTS
+from srv_rocm.placeholder import create
 from srv_rocm.probe import probe
-from srv_rocm.unbuilt import create
 
 MANIFEST = Manifest(
     name="rocm",

@@ -1,4 +1,4 @@
-"""What AMD GPUs add to the rules of arguments: what aiter's attention demands, and figures tuned for these devices."""
+"""Defaults and constraints of arguments on AMD GPUs, and the requirements of aiter's attention."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from srv.platform.facts import Contribution, Default, Requires, ResolutionContex
 _GPT_OSS = "GptOssForCausalLM"
 _LATENT_HEADS = (16, 128)
 _LONG_CONTEXT = 8192
-_PACKAGE = "amd-aiter"  # the package "aiter" of the public index is another project
+_AITER_PACKAGE = "amd-aiter"  # the package "aiter" of the public index is another project
 _TRITON_PACKAGE = "triton-kernels"
 
 
 def aiter(context: ResolutionContext) -> Requires | Unfit:
-    """aiter's attention: pages of one token, or of 16 in its unified kernel; latent attention for some head counts."""
+    """aiter's attention reads pages of one token, or of 16 in its unified kernel; MLA only with some head counts."""
     reasons: list[str] = []
-    if context.device.versions and _PACKAGE not in context.device.versions:
-        reasons.append(f"the package {_PACKAGE} is not installed")
+    if context.device.versions and _AITER_PACKAGE not in context.device.versions:
+        reasons.append(f"the package {_AITER_PACKAGE} is not installed")
     model = context.model
     if model is not None and model.architecture == _GPT_OSS:
         reasons.append(f"{_GPT_OSS} has attention sinks, which only triton computes here")
@@ -26,12 +26,12 @@ def aiter(context: ResolutionContext) -> Requires | Unfit:
         ranks = context["tp_size"] or 1
         if model.heads % ranks or model.heads // ranks not in _LATENT_HEADS:
             allowed = " or ".join(map(str, _LATENT_HEADS))
-            reasons.append(f"latent attention needs {allowed} heads a rank, and {model.heads} on {ranks} ranks are not")
+            reasons.append(f"latent attention needs {allowed} heads per rank, not {model.heads} on {ranks} ranks")
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (1,) if latent else (1, 16)})
 
 
-def _long_context_share(context: ResolutionContext) -> float:
-    """15 % of what is left, for what the kernels set aside for each part of a long context."""
+def _long_context_reserve(context: ResolutionContext) -> float:
+    """The fraction of the remaining memory that aiter's kernels need for the splits of a long context."""
     uses_aiter = "aiter" in (context["prefill_attention_backend"], context["decode_attention_backend"])
     long = context["context_length"] is not None and context["context_length"] > _LONG_CONTEXT
     return 0.15 if uses_aiter and long else 0.0
@@ -46,12 +46,12 @@ def _gpt_oss_experts(context: ResolutionContext) -> str | None:
 
 DEFAULTS = (
     Default(
-        "triton_attention_num_kv_splits", lambda context: 16, "these devices have twice the units to keep busy, or more"
+        "triton_attention_num_kv_splits", lambda context: 16, "these devices have at least twice as many compute units"
     ),
     Default(
         "moe_runner_backend",
         _gpt_oss_experts,
-        "those kernels run the experts of GPT-OSS best on this device",
+        "these kernels are the fastest for the experts of GPT-OSS on this device",
         reads=("ep_size",),
     ),
     published_fraction(),
@@ -62,8 +62,8 @@ CONTRIBUTIONS = (
     Contribution(
         RESERVED_MEMORY,
         "long_contexts",
-        _long_context_share,
-        f"aiter's attention sets 15 % of the rest aside for contexts of more than {_LONG_CONTEXT} tokens",
+        _long_context_reserve,
+        f"aiter's attention needs 15 % of the remaining memory for contexts of more than {_LONG_CONTEXT} tokens",
         reads=("prefill_attention_backend", "decode_attention_backend", "context_length"),
         of_remaining=True,
     ),

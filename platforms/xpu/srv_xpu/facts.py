@@ -1,10 +1,10 @@
-"""What is known of Intel GPUs without one: variants, profiles, capabilities, defaults, backends."""
+"""What is known about Intel GPUs without one: variants, profiles, capabilities, defaults, backends."""
 
 from __future__ import annotations
 
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv_xpu.unbuilt import UNBUILT
+from srv_xpu.placeholder import PLACEHOLDER
 
 VARIANTS = ("pvc", "bmg")
 
@@ -20,12 +20,12 @@ PROFILES = {
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """No graphs and no overlap: nobody has shown either to work on these devices yet."""
+    """Graphs and overlap are missing, since neither has been shown to work on these devices yet."""
     return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "float32", "float16", "bfloat16"})
 
 
 def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
-    """Its kernels read pages of 64 or 128 tokens; those of latent attention shorter ones too."""
+    """Its kernels read pages of 64 or 128 tokens; its MLA kernels also read shorter pages."""
     model = context.model
     if model is not None and model.architecture in _SINKS:
         return Unfit((f"{model.architecture} has attention sinks, which only triton computes here",))
@@ -37,10 +37,10 @@ def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
 
 BACKENDS = {
     "attention": (
-        UNBUILT.attention("intel_xpu", 20, _intel_xpu),
-        UNBUILT.attention("triton", 10),
+        PLACEHOLDER.attention("intel_xpu", 20, _intel_xpu),
+        PLACEHOLDER.attention("triton", 10),
     ),
-    "sampling": (UNBUILT.backend("pytorch", 10),),
+    "sampling": (PLACEHOLDER.backend("pytorch", 10),),
 }
 
 FACTS = PlatformFacts(capabilities, PROFILES, constraints=(draft_tree_constraint(),), backends=BACKENDS)

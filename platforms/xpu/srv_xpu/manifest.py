@@ -1,4 +1,4 @@
-"""The Intel XPU platform, described: its device code is not built yet (`srv.platform.unbuilt`).
+"""The manifest of the Intel XPU platform; its device code is not implemented yet (`srv.platform.placeholder`).
 
 Imports neither torch nor a vendor's package.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from srv.platform.manifest import Manifest
 from srv_xpu.facts import FACTS, VARIANTS
+from srv_xpu.placeholder import create
 from srv_xpu.probe import probe
-from srv_xpu.unbuilt import create
 
 MANIFEST = Manifest(
     name="xpu",

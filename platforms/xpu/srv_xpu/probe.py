@@ -1,6 +1,6 @@
-"""Is there an Intel GPU, and a torch built for it?
+"""Checks whether there is an Intel GPU, and a torch that was built for it.
 
-Torch is imported only when both are there: then it is the one to ask, in the probe's child process.
+Torch is imported only if both exist, in the probe's child process; it then describes the devices.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_xpu.unbuilt import UNBUILT
+from srv_xpu.placeholder import PLACEHOLDER
 
 _ROOT = Path("/")
 _INTEL = 0x8086
@@ -22,28 +22,28 @@ _BMG = range(0xE200, 0xE300)  # Arc B series
 def probe(context: ProbeContext) -> ProbeResult:
     """Intel GPUs of this machine."""
     variants = sorted(gpus(_ROOT))
-    before = obstacle(_ROOT, variants, torch_build().get("xpu"))
-    if before is not None:
-        return before
+    missing = missing_requirement(_ROOT, variants, torch_build().get("xpu"))
+    if missing is not None:
+        return missing
     try:
-        device = _ask_torch(variants[0])
+        device = _query_torch(variants[0])
     except (ImportError, OSError, RuntimeError) as error:
         remedy = "Install Intel's GPU driver (Level Zero) and check it with clinfo or xpu-smi"
         return ProbeResult(False, f"torch cannot use the Intel GPU: {error}", remedy, "driver_failed")
     if device is None:
-        remedy = "Look at ZE_AFFINITY_MASK, and check the driver (Level Zero) with clinfo or xpu-smi"
+        remedy = "Check ZE_AFFINITY_MASK, and check the driver (Level Zero) with clinfo or xpu-smi"
         return ProbeResult(False, "torch sees no Intel GPU", remedy, "no_device")
-    return UNBUILT.probe_result(device)
+    return PLACEHOLDER.probe_result(device)
 
 
-def obstacle(root: Path, variants: list[str], built_for: str | None) -> ProbeResult | None:
-    """What stands in the way before torch need be asked; `built_for`: torch's XPU release, None without."""
+def missing_requirement(root: Path, variants: list[str], built_for: str | None) -> ProbeResult | None:
+    """The refusal if something is missing that torch needs. `built_for`: torch's XPU release, None without XPU."""
     if not any((root / "dev/dri").glob("renderD*")):
         remedy = "Install Intel's GPU driver (i915 or xe); in a container, pass /dev/dri"
-        return ProbeResult(False, "no GPU driver: /dev/dri/renderD* is not here", remedy, "driver_missing")
+        return ProbeResult(False, "no GPU driver: /dev/dri/renderD* does not exist", remedy, "driver_missing")
     if not variants:
-        remedy = "This platform knows Data Center GPU Max (pvc) and Arc B series (bmg)"
-        return ProbeResult(False, "no Intel GPU of a known generation is here", remedy, "no_device")
+        remedy = "This platform supports Data Center GPU Max (pvc) and Arc B series (bmg)"
+        return ProbeResult(False, "there is no Intel GPU of a supported generation", remedy, "no_device")
     if built_for is None:
         remedy = "Install a torch built for XPU (https://pytorch.org/get-started/locally)"
         return ProbeResult(False, "the installed torch was built without XPU", remedy, "torch_without_xpu")
@@ -51,7 +51,7 @@ def obstacle(root: Path, variants: list[str], built_for: str | None) -> ProbeRes
 
 
 def gpus(root: Path) -> Iterator[str]:
-    """The variant of each Intel GPU that the kernel shows, by its PCI ids."""
+    """The variant of each Intel GPU that the Linux kernel lists, by its PCI ids."""
     for node in sorted((root / "sys/class/drm").glob("renderD*")):
         if _identifier(node / "device/vendor") != _INTEL:
             continue
@@ -69,7 +69,7 @@ def _identifier(path: Path) -> int:
         return -1
 
 
-def _ask_torch(variant: str) -> DeviceFacts | None:
+def _query_torch(variant: str) -> DeviceFacts | None:
     import torch
 
     if not torch.xpu.is_available():

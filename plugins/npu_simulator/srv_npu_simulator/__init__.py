@@ -1,10 +1,10 @@
-"""A stand-in for torch_npu and one Ascend NPU. Development only: it simulates, slowly, on the host's processor.
+"""A simulator of torch_npu and one Ascend NPU, for development only: it runs, slowly, on the CPU.
 
     sdk = srv_npu_simulator.load("a2")     # or "a2-32g", "a3"
     x = torch.randn(4, 64, dtype=torch.float16).to("npu:0")
     y, rstd = sdk.npu_rms_norm(x, torch.ones(64, dtype=torch.float16).to("npu:0"), 1e-5)
 
-Importing this package does nothing. `load` registers the device with PyTorch for the whole process, for good.
+Importing this package does nothing. `load` registers the device with PyTorch permanently, for the whole process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["load"]
 
 
 def load(soc: str, *, memory: int | None = None) -> Sdk:
-    """Simulate one card in this process and give what `import torch_npu` would, as an object.
+    """Simulate one card in this process, and return the equivalent of the module torch_npu as an object.
 
-    soc: "a2" (Ascend 910B, 64 GiB), "a2-32g" or "a3". memory: bytes of the card, if other than the real one's.
-    Calling it again with the same arguments gives the same device. RuntimeError where a real torch_npu could be
-    imported, where another PrivateUse1 backend is at work, and for a second card; ValueError for an unknown one.
+    soc: "a2" (Ascend 910B, 64 GiB), "a2-32g" or "a3". memory: bytes, if other than the real card's. Later calls with
+    the same arguments return the same device. Raises RuntimeError if a real torch_npu can be imported, if there is
+    another PrivateUse1 backend, and for a second card; ValueError for an unknown card.
     """
-    from srv_npu_simulator.socs import soc_named
+    from srv_npu_simulator.socs import find_soc
 
-    card = soc_named(soc)
+    card = find_soc(soc)
     if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is not None:
         raise RuntimeError(
             "the NPU simulator refuses to load: a real torch_npu is installed here, and a simulated NPU must never be "

@@ -1,4 +1,4 @@
-"""The stand-in for the module `torch_npu`: its operators by name, and `.npu`."""
+"""The simulated module `torch_npu`: its operators by name, and `.npu`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ND, FRACTAL_NZ = 2, 29
 _ATTENTION = "npu_fused_infer_attention_score"
 _LENGTHS = ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
 
-# Multiples that the last two dimensions must be of, to be laid out as FRACTAL_NZ.
+# FRACTAL_NZ requires the last two dimensions to be multiples of these.
 _ALIGNMENT = {torch.float16: (16, 16), torch.bfloat16: (16, 16), torch.int8: (16, 32)}
 
 
 class Attention:
-    """`npu_fused_infer_attention_score` or its workspace function, called with lengths of any host kind."""
+    """`npu_fused_infer_attention_score` or its workspace function, with lengths of any host type."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._packet = getattr(getattr(torch.ops, LIBRARY), name)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        return self._packet(query, key, value, **prepared(self._name, options))
+        return self._packet(query, key, value, **with_host_lengths(self._name, options))
 
     def out(
         self,
@@ -43,7 +43,7 @@ class Attention:
         workspace: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Into `out` = [attention_out, softmax_lse], with memory from `_..._get_max_workspace` if given."""
+        """Write to `out` = [attention_out, softmax_lse], with a workspace from `_..._get_max_workspace` if given."""
         name = f"{self._name}.out"
         if not isinstance(out, (list, tuple)) or len(out) != 2:
             refuse(name, "out", repr(type(out).__name__), "must be [attention_out, softmax_lse]")
@@ -54,12 +54,12 @@ class Attention:
             workspace=workspace,
             attention_out=out[0],
             softmax_lse=out[1],
-            **prepared(name, options),
+            **with_host_lengths(name, options),
         )
 
 
-def prepared(operator: str, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with lengths as lists; refuses device tensors among those, and a scale that nobody chose."""
+def with_host_lengths(operator: str, options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with lengths as lists; refuses lengths on the device, and a missing scale."""
     if "scale" not in options:
         refuse(operator, "scale", "not given", "and its default of 1.0 is wrong for nearly every model: pass 1/sqrt(D)")
     lengths = {name: host_integers(operator, name, options[name]) for name in _LENGTHS if name in options}
@@ -67,7 +67,7 @@ def prepared(operator: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Sdk:
-    """What `import torch_npu` gives, as far as it is simulated. Made by `srv_npu_simulator.load`."""
+    """The simulated part of the module torch_npu. Created by `srv_npu_simulator.load`."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.npu = accelerator
@@ -82,11 +82,11 @@ class Sdk:
     def npu_format_cast(self, input: Tensor, acl_format: int) -> Tensor:
         """A copy of `input` in another layout: 2 (ND) or 29 (FRACTAL_NZ). Its values do not change.
 
-        As on the card, nothing but a warning comes of it unless `npu.config.allow_internal_format` is set.
+        As on the card, it only warns unless `npu.config.allow_internal_format` is set.
         """
         rules = Rules("npu_format_cast")
         check_placement("npu_format_cast", ("self",), (input,), {})
-        rules.that(acl_format in (ND, FRACTAL_NZ), "acl_format", acl_format, "must be 2 (ND) or 29 (FRACTAL_NZ)")
+        rules.require(acl_format in (ND, FRACTAL_NZ), "acl_format", acl_format, "must be 2 (ND) or 29 (FRACTAL_NZ)")
         if acl_format == FRACTAL_NZ:
             self._check_fractal(rules, input)
             if not self.npu.config.allow_internal_format:
@@ -107,8 +107,8 @@ class Sdk:
     def _check_fractal(self, rules: Rules, input: Tensor) -> None:
         rules.dtype("self", input, tuple(_ALIGNMENT))
         described = f"of shape {tuple(input.shape)}"
-        rules.that(input.dim() >= 2, "self", described, "must have at least 2 dimensions for FRACTAL_NZ")
+        rules.require(input.dim() >= 2, "self", described, "must have at least 2 dimensions for FRACTAL_NZ")
         rows, columns = _ALIGNMENT[input.dtype]
         aligned = input.shape[-2] % rows == 0 and input.shape[-1] % columns == 0
         rule = f"FRACTAL_NZ needs its last dimensions to be multiples of {rows} and {columns} for {input.dtype}"
-        rules.that(aligned, "self", described, rule)
+        rules.require(aligned, "self", described, rule)

@@ -10,7 +10,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Soc:
-    """One card. `soc_id` is what `get_soc_version` gives on the real one; `memory` and `l2_cache` are bytes."""
+    """One card. `soc_id`: the result of `get_soc_version` on the real card. `memory` and `l2_cache` are bytes."""
 
     key: str
     name: str
@@ -22,7 +22,7 @@ class Soc:
 
     @property
     def device_name(self) -> str:
-        """The real card's name, and a word that no real card has."""
+        """The real card's name, marked as simulated."""
         return f"{self.name} (simulated)"
 
 
@@ -37,8 +37,8 @@ SOCS = {
 }
 
 
-def soc_named(key: str) -> Soc:
-    """The card of that key; ValueError, with the keys there are, for another."""
+def find_soc(key: str) -> Soc:
+    """The card with this key. Raises ValueError, with the known keys, for another."""
     if key not in SOCS:
         raise ValueError(f"the NPU simulator knows no card {key!r}; it simulates {', '.join(SOCS)}")
     return SOCS[key]

@@ -1,7 +1,7 @@
-"""The device is registered once for a whole process, and for good: these tests run in a process of their own.
+"""The device is registered permanently for the whole process, so these tests run in their own process.
 
-If the session collects tests of other folders as well, each test of this folder is run by a child pytest, once for the
-folder, and reported here; nothing of the device then comes near this process.
+If the session also collects tests of other folders, one child pytest runs all tests of this folder, and the results are
+reported here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def run_child() -> dict[tuple[str, str], str]:
-    """Text of the failure ("" if none) by file and test."""
+    """The failure message ("" if none) by file and test."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(FOLDER)]
@@ -63,7 +63,7 @@ def run_child() -> dict[tuple[str, str], str]:
 
 @pytest.fixture(scope="session")
 def sdk(request: pytest.FixtureRequest) -> Iterator[object]:
-    """The simulated torch_npu; None where a child process runs the tests."""
+    """The simulated torch_npu; None if a child process runs the tests."""
     if shares_process(request.session):
         yield None
         return

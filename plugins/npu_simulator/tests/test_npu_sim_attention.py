@@ -1,4 +1,4 @@
-"""Fused attention against a float64 reference that knows nothing of layouts, over random shapes."""
+"""Fused attention compared with a float64 reference without layouts, for random shapes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Row:
     v: Tensor
 
 
-def reference(row: Row, scale: float, hidden: Any) -> tuple[Tensor, Tensor]:
-    """Token by token and head by head, in float64. hidden(i, j, queries, keys): query i does not see key j."""
+def reference(row: Row, scale: float, masked: Any) -> tuple[Tensor, Tensor]:
+    """Token by token and head by head, in float64. masked(i, j, queries, keys): key j is masked for query i."""
     queries, heads, _ = row.q.shape
     keys, kv_heads, value_dim = row.v.shape
     out = torch.zeros(queries, heads, value_dim, dtype=torch.float64)
     lse = torch.full((queries, heads), -math.inf, dtype=torch.float64)
     for i in range(queries):
-        seen = [j for j in range(keys) if not hidden(i, j, queries, keys)]
+        seen = [j for j in range(keys) if not masked(i, j, queries, keys)]
         if not seen:
             continue
         for head in range(heads):
@@ -78,8 +78,8 @@ def paged(rows: list[Row], block: int, heads_first: bool) -> tuple[Tensor, Tenso
             for column in range(-(-tokens.shape[0] // block)):
                 page = blocks[index * columns + column]
                 table[index, column] = page
-                piece = tokens[column * block : (column + 1) * block]
-                cache[page, : piece.shape[0]] = piece
+                chunk = tokens[column * block : (column + 1) * block]
+                cache[page, : chunk.shape[0]] = chunk
         caches.append(cache.transpose(1, 2).contiguous() if heads_first else cache.flatten(2))
     return caches[0].to("npu:0"), caches[1].to("npu:0"), table.to("npu:0")
 
@@ -88,9 +88,9 @@ def causal_mask() -> Tensor:
     return torch.ones(2048, 2048, dtype=torch.bool).triu(1).to("npu:0")
 
 
-def check(found: Tensor, rows: list[Row], scale: float, hidden: Any, dtype: torch.dtype) -> None:
+def check(found: Tensor, rows: list[Row], scale: float, masked: Any, dtype: torch.dtype) -> None:
     """found: [tokens, heads, D], row after row."""
-    expected = torch.cat([reference(row, scale, hidden)[0] for row in rows])
+    expected = torch.cat([reference(row, scale, masked)[0] for row in rows])
     torch.testing.assert_close(found.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
@@ -205,7 +205,7 @@ def masks(batch: int, tokens: int, keys: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("shape", range(5))
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8])
-def test_a_full_mask_hides_what_is_1(sdk: Any, shape: int, dtype: torch.dtype) -> None:
+def test_a_full_mask_hides_keys_that_are_1(sdk: Any, shape: int, dtype: torch.dtype) -> None:
     rows = random_rows([4, 4], [6, 6], 2, 1, 16, 16, torch.float16)
     mask = masks(2, 4, 6)[shape]
     out, _ = sdk.npu_fused_infer_attention_score(
@@ -219,11 +219,11 @@ def test_a_full_mask_hides_what_is_1(sdk: Any, shape: int, dtype: torch.dtype) -
     )
     each = mask.reshape(-1, 4, 6).expand(2, 4, 6)
     for index, row in enumerate(rows):
-        hidden = each[index]
-        check(out[index], [row], 0.25, lambda i, j, _q, _k, hidden=hidden: bool(hidden[i, j]), torch.float16)
+        masked = each[index]
+        check(out[index], [row], 0.25, lambda i, j, _q, _k, masked=masked: bool(masked[i, j]), torch.float16)
 
 
-def test_one_query_token_takes_a_mask_of_one_row_a_sequence(sdk: Any) -> None:
+def test_one_query_token_takes_a_mask_of_one_row_per_sequence(sdk: Any) -> None:
     rows = random_rows([1, 1], [6, 6], 2, 2, 16, 16, torch.float16)
     mask = torch.tensor([[0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 1]], dtype=torch.bool)
     out, _ = sdk.npu_fused_infer_attention_score(
@@ -238,7 +238,7 @@ def test_one_query_token_takes_a_mask_of_one_row_a_sequence(sdk: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "hidden"),
+    ("options", "masked"),
     [
         ({"sparse_mode": 2}, lambda i, j, q, k: j > i),
         ({"sparse_mode": 3}, right_down),
@@ -247,7 +247,7 @@ def test_one_query_token_takes_a_mask_of_one_row_a_sequence(sdk: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("layout", ["TND", "BSND"])
-def test_sparse_modes(sdk: Any, options: dict[str, int], hidden: Any, layout: str) -> None:
+def test_sparse_modes(sdk: Any, options: dict[str, int], masked: Any, layout: str) -> None:
     rows = random_rows([5], [11], 2, 2, 128, 128, torch.float16)
     lead = (lambda t: t) if layout == "TND" else (lambda t: t[None])
     out, _ = sdk.npu_fused_infer_attention_score(
@@ -260,11 +260,11 @@ def test_sparse_modes(sdk: Any, options: dict[str, int], hidden: Any, layout: st
         input_layout=layout,
         **options,
     )
-    check(out.reshape(5, 2, 128), rows, 0.09, hidden, torch.float16)
+    check(out.reshape(5, 2, 128), rows, 0.09, masked, torch.float16)
 
 
-def test_long_rows_are_computed_in_pieces(sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("srv_npu_simulator.operators.attention._SCORES", 50)
+def test_long_rows_are_computed_in_chunks(sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srv_npu_simulator.operators.attention._MAX_SCORES", 50)
     rows = random_rows([9], [12], 2, 1, 128, 128, torch.float16)
     out, _ = sdk.npu_fused_infer_attention_score(
         *(getattr(rows[0], name).to("npu:0") for name in "qkv"),
@@ -292,7 +292,7 @@ def test_a_sequence_without_keys_gives_zero(sdk: Any) -> None:
     assert not out[1].cpu().any()
 
 
-def test_out_writes_the_callers_memory_with_the_workspace_asked_for(sdk: Any) -> None:
+def test_out_writes_the_callers_memory_with_the_requested_workspace(sdk: Any) -> None:
     rows = random_rows([1, 1], [130, 3], 2, 1, 64, 64, torch.float16)
     key, value, table = paged(rows, BLOCK, heads_first=False)
     query = torch.stack([row.q.flatten(1) for row in rows]).to("npu:0")

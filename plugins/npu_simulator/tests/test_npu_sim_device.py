@@ -13,7 +13,7 @@ GIB = 1 << 30
 GRANULE = 512
 
 
-def test_it_says_that_it_is_simulated(sdk: Any) -> None:
+def test_it_reports_that_it_is_simulated(sdk: Any) -> None:
     assert sdk.npu is torch.npu
     assert "simulated" in sdk.npu.get_device_name()
     assert sdk.npu.get_device_name(0).startswith("Ascend910B3")
@@ -60,7 +60,7 @@ def flat(result: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operators_give_what_they_give_on_the_host(sdk: Any, name: str) -> None:
+def test_operators_return_the_same_as_on_the_host(sdk: Any, name: str) -> None:
     operation, operands = OPERATIONS[name]
     expected = flat(operation(*operands))
     found = flat(operation(*(one.to("npu:0") for one in operands)))
@@ -134,7 +134,7 @@ def test_results_of_torch_npus_operators_are_counted(sdk: Any) -> None:
     assert sdk.npu.memory_allocated() == before + y.nbytes + GRANULE
 
 
-def test_too_little_memory_is_an_error_and_harms_nothing(sdk: Any) -> None:
+def test_too_little_memory_is_an_error_without_side_effects(sdk: Any) -> None:
     before = sdk.npu.memory_allocated()
     large = torch.empty(40 * GIB, dtype=torch.uint8, device="npu:0")
     with pytest.raises(
@@ -151,7 +151,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_a_zeroed_pool_larger_than_the_host_costs_it_nothing(sdk: Any) -> None:
+def test_a_zeroed_pool_larger_than_host_memory_uses_none(sdk: Any) -> None:
     before = resident()
     pool = torch.zeros(50, GIB, dtype=torch.uint8, device="npu:0")
     pool[7, 5] = 3
@@ -177,7 +177,7 @@ def test_a_copy_to_the_host_arrives_when_the_host_has_waited(sdk: Any) -> None:
 
 
 def test_a_copy_to_the_card_needs_its_host_memory_until_it_is_done(sdk: Any) -> None:
-    """torch_npu puts the bare address into its queue."""
+    """torch_npu enqueues only the address."""
     sdk.npu.synchronize()
     kept = torch.arange(3.0)
     x = kept.to("npu:0", non_blocking=True)

@@ -1,4 +1,4 @@
-"""NPU graphs: same storages, host lengths of the capture unless updated, and what a capture may not do."""
+"""NPU graphs: the same storages, captured host lengths unless updated, and what a capture refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 64, 128
 
 
 class Layers:
-    """Attention calls over one cache each, into buffers of their own, as a decoding model makes them."""
+    """Attention calls with a cache and an output buffer each, like the layers of a model in decode."""
 
     def __init__(self, sdk: Any, count: int = 1) -> None:
         self.sdk = sdk
@@ -42,7 +42,7 @@ class Layers:
         return self.outs[0] * 2 + self.outs[-1]
 
     def eager(self, *lengths: list[int]) -> Tensor:
-        """What a step gives, with one list of lengths a layer."""
+        """The result of an eager step, with one list of lengths per layer."""
         found = [
             self.sdk.npu_fused_infer_attention_score(self.query, cache, cache, **self.options(one))[0]
             for cache, one in zip(self.caches, lengths, strict=True)
@@ -209,7 +209,7 @@ def test_update_needs_auto_dispatch_capture(sdk: Any) -> None:
 
 
 def test_an_update_waits_for_the_last_replay(sdk: Any) -> None:
-    """The card would give the new lengths to calls that still run, or lose them."""
+    """The card would apply the new lengths to calls that still run, or lose them."""
     layers = Layers(sdk)
     graph, result = captured(sdk, layers, [5, 6])
     graph.replay()

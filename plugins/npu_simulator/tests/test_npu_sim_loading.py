@@ -1,4 +1,4 @@
-"""Loading: which cards there are, and where the simulator refuses. Each in a process of its own."""
+"""Loading: the simulated cards, and when loading is refused. Each test uses its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def python(code: str, *paths: Path) -> str:
-    """What the code prints. Its last line is the text of an exception, if one ended it."""
+    """The output of the code; the last line is the text of its exception, if any."""
     setup = f"import sys; sys.path[:0] = {[str(path) for path in (*paths, PACKAGE)]}\n"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "-c", setup + code]

@@ -1,4 +1,4 @@
-"""Every other operator against a float64 reference written apart from it, over random shapes."""
+"""All other operators compared with independent float64 references, for random shapes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
-# Rounded once from float32, so half a unit in the last place, and a little.
+# Rounded once from float32, so half a ULP plus a margin.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
 
 def shapes(seed: int, count: int = 4, multiple: int = 1) -> list[tuple[int, ...]]:
-    """Random ones, the same in every run, of two to four dimensions; the last is a multiple of `multiple`."""
+    """Random shapes, the same in every run, of two to four dimensions; the last is a multiple of `multiple`."""
     chance = random.Random(seed)
     leading = [tuple(chance.randint(1, 7) for _ in range(chance.randint(1, 3))) for _ in range(count)]
     return [(*lead, multiple * chance.randint(1, 200)) for lead in leading]
@@ -77,8 +77,8 @@ def test_swiglu_gates_with_the_first_half(sdk: Any, dtype: torch.dtype, shape: t
     close(sdk.npu_swiglu(x.to("npu:0"), dim), gate / (1 + (-gate).exp()) * up)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
-    """Each pair of elements turned by its angle, in float64."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    """Each pair of elements rotated by its angle, in float64."""
     half = x.shape[-1] // 2
     out = torch.zeros(x.shape, dtype=torch.float64)
     cos, sin, x = cos.double().expand(x.shape), sin.double().expand(x.shape), x.double()
@@ -107,7 +107,7 @@ def test_rotary_mul(sdk: Any, dtype: torch.dtype, mode: str, shape: tuple[int, .
     x, angle = torch.randn(shape).to(dtype), torch.rand(angles) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     found = sdk.npu_rotary_mul(x.to("npu:0"), cos.to("npu:0"), sin.to("npu:0"), mode)
-    close(found, turned(x, cos, sin, mode))
+    close(found, rotated(x, cos, sin, mode))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64, torch.bool])
@@ -147,7 +147,7 @@ def test_scatter_nd_update_with_deeper_indices(sdk: Any) -> None:
 
 
 def kept(row: list[float], p: float | None, k: int | None) -> set[int]:
-    """Indices that pass both filters, counted from the likeliest token."""
+    """Indices that pass both filters, from the most likely token down."""
     order = sorted(range(len(row)), key=lambda i: -row[i])
     if k is not None:
         order = [i for i in order if row[i] >= row[order[k - 1]]]
@@ -168,7 +168,7 @@ def kept(row: list[float], p: float | None, k: int | None) -> set[int]:
 def test_top_k_top_p(sdk: Any, with_k: bool, with_p: bool, dtype: torch.dtype) -> None:
     logits = torch.stack([torch.randperm(40) for _ in range(6)]).to(dtype) / 4
     k = torch.tensor([1, 3, 40, 7, 12, 30], dtype=torch.int32)
-    # Far from any sum of probabilities, so that rounding decides nothing.
+    # Far from every cumulative probability, so that rounding does not matter.
     p = torch.tensor([0.503, 1.0, 0.11, 0.0, 0.87, 0.97]).to(dtype)
     arguments = (p.to("npu:0") if with_p else None, k.to("npu:0") if with_k else None)
     found = sdk.npu_top_k_top_p(logits.to("npu:0"), *arguments).cpu()
@@ -232,7 +232,7 @@ def test_quantize_over_random_shapes(sdk: Any, dtype: torch.dtype, shape: tuple[
     assert bool(((found - wide).abs() <= 0.501).all())
 
 
-def test_what_rounds_to_8_bits_takes_strides_and_gives_none(sdk: Any) -> None:
+def test_quantization_accepts_strides_and_returns_contiguous_tensors(sdk: Any) -> None:
     x = torch.randn(16, 4).half().to("npu:0").t()
     one = torch.ones(1).half().to("npu:0")
     for found in (sdk.npu_dynamic_quant(x)[0], sdk.npu_quantize(x, one, one, torch.qint8, -1, False)):

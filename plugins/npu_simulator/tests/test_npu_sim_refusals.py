@@ -1,6 +1,6 @@
-"""Every rule refuses what breaks it: a RuntimeError that names operator, argument, value and rule.
+"""Every violated rule raises a RuntimeError that names operator, argument, value and rule.
 
-Each case starts from a call that is allowed, and changes one thing.
+Each case changes one thing in a valid call.
 """
 # ruff: noqa: E501 - the cases are tables: one line each
 

@@ -1,4 +1,4 @@
-"""Names, order and defaults of every argument, taken down from torch_npu's declarations (op_plugin_functions.yaml)."""
+"""Names, order and defaults of all arguments, copied from torch_npu's declarations (op_plugin_functions.yaml)."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def schema_of(name: str) -> torch.FunctionSchema:
     return getattr(packet, overload or "default")._schema
 
 
-def written(schema: torch.FunctionSchema) -> str:
+def signature(schema: torch.FunctionSchema) -> str:
     """The arguments of a schema, in the form of `SIGNATURES`."""
-    words: list[str] = []
+    parts: list[str] = []
     for argument in schema.arguments:
-        if argument.kwarg_only and "*" not in words:
-            words.append("*")
-        words.append(f"{argument.name}={argument.default_value!r}" if argument.has_default_value() else argument.name)
-    return " ".join(words)
+        if argument.kwarg_only and "*" not in parts:
+            parts.append("*")
+        parts.append(f"{argument.name}={argument.default_value!r}" if argument.has_default_value() else argument.name)
+    return " ".join(parts)
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_arguments_are_torch_npus(sdk: Any, name: str) -> None:
-    assert written(schema_of(name)) == SIGNATURES[name]
+    assert signature(schema_of(name)) == SIGNATURES[name]
     assert len(schema_of(name).returns) == RESULTS[name]
 
 

@@ -9,12 +9,12 @@ from args_world import backend, fits, manifest, resolved, unfit, user
 from every import every
 
 from srv.args.statement import UserInput
-from srv.errors import PluginError, Refusal, Rejected
+from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv.platform.manifest import Manifest
 
 
-def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejected, ...]:
+def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejection, ...]:
     with pytest.raises(Refusal) as refusal:
         resolved(user_input, platform, **given)
     return refusal.value.rejections

@@ -25,7 +25,7 @@ from srv.cli.main import main
 from srv.errors import ModelError, Refusal
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
 from srv.quantization.storage import quantize_int8
-from srv.testing.conformance.small import quantized
+from srv.testing.conformance.small import quantize_weights
 from srv.testing.engine import CheckedEngine, GenerationResult
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
@@ -202,7 +202,7 @@ def test_quantization(small: Small, tmp_path: Path) -> None:
     """The method of the checkpoint is accepted, others are refused. Outputs of int8 weights are nearly the same."""
     eight = tmp_path / "eight"
     shutil.copytree(small.folder, eight)
-    weights, kinds = quantized(load_file(small.folder / "model.safetensors"))
+    weights, kinds = quantize_weights(load_file(small.folder / "model.safetensors"))
     save_file(weights, eight / "model.safetensors")
     (eight / "quant_model_description.json").write_text(json.dumps(kinds))
     given = _logprobs(small, model_path=eight, quantization="modelslim")
@@ -263,7 +263,7 @@ def test_torchao_config(small: Small, tmp_path: Path) -> None:
 @needs_native
 @covers("dequantize_weights=true", "dequantize_weights=false", platform="cpu")
 def test_dequantize_weights(small: Small, tmp_path: Path) -> None:
-    """Computing with quantized blocks rounds the inputs, so the results differ slightly."""
+    """Computing with quantize_weights blocks rounds the inputs, so the results differ slightly."""
     file = tmp_path / "model.gguf"
     write_gguf(file, small_model("llama", **GGUF_SIZES), "llama", GGMLQuantizationType.Q8_0)
     plain = _logprobs(small, model_path=file, dequantize_weights=True)
@@ -485,7 +485,7 @@ def test_speculative_ngram_min_match_window_size(small: Small) -> None:
     def drafts_for(minimum: int) -> list[int]:
         flags = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 2}
         with engine(small, overlap=False, speculative_ngram_min_match_window_size=minimum, **flags) as served:
-            drafting = served._engine.executor._runner._drafting
+            drafting = served._engine.executor.worker.runner._drafting
             text, length = torch.tensor([[5, 9, 3, 5, 9]]), torch.tensor([5])
             return drafting._drafter.propose(text, length, 2).tolist()[0]
 

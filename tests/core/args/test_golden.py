@@ -72,6 +72,9 @@ def make(folder: Path) -> Path:
     (folder / "eight").mkdir()  # the same model with 8-bit weights
     quantized = {**CONFIG, "quantization_config": {"quant_method": "w8a8_int8"}}
     (folder / "eight" / "config.json").write_text(json.dumps(quantized))
+    (folder / "cls" / "1_Pooling").mkdir(parents=True)  # the same model with a pooling that is not supported
+    (folder / "cls" / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "cls" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     return folder
 
 
@@ -98,7 +101,7 @@ def test_output_is_that_of_the_snapshot(command: str, tmp_path: Path) -> None:
 def codes() -> set[str]:
     """Every code that occurs in the sources of arguments and commands."""
     place = {
-        "Rejected": 0,
+        "Rejection": 0,
         "_unknown": 0,
         "Constraint": 1,
         "reject": 1,

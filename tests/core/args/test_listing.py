@@ -14,7 +14,7 @@ import yaml
 from every import every
 from platform_plugins import write_imagined_plugin
 
-from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, find_any
+from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, find_argument_or_deprecated
 from srv.args.schema import make_schema
 from srv.args.yaml import read_text
 from srv.cli.main import main
@@ -211,7 +211,7 @@ def obeys(value: Any, schema: dict[str, Any]) -> bool:
 
 @every("name", [*ARGUMENTS, *DEPRECATED])
 def test_schema_accepts_and_has_the_default(name: str) -> None:
-    schema, argument = follow(name), find_any(name)
+    schema, argument = follow(name), find_argument_or_deprecated(name)
     assert argument is not None
     assert schema["description"].startswith(argument.arg.help)
     assert ("default" in schema) == (argument.default is not None)
@@ -248,7 +248,7 @@ def test_schema_and_reader_agree(line: str, good: bool) -> None:
     ((key, value),) = yaml.safe_load(line).items()
     assert obeys(value, follow(key)) is good
     statements, rejections = read_text(line, Path("serve.yaml"))
-    argument = find_any(key)
+    argument = find_argument_or_deprecated(key)
     assert argument is not None
     readable = not rejections and argument.validation_error(statements[0].value) is None
     assert readable is good

@@ -11,11 +11,11 @@ from every import every
 from srv.args.context import UndeclaredRead
 from srv.args.resolve import resolve
 from srv.args.statement import Layer, Origin, UserInput
-from srv.errors import PluginError, Refusal, Rejected
+from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
 
-def rejections(*arguments: object, **named: object) -> dict[str, Rejected]:
+def rejections(*arguments: object, **named: object) -> dict[str, Rejection]:
     """The refusals of a resolution by their subject."""
     with pytest.raises(Refusal) as refusal:
         resolved(*arguments, **named)  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ def test_all_refusals_are_collected() -> None:
 
 
 def test_refusals_of_parsing_come_first() -> None:
-    unread = Rejected("bad_value", "port", "x", "command line", "it is not an integer", "Set it to an integer.")
+    unread = Rejection("bad_value", "port", "x", "command line", "it is not an integer", "Set it to an integer.")
     user_input = UserInput(user(page_size=0).statements, (unread,))
     assert list(rejections(user_input)) == ["port", "page_size"]
 

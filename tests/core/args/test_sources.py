@@ -10,7 +10,7 @@ from every import every
 
 from srv.args.cli import add_arguments
 from srv.args.command_line import unknown_flags
-from srv.args.config import ARGUMENTS, DEPRECATED, find_any
+from srv.args.config import ARGUMENTS, DEPRECATED, find_argument_or_deprecated
 from srv.args.parser import Parser
 from srv.args.sources import gather, misspelt_variables, read_environment
 from srv.args.statement import UserInput
@@ -180,7 +180,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 
 @every("name", [*ARGUMENTS, *DEPRECATED])
 def test_every_name_of_an_argument_has_a_variable(name: str) -> None:
-    argument = find_any(name)
+    argument = find_argument_or_deprecated(name)
     assert argument is not None
     text = (
         argument.choices[0] if argument.choices else {bool: "true", int: "7", float: "0.5"}.get(argument.kind.base, "x")

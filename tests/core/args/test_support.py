@@ -10,7 +10,7 @@ from args_world import manifest, resolved, user
 from every import every
 
 from srv.args.config import ARGUMENTS
-from srv.args.support import SupportStatus, on_variant, refusing, support_of_argument, support_of_value
+from srv.args.support import SupportStatus, constraints_from_support, on_variant, support_of_argument, support_of_value
 from srv.errors import PluginError, Refusal
 from srv.platform.checks import check_manifest
 from srv.platform.facts import Support
@@ -56,7 +56,7 @@ def test_declaration_applies_only_to_its_variants() -> None:
 
 
 def test_declaration_for_an_unknown_argument_refuses_nothing() -> None:
-    assert refusing((Support("warp_factor", "unsupported", "no such thing"),)) == ()
+    assert constraints_from_support((Support("warp_factor", "unsupported", "no such thing"),)) == ()
 
 
 @every(

@@ -16,7 +16,7 @@ from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.spec import Argument
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.cli.main import main
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.planning.budget import estimate
 from srv.planning.resolution import resolve_arguments
 from srv.planning.target import Target, make_target
@@ -84,7 +84,7 @@ def said(argument: Argument, text: str) -> UserInput:
     return UserInput((), (read,))
 
 
-def judged(argument: Argument, text: str, on: Target) -> tuple[Rejected, ...]:
+def judged(argument: Argument, text: str, on: Target) -> tuple[Rejection, ...]:
     """The refusals of one value on one device; () if it is accepted. Any other error is raised."""
     facts = model()
     try:
@@ -95,7 +95,7 @@ def judged(argument: Argument, text: str, on: Target) -> tuple[Rejected, ...]:
     return ()
 
 
-def faulty(refused: tuple[Rejected, ...]) -> list[str]:
+def faulty(refused: tuple[Rejection, ...]) -> list[str]:
     """Refusals without a code, a subject, a reason or a remedy."""
     return [
         str(each) for each in refused if not (each.code and each.what and each.reason and each.remedy.endswith("."))
@@ -151,7 +151,7 @@ def test_plan_accepts_or_refuses_like_the_sweep(
             status = main([*on, *words])
             plan = json.loads(capsys.readouterr().out)
             assert status == (0 if plan["accepted"] else 2), words
-            assert faulty(tuple(Rejected(**each) for each in plan.get("refusals", ()))) == [], words
+            assert faulty(tuple(Rejection(**each) for each in plan.get("refusals", ()))) == [], words
 
 
 @every("argument", ARGUMENTS.values(), ids=lambda argument: argument.name)

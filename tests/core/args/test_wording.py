@@ -13,7 +13,7 @@ from srv.args.sources import gather
 from srv.args.spec import Argument
 from srv.args.statement import UserInput
 from srv.args.wording import names_used, reworded
-from srv.errors import Refusal, Rejected
+from srv.errors import Refusal, Rejection
 from srv.platform.facts import Support
 
 ALIAS = next(name for name in ARGUMENTS["graph_max_batch_size"].spellings)
@@ -113,7 +113,7 @@ def test_deprecated_switch_is_not_an_alias() -> None:
 
 
 def test_only_whole_names_are_replaced() -> None:
-    given = Rejected("c", "a", None, "w", "page_size, page_sizes, my_page_size", "See --page-size, --page-size-x.")
+    given = Rejection("c", "a", None, "w", "page_size, page_sizes, my_page_size", "See --page-size, --page-size-x.")
     replaced = reworded(given, {"page_size": "block_length"})
     assert replaced.reason == "block_length, page_sizes, my_page_size"
     assert replaced.remedy == "See --block-length, --page-size-x."

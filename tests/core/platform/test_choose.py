@@ -83,10 +83,10 @@ def test_device_is_parsed(text: str, name: str, profile: str | None, memory: int
 @every(
     ("text", "message"),
     [
-        ("", "it is not the description of a device"),
-        ("fast:", "it is not the description of a device"),
-        ("fast:f1:f2", "it is not the description of a device"),
-        ("fast f1", "it is not the description of a device"),
+        ("", "it is not a valid device"),
+        ("fast:", "it is not a valid device"),
+        ("fast:f1:f2", "it is not a valid device"),
+        ("fast f1", "it is not a valid device"),
         ("fast,", "'' is not a property of a device"),
         ("fast,memroy=1GiB", "Did you mean memory?"),
         ("fast,memory=lots", "'lots' is not an amount of memory"),
@@ -138,7 +138,7 @@ def test_unknown_platform_is_refused_with_the_nearest_and_the_installed_ones() -
 def test_explicit_device_is_chosen_and_no_other_is_probed() -> None:
     probes = Probes("host", "fast")
     chosen = choose("host", ALL, probes, source="environment variable SRV_DEVICE")
-    assert chosen.found is HOST
+    assert chosen.installed is HOST
     assert chosen.device == DeviceFacts("one", GIB, 1)
     assert chosen.reason == "host was requested by environment variable SRV_DEVICE"
     assert chosen.notes == ("seen",)
@@ -146,7 +146,7 @@ def test_explicit_device_is_chosen_and_no_other_is_probed() -> None:
 
 
 def test_explicit_simulator_is_chosen() -> None:
-    assert choose("fake", ALL, Probes("fake")).found is FAKE
+    assert choose("fake", ALL, Probes("fake")).installed is FAKE
 
 
 def test_an_explicit_device_that_fails_is_fatal_with_its_own_reason() -> None:
@@ -184,7 +184,7 @@ def test_described_machine_cannot_be_served_on() -> None:
 
 def test_automatic_choice_takes_the_highest_priority_and_explains_the_others() -> None:
     chosen = choose(None, ALL, Probes("host", "fast"))
-    assert chosen.found is FAST
+    assert chosen.installed is FAST
     assert chosen.reason == (
         "fast has the highest priority (50) of the platforms available here; "
         "not broken: its plugin was refused (is 9.0); not fake: a simulator is never chosen "
@@ -194,7 +194,7 @@ def test_automatic_choice_takes_the_highest_priority_and_explains_the_others() -
 
 def test_automatic_choice_skips_unavailable_platforms_with_their_reason() -> None:
     chosen = choose(None, ALL, Probes("host"))
-    assert chosen.found is HOST
+    assert chosen.installed is HOST
     assert "not fast: no driver is here" in chosen.reason
 
 
@@ -208,13 +208,13 @@ def test_automatic_choice_never_probes_or_takes_a_simulator() -> None:
 
 def test_automatic_choice_skips_a_platform_whose_device_is_simulated() -> None:
     chosen = choose(None, ALL, Probes("host", "fast", simulated="fast"))
-    assert chosen.found is HOST
+    assert chosen.installed is HOST
     assert "a simulated one is never chosen automatically" in chosen.reason
 
 
 def test_requested_simulated_device_is_chosen() -> None:
     chosen = choose("fast", ALL, Probes("fast", simulated="fast"))
-    assert (chosen.found, chosen.device.simulated) == (FAST, True)
+    assert (chosen.installed, chosen.device.simulated) == (FAST, True)
 
 
 def test_equal_priority_is_an_error_that_names_both() -> None:

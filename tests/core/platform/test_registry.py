@@ -98,13 +98,13 @@ def test_a_wrong_api_range_is_refused(plugins: Path) -> None:
 
 
 def test_a_plugin_that_patches_core_is_refused_and_undone(plugins: Path) -> None:
-    original = errors.Rejected.__str__
-    patch = "import srv.errors\nsrv.errors.Rejected.__str__ = lambda self: 'mine'"
+    original = errors.Rejection.__str__
+    patch = "import srv.errors\nsrv.errors.Rejection.__str__ = lambda self: 'mine'"
     write_plugin(plugins, "patcher", manifest_source("patcher", after=patch))
     error = refused(find_platforms()["patcher"])
-    assert error.member == "srv.errors.Rejected.__str__"
+    assert error.member == "srv.errors.Rejection.__str__"
     assert "must not patch core" in error.remedy
-    assert errors.Rejected.__str__ is original
+    assert errors.Rejection.__str__ is original
 
 
 def test_a_plugin_that_replaces_a_function_of_core_is_refused_and_undone(plugins: Path) -> None:

@@ -19,9 +19,9 @@ from srv.quantization import w8a8_int8 as int8
 from srv.quantization.int8_layers import DynamicInt8Linear
 from srv.quantization.storage import quantize_int8
 
-PART: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
+QUANT_ARGS: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
 LIMIT = 0.1  # in standard deviations of the logits: int8 random weights and activations, three layers of size 48
-DESCRIBED: dict[str, Any] = {
+QUANTIZATION_CONFIG: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "quantization_status": "compressed",
@@ -30,8 +30,8 @@ DESCRIBED: dict[str, Any] = {
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
-            "weights": {**PART, "strategy": "channel", "dynamic": False},
-            "input_activations": {**PART, "strategy": "token", "dynamic": True},
+            "weights": {**QUANT_ARGS, "strategy": "channel", "dynamic": False},
+            "input_activations": {**QUANT_ARGS, "strategy": "token", "dynamic": True},
             "output_activations": None,
         }
     },
@@ -45,7 +45,7 @@ def saved(folder: Path, arch: str = "llama", **fields: Any) -> Any:
     return model
 
 
-def quantize(folder: Path, described: bool = True, flat: bool = False, dtype: torch.dtype = torch.float32) -> None:
+def quantize(folder: Path, with_config: bool = True, flat: bool = False, dtype: torch.dtype = torch.float32) -> None:
     """Quantize the projections of a folder to int8 in the format of the method. `flat`: scales have the shape [out]."""
     path = folder / "model.safetensors"
     stored: dict[str, Tensor] = {}
@@ -56,8 +56,8 @@ def quantize(folder: Path, described: bool = True, flat: bool = False, dtype: to
         else:
             stored[name] = tensor
     save_file(stored, path)
-    if described:
-        edit_config(folder, quantization_config=DESCRIBED)
+    if with_config:
+        edit_config(folder, quantization_config=QUANTIZATION_CONFIG)
 
 
 def logits(folder: Path, tokens: Tensor, **options: Any) -> Tensor:
@@ -74,20 +74,20 @@ def distance(model: Any, ours: Tensor, tokens: Tensor) -> float:
 def test_online_quantization_equals_a_checkpoint_and_is_near_the_unquantized_model(arch: str, tmp_path: Path) -> None:
     model = saved(tmp_path, arch)
     tokens = tokens_of(model, 12)
-    made = logits(tmp_path, tokens, online_quantization="int8dq")
-    assert 0.001 < distance(model, made, tokens) < LIMIT
+    online = logits(tmp_path, tokens, online_quantization="int8dq")
+    assert 0.001 < distance(model, online, tokens) < LIMIT
     quantize(tmp_path)
-    assert torch.equal(logits(tmp_path, tokens), made)
+    assert torch.equal(logits(tmp_path, tokens), online)
 
 
 @every("flat", [False, True])
 def test_scales_of_either_shape_without_a_quantization_config(flat: bool, tmp_path: Path) -> None:
     model = saved(tmp_path)
     tokens = tokens_of(model, 12)
-    made = logits(tmp_path, tokens, online_quantization="int8dq")
-    quantize(tmp_path, described=False, flat=flat)
+    online = logits(tmp_path, tokens, online_quantization="int8dq")
+    quantize(tmp_path, with_config=False, flat=flat)
     assert read_facts(tmp_path).quantization is None
-    assert torch.equal(logits(tmp_path, tokens, quantization="w8a8_int8"), made)
+    assert torch.equal(logits(tmp_path, tokens, quantization="w8a8_int8"), online)
 
 
 def test_scales_of_16_bits_are_widened(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_scales_of_16_bits_are_widened(tmp_path: Path) -> None:
     assert distance(model, logits(tmp_path, tokens), tokens) < LIMIT
 
 
-def test_the_facts_count_integers_and_name_the_method(tmp_path: Path) -> None:
+def test_the_facts_count_int8_weights_and_name_the_method(tmp_path: Path) -> None:
     model = saved(tmp_path)
     plain = read_facts(tmp_path)
     quantize(tmp_path)
@@ -111,8 +111,8 @@ def test_embeddings_and_the_output_layer_stay_unquantized(tmp_path: Path) -> Non
     saved(tmp_path)
     for options in ({"online_quantization": "int8wo"}, {}):
         kinds = {name: type(module).__name__ for name, module in built(tmp_path, **options).named_modules()}
-        eight = "WeightOnlyInt8Linear" if options else "DynamicInt8Linear"
-        assert kinds["layers.0.attention.qkv_proj"] == kinds["layers.2.mlp.down_proj"] == eight
+        int8_class = "WeightOnlyInt8Linear" if options else "DynamicInt8Linear"
+        assert kinds["layers.0.attention.qkv_proj"] == kinds["layers.2.mlp.down_proj"] == int8_class
         assert (kinds["lm_head"], kinds["embedding"]) == ("Linear", "Embedding")
         if options:
             quantize(tmp_path)
@@ -123,7 +123,7 @@ def test_weight_only_int8_is_nearer_to_the_unquantized_model(arch: str, tmp_path
     model = saved(tmp_path, arch)
     tokens = tokens_of(model, 12)
     both, weights = (
-        distance(model, logits(tmp_path, tokens, online_quantization=word), tokens) for word in ("int8dq", "int8wo")
+        distance(model, logits(tmp_path, tokens, online_quantization=mode), tokens) for mode in ("int8dq", "int8wo")
     )
     assert 0.001 < weights < both < LIMIT
 
@@ -135,8 +135,8 @@ def test_weight_only_int8_equals_its_dequantized_weights(tmp_path: Path) -> None
     ours = logits(tmp_path, tokens, online_quantization="int8wo")
     for name, parameter in model.named_parameters():
         if name.endswith("_proj.weight"):
-            whole, scale = quantize_int8(parameter.detach())
-            parameter.data = whole * scale
+            integers, scale = quantize_int8(parameter.detach())
+            parameter.data = integers * scale
     torch.testing.assert_close(ours, expected_logits(model, tokens), atol=5e-4, rtol=1e-4)
 
 
@@ -148,30 +148,35 @@ def test_a_tied_output_layer_stays_unquantized(tmp_path: Path) -> None:
 
 def test_quantization_maps_the_largest_of_each_row_to_127() -> None:
     weight = torch.tensor([[0.5, -127.0, 1.5], [0.0, 0.0, 0.0], [2.0, 4.0, -1.0]])
-    whole, scale = quantize_int8(weight)
-    assert whole.tolist() == [[0, -127, 2], [0, 0, 0], [64, 127, -32]]
+    integers, scale = quantize_int8(weight)
+    assert integers.tolist() == [[0, -127, 2], [0, 0, 0], [64, 127, -32]]
     assert scale.tolist() == [[1.0], [0.0], [pytest.approx(4 / 127)]]
 
 
 def test_dummy_weights_follow_the_quantization_config(tmp_path: Path) -> None:
     saved(tmp_path)
     ignored = ["lm_head", "re:model.layers.1.mlp.*", "model.layers.2.mlp.down_proj"]
-    edit_config(tmp_path, quantization_config={**DESCRIBED, "ignore": ignored})
+    edit_config(tmp_path, quantization_config={**QUANTIZATION_CONFIG, "ignore": ignored})
     (tmp_path / "model.safetensors").unlink()
     layers = built(tmp_path, load_format="dummy")
-    eight = {name for name, module in layers.named_modules() if isinstance(module, DynamicInt8Linear)}
-    assert "layers.1.attention.qkv_proj" in eight
-    assert "layers.0.mlp.down_proj" in eight
-    assert not eight & {"lm_head", "layers.1.mlp.gate_up_proj", "layers.1.mlp.down_proj", "layers.2.mlp.down_proj"}
+    int8_layers = {name for name, module in layers.named_modules() if isinstance(module, DynamicInt8Linear)}
+    assert "layers.1.attention.qkv_proj" in int8_layers
+    assert "layers.0.mlp.down_proj" in int8_layers
+    assert not int8_layers & {
+        "lm_head",
+        "layers.1.mlp.gate_up_proj",
+        "layers.1.mlp.down_proj",
+        "layers.2.mlp.down_proj",
+    }
 
 
-def changed(**at: Any) -> dict[str, Any]:
-    """DESCRIBED with changed entries, either its own or those of a part of its group (weights__num_bits)."""
-    config = copy.deepcopy(DESCRIBED)
-    for name, value in at.items():
-        part, _, key = name.partition("__")
+def changed(**fields: Any) -> dict[str, Any]:
+    """QUANTIZATION_CONFIG with changed entries: its own, or those of a section of its group (weights__num_bits)."""
+    config = copy.deepcopy(QUANTIZATION_CONFIG)
+    for name, value in fields.items():
+        section, _, key = name.partition("__")
         if key:
-            config["config_groups"]["group_0"][part][key] = value
+            config["config_groups"]["group_0"][section][key] = value
         elif name in config["config_groups"]["group_0"]:
             config["config_groups"]["group_0"][name] = value
         else:
@@ -180,7 +185,7 @@ def changed(**at: Any) -> dict[str, Any]:
 
 
 @every(
-    ("at", "reason"),
+    ("fields", "reason"),
     [
         ({"format": "pack-quantized"}, "its format is pack-quantized, not int-quantized"),
         ({"weights__num_bits": 4}, "group_0 has weights with num_bits 4, not 8"),
@@ -190,18 +195,18 @@ def changed(**at: Any) -> dict[str, Any]:
         ({"input_activations": None}, "group_0 has no input_activations"),
         ({"input_activations__dynamic": False}, "input_activations with dynamic False, not True"),
         ({"input_activations__strategy": "tensor"}, "input_activations with strategy tensor, not token"),
-        ({"output_activations": PART}, "quantizes the outputs of layers as well (output_activations)"),
-        ({"kv_cache_scheme": PART}, "it has a kv_cache_scheme"),
+        ({"output_activations": QUANT_ARGS}, "quantizes the outputs of layers as well (output_activations)"),
+        ({"kv_cache_scheme": QUANT_ARGS}, "it has a kv_cache_scheme"),
         ({"transform_config": {"config_groups": {"u": {}}}}, "it has a transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse, in the format sparse-24-bitmask"),
         ({"config_groups": {}}, "it has no config_groups"),
         ({"config_groups": {"group_0": 1}}, "its group_0 is 1"),
     ],
 )
-def test_other_schemes_of_compressed_tensors_are_refused_with_a_reason(at: Any, reason: str, tmp_path: Path) -> None:
+def test_other_compressed_tensors_schemes_are_refused_with_a_reason(fields: Any, reason: str, tmp_path: Path) -> None:
     saved(tmp_path)
     quantize(tmp_path)
-    edit_config(tmp_path, quantization_config=changed(**at))
+    edit_config(tmp_path, quantization_config=changed(**fields))
     assert read_facts(tmp_path).quantization == "compressed-tensors"
     error = refused(tmp_path)
     assert error.code == "unsupported_quantization"
@@ -210,7 +215,11 @@ def test_other_schemes_of_compressed_tensors_are_refused_with_a_reason(at: Any, 
 
 
 def test_equivalent_configurations_select_the_method() -> None:
-    for config in (DESCRIBED, changed(sparsity_config={"format": "dense"}, sparsity={}), {"quant_method": "w8a8_int8"}):
+    for config in (
+        QUANTIZATION_CONFIG,
+        changed(sparsity_config={"format": "dense"}, sparsity={}),
+        {"quant_method": "w8a8_int8"},
+    ):
         assert int8.method(config) == "w8a8_int8"
     assert int8.method({"quant_method": "awq"}) == "awq"
     assert int8.method({}) == "unknown"

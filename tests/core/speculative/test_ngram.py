@@ -1,4 +1,4 @@
-"""Drafts from n-grams: the longest match, then the latest; periods go on; nothing beyond the length of a row is read."""
+"""Drafts from n-grams: the longest match, then the latest; periods go on; other rows are not disturbed."""
 
 from __future__ import annotations
 

@@ -19,20 +19,18 @@ from srv_kernels.cpu.library import load
 MACHINES = ("x86_64", "aarch64", "riscv64")
 
 
-@every(("compiler", "fault"), [("g++-of-long-ago -m64", "cannot be run"), ("g++ 'half", "is not a valid command")])
-def test_a_compiler_that_cannot_be_run_is_refused_with_who_named_it(
-    compiler: str, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@every(("compiler", "error"), [("g++-of-long-ago -m64", "cannot be run"), ("g++ 'half", "is not a valid command")])
+def test_an_invalid_cxx_is_refused_by_name(
+    compiler: str, error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    text = re.escape(f"CXX={compiler} {fault}: ") + ".*unset it"
+    text = re.escape(f"CXX={compiler} {error}: ") + ".*unset it"
     with pytest.raises(build.CannotBuild, match=text):
         build.build(tmp_path / "x.so")
     assert not (tmp_path / "x.so").exists()
 
 
-def test_a_compiler_that_was_found_and_cannot_be_run_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "g++"
     broken.write_bytes(b"\x7fELF of another machine")
     broken.chmod(0o755)
@@ -50,7 +48,9 @@ def test_an_instruction_set_has_all_flags_of_those_before_it(machine: str) -> No
 
 
 @every("machine", MACHINES)
-def test_the_plainest_objects_are_linked_first(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_objects_of_the_smallest_instruction_set_are_linked_first(
+    machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The linker keeps the first of several copies of an inline function, which every processor must be able to run."""
     commands: list[list[str]] = []
 
@@ -68,9 +68,7 @@ def test_the_plainest_objects_are_linked_first(machine: str, monkeypatch: pytest
     assert all(flags[before] <= flags[after] for before, after in itertools.pairwise(order))
 
 
-def test_objects_that_are_kept_are_compiled_again_only_after_an_edit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_kept_objects_are_compiled_again_only_after_an_edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources, objects, compiled = tmp_path / "native", tmp_path / "objects", set[str]()
     shutil.copytree(build.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
 
@@ -94,15 +92,15 @@ def test_objects_that_are_kept_are_compiled_again_only_after_an_edit(
     assert compiled_after("kernels.h") == everything
 
 
-def test_intels_cores_take_the_kernels_that_widen_bfloat16() -> None:
-    """Those with its products can still be asked for."""
-    told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    if "GenuineIntel" not in told or "avx512_bf16" not in told:
-        pytest.skip("not a processor of Intel's with products of bfloat16")
+def test_intel_processors_use_the_kernels_that_widen_bfloat16() -> None:
+    """The kernels with bfloat16 dot products can still be selected."""
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "GenuineIntel" not in cpuinfo or "avx512_bf16" not in cpuinfo:
+        pytest.skip("not an Intel processor with bfloat16 dot products")
     if load().library is None:
         pytest.skip(f"no native kernels here: {load().reason}")
     show = "from srv_kernels.cpu.library import load; print(load().isa)"
-    for asked, taken in (("", "avx512_vnni"), ("avx512_bf16", "avx512_bf16")):
-        environment = {**os.environ, "SRV_CPU_ISA": asked}
+    for selected, used in (("", "avx512_vnni"), ("avx512_bf16", "avx512_bf16")):
+        environment = {**os.environ, "SRV_CPU_ISA": selected}
         done = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == taken
+        assert done.stdout.strip() == used

@@ -1,4 +1,4 @@
-"""The native kernels' own tests again, as Clang compiles the kernels."""
+"""The tests of the native kernels again, with kernels that Clang has compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPILER = "clang++"
     "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
 )
 @pytest.mark.timeout(900)
-def test_kernels_that_clang_compiles_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compiled_by_clang_pass_their_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(COMPILER) is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{COMPILER} is not there (Debian: clang)")
     monkeypatch.setenv("CXX", COMPILER)

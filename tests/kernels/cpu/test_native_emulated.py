@@ -1,7 +1,6 @@
-"""The native kernels of aarch64, cross-compiled and run by an emulator: what this machine's processor is not.
+"""The native kernels of aarch64, cross-compiled and run by an emulator.
 
-An emulator shows that these cases come out right, on a processor with products of bytes and of bfloat16 (Armv8.6) and
-on one without. It shows nothing of speed.
+Results are tested on a processor with int8 and bfloat16 dot products (Armv8.6) and on one without. Speed is not.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver, beside the library that it calls."""
+    """The driver, in the same folder as the library that it calls."""
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
-            told = f"{program} is not there (Debian: {package})"
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(told)
+            message = f"{program} is not installed (Debian: {package})"
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
     folder = tmp_path_factory.mktemp("aarch64")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("CXX", COMPILER)
@@ -55,13 +54,15 @@ def run(driver: Path, processor: str, *arguments: str) -> subprocess.CompletedPr
     ("processor", "arguments", "isa"),
     [("cortex-a72", [], "generic"), ("max", [], "neon_bf16"), ("max", ["generic"], "generic")],
 )
-def test_kernels_of_aarch64_keep_their_bounds(driver: Path, processor: str, arguments: list[str], isa: str) -> None:
+def test_errors_of_aarch64_kernels_are_within_their_bounds(
+    driver: Path, processor: str, arguments: list[str], isa: str
+) -> None:
     done = run(driver, processor, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"isa {isa}"
-    kernels, pools, blocks = 9, 2, 10
-    assert len(lines) == 1 + 2 * (kernels + pools + blocks)  # of two types of numbers each
+    kernels, pools, gguf_types = 9, 2, 10
+    assert len(lines) == 1 + 2 * (kernels + pools + gguf_types)  # in two dtypes each
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Captured steps: a replay gives what a fresh call gives, for the current contents of the inputs."""
+"""Captured steps: a replay returns the same as a call, for the current contents of the inputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TABLE = torch.randn(10, DIM, generator=GENERATOR)
 INTEGERS = torch.randint(-128, 128, (DIM, DIM), generator=GENERATOR, dtype=torch.int8)
 LOADED = load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_ops, native_products
+    from srv_kernels.cpu import native_linear, native_ops
 
-    PRODUCT = native_products.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
-    GATES = native_products.linear(
+    LINEAR = native_linear.linear(torch.randn(DIM, DIM, generator=GENERATOR), None)
+    GATES = native_linear.linear(
         torch.randn(2 * DIM, DIM, generator=GENERATOR), torch.randn(2 * DIM, generator=GENERATOR)
     )
-    WEIGHT_ONLY = native_products.Int8WeightLinear(INTEGERS, WEIGHT / 512)
-    W8A8 = native_products.W8A8Linear(INTEGERS, WEIGHT / 512)
+    WEIGHT_ONLY = native_linear.Int8WeightLinear(INTEGERS, WEIGHT / 512)
+    W8A8 = native_linear.W8A8Linear(INTEGERS, WEIGHT / 512)
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 
@@ -42,16 +42,16 @@ def inference() -> Iterator[None]:
 
 
 def native(x: Tensor) -> Tensor:
-    """Norms, products and SiLU, like a layer; several tensors are freed on the way."""
+    """Norms, linear layers and SiLU, like a layer; several tensors are freed on the way."""
     total = x
     for _ in range(3):
-        normed, total = native_ops.add_rms_norm(PRODUCT(native_ops.rms_norm(total, WEIGHT, 1e-5)), total, WEIGHT, 1e-5)
+        normed, total = native_ops.add_rms_norm(LINEAR(native_ops.rms_norm(total, WEIGHT, 1e-5)), total, WEIGHT, 1e-5)
         total = native_ops.silu_and_mul(GATES(normed))
     return total
 
 
 def with_int8_weights(x: Tensor) -> Tensor:
-    """Products with int8 weights, with and without quantized inputs."""
+    """Linear layers with int8 weights, with and without quantized inputs."""
     return W8A8(WEIGHT_ONLY(x))
 
 
@@ -74,23 +74,23 @@ def captured(work: Callable[[Tensor], Tensor], x: Tensor, pool: GraphMemoryPool)
 
 @every("work", [native, with_int8_weights, mixed])
 @every("rows", [1, 5])
-def test_a_replay_gives_what_a_call_gives(work: Callable[[Tensor], Tensor], rows: int) -> None:
+def test_a_replay_returns_the_same_as_a_call(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
     graph, out = captured(work, x, GraphMemoryPool())
     graph.replay()
     assert torch.equal(out, work(x))
     for _ in range(3):
         x.copy_(torch.randn(rows, DIM) * 3)
-        gc.collect()  # a replay must not read what the capture left behind
+        gc.collect()  # a replay must not depend on objects of the capture
         graph.replay()
         assert torch.equal(out, work(x))
 
 
-def test_a_replay_finds_scratch_memory_that_a_larger_call_has_moved() -> None:
+def test_a_replay_works_after_a_larger_call_has_moved_the_scratch_memory() -> None:
     """Inputs in bfloat16 are widened, and quantized to int8, in memory that moves as it grows."""
     integers = torch.randint(-128, 128, (DIM, DIM), dtype=torch.int8)
-    plain = native_products.linear(torch.randn(DIM, DIM).bfloat16(), None)
-    w8a8 = native_products.W8A8Linear(integers, WEIGHT / 512)
+    plain = native_linear.linear(torch.randn(DIM, DIM).bfloat16(), None)
+    w8a8 = native_linear.W8A8Linear(integers, WEIGHT / 512)
 
     def work(x: Tensor) -> Tensor:
         return w8a8(plain(x))
@@ -117,7 +117,7 @@ def test_a_capture_runs_no_native_call_and_sees_zeros_in_reused_memory() -> None
 
 
 def test_a_native_result_may_be_an_index() -> None:
-    """During capture it is 0; a replay has the right one."""
+    """During capture the index is 0; a replay uses its current value."""
     x, logits = torch.randn(3, DIM), torch.randn(3, DIM)
 
     def work(x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def test_a_native_result_may_be_an_index() -> None:
     assert torch.equal(out, work(x))
 
 
-def test_what_fails_on_zeros_is_not_captured() -> None:
+def test_an_operator_that_fails_on_zeros_is_not_captured() -> None:
     def work(x: Tensor) -> Tensor:
         _, finite = native_ops.most_likely(x)
         return 7 // finite.long()
@@ -161,7 +161,7 @@ def test_memory_of_freed_tensors_is_reused_also_by_other_graphs() -> None:
     assert len(kept) == 3
 
 
-def test_two_graphs_over_one_pool_replay_in_turn() -> None:
+def test_two_graphs_with_one_pool_replay_in_turn() -> None:
     pool = GraphMemoryPool()
     wide, narrow = torch.randn(8, DIM), torch.randn(2, DIM)
     pairs = [(*captured(mixed, x, pool), x) for x in (wide, narrow)]
@@ -184,7 +184,7 @@ def test_a_value_read_from_a_tensor_cannot_be_captured() -> None:
 def test_strides_and_alignment_of_the_pool() -> None:
     pool = GraphMemoryPool()
     for shape, stride in (((3, 5), (5, 1)), ((4, 2), (1, 4)), ((), ()), ((0, 7), (7, 1))):
-        like = pool.like(torch.empty_strided(shape, stride, dtype=torch.float64))
+        like = pool.zeros_like(torch.empty_strided(shape, stride, dtype=torch.float64))
         assert (like.shape, like.stride(), like.dtype) == (torch.Size(shape), stride, torch.float64)
         assert like.data_ptr() % 64 == 0
 
@@ -224,7 +224,7 @@ def test_graphs_do_not_nest() -> None:
 
 
 def test_capture_does_not_import_torchs_compiler() -> None:
-    """It has 800 modules: as much memory as a small model, and a second at every start-up."""
+    """Its 800 modules need as much memory as a small model, and a second at every start."""
     code = (
         "import sys, torch\n"
         "from srv_kernels.cpu.captured_graph import GraphMemoryPool, CapturedGraph\n"

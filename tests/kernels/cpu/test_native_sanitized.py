@@ -1,4 +1,4 @@
-"""The native kernels' own tests again, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The tests of the native kernels again, under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 

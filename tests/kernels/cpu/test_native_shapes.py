@@ -1,4 +1,4 @@
-"""The native kernels on shapes that nobody thought of, on every instruction set that the machine has."""
+"""The native kernels on random shapes, on every instruction set that the machine has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_products_checked import assert_product, uses_int16_path
+from native_linear_checked import assert_linear, uses_int16_path
 
 from srv_kernels.cases import Case
 from srv_kernels.contracts import CONTRACTS, violations
@@ -17,7 +17,7 @@ from srv_kernels.cpu import library
 
 LOADED = library.load()
 if LOADED.library is not None:
-    from srv_kernels.cpu import native_library, native_ops, native_products
+    from srv_kernels.cpu import native_library, native_linear, native_ops
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 anything = settings(
@@ -31,35 +31,35 @@ THREADS = st.integers(1, 4)
 SEEDS = st.integers(0, 1000)
 
 
-def _numbers(seed: int, *shape: int) -> torch.Tensor:
+def _normal(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _whole(seed: int, least: int, most: int, *shape: int) -> torch.Tensor:
-    return torch.randint(least, most + 1, shape, generator=torch.Generator().manual_seed(seed))
+def _integers(seed: int, low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high + 1, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _view(wide: torch.Tensor, padding: int) -> torch.Tensor:
     return wide[:, padding : wide.shape[1] - padding]
 
 
-def _broken(op: str, dtype: torch.dtype, *args: Any) -> list[str]:
+def _violations(op: str, dtype: torch.dtype, *args: Any) -> list[str]:
     contract = replace(CONTRACTS[op], cases=lambda dtype, seed: iter([Case("random", args)]))
     return violations(contract, getattr(native_ops, op), dtype)
 
 
 @anything
 @given(rows=ROWS, dim=WIDTHS, padding=PADDING, dtype=DTYPES, threads=THREADS, seed=SEEDS)
-def test_norms_and_gates(
+def test_norms_and_silu_and_mul(
     isa: str, rows: int, dim: int, padding: int, dtype: torch.dtype, threads: int, seed: int
 ) -> None:
     native_library.set_threads(threads)
-    x, residual = (_view(_numbers(seed + n, rows, dim + 2 * padding).to(dtype), padding) for n in range(2))
-    gates = _view(_numbers(seed, rows, 2 * dim + 2 * padding).to(dtype), padding)
-    weight = _numbers(seed + 2, dim).to(dtype)
-    assert _broken("rms_norm", dtype, x, weight, 1e-5) == []
-    assert _broken("add_rms_norm", dtype, x, residual, weight, 1e-5) == []
-    assert _broken("silu_and_mul", dtype, gates) == []
+    x, residual = (_view(_normal(seed + n, rows, dim + 2 * padding).to(dtype), padding) for n in range(2))
+    gates = _view(_normal(seed, rows, 2 * dim + 2 * padding).to(dtype), padding)
+    weight = _normal(seed + 2, dim).to(dtype)
+    assert _violations("rms_norm", dtype, x, weight, 1e-5) == []
+    assert _violations("add_rms_norm", dtype, x, residual, weight, 1e-5) == []
+    assert _violations("silu_and_mul", dtype, gates) == []
 
 
 @anything
@@ -72,7 +72,7 @@ def test_norms_and_gates(
     threads=THREADS,
     seed=SEEDS,
 )
-def test_rotation(
+def test_rotary(
     isa: str,
     tokens: int,
     heads: int,
@@ -82,14 +82,14 @@ def test_rotation(
     threads: int,
     seed: int,
 ) -> None:
-    """All heads of a token lie beside one another, as products of several matrices leave them."""
+    """The heads of a token are contiguous, as in the output of a fused linear layer."""
     native_library.set_threads(threads)
     rotated, dim = 2 * min(halves), 2 * max(halves)
-    both = _numbers(seed, tokens, (heads + kv_heads) * dim).to(dtype)
+    both = _normal(seed, tokens, (heads + kv_heads) * dim).to(dtype)
     q, k = both[:, : heads * dim].view(tokens, heads, dim), both[:, heads * dim :].view(tokens, kv_heads, dim)
-    angles = _numbers(seed + 1, 50, rotated // 2)
+    angles = _normal(seed + 1, 50, rotated // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
-    assert _broken("rotary", dtype, q, k, cos_sin, _whole(seed + 2, 0, 49, tokens)) == []
+    assert _violations("rotary", dtype, q, k, cos_sin, _integers(seed + 2, 0, 49, tokens)) == []
 
 
 @anything
@@ -103,7 +103,7 @@ def test_rotation(
     threads=THREADS,
     seed=SEEDS,
 )
-def test_products(
+def test_linear(
     isa: str,
     rows: int,
     inputs: int,
@@ -114,25 +114,28 @@ def test_products(
     threads: int,
     seed: int,
 ) -> None:
-    """Of plain numbers, and of whole ones, whose sums float32 holds exactly, with weights of 8 bits."""
+    """Float weights with a tolerance, and int8 weights with integer inputs, whose sums are exact in float32."""
     native_library.set_threads(threads)
-    x = _view(_numbers(seed, rows, inputs + 2 * padding).to(dtype), padding)
-    weight, added = _numbers(seed + 1, outputs, inputs).to(dtype), _whole(seed + 2, -9, 9, outputs).to(dtype)
+    x = _view(_normal(seed, rows, inputs + 2 * padding).to(dtype), padding)
+    weight, added = _normal(seed + 1, outputs, inputs).to(dtype), _integers(seed + 2, -9, 9, outputs).to(dtype)
     offset = added if bias else None
-    assert_product(native_products.linear(weight, offset)(x), x, weight, offset)
+    assert_linear(native_linear.linear(weight, offset)(x), x, weight, offset)
 
-    whole, scales = _whole(seed + 3, -128, 127, outputs, inputs).to(torch.int8), 2.0 ** (torch.arange(outputs) % 5 - 2)
-    few = _view(_whole(seed + 4, -9, 9, rows, inputs + 2 * padding).to(dtype), padding)
-    exact = few.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
-    assert torch.equal(native_products.Int8WeightLinear(whole, scales, offset)(few), exact.to(dtype))
+    int8_weight, scales = (
+        _integers(seed + 3, -128, 127, outputs, inputs).to(torch.int8),
+        2.0 ** (torch.arange(outputs) % 5 - 2),
+    )
+    small = _view(_integers(seed + 4, -9, 9, rows, inputs + 2 * padding).to(dtype), padding)
+    exact = small.double() @ int8_weight.double().T * scales + (added.double() if bias else 0.0)
+    assert torch.equal(native_linear.Int8WeightLinear(int8_weight, scales, offset)(small), exact.to(dtype))
 
-    steps = _view(_whole(seed + 5, -126, 126, rows, inputs + 2 * padding).to(dtype), padding)
-    steps[:, -1] = 127  # so that a step is 1
-    exact = steps.double() @ whole.double().T * scales + (added.double() if bias else 0.0)
-    assert torch.equal(native_products.W8A8Linear(whole, scales, offset)(steps), exact.to(dtype))
+    inputs_of_127 = _view(_integers(seed + 5, -126, 126, rows, inputs + 2 * padding).to(dtype), padding)
+    inputs_of_127[:, -1] = 127  # so that the scale of the row is 1
+    exact = inputs_of_127.double() @ int8_weight.double().T * scales + (added.double() if bias else 0.0)
+    assert torch.equal(native_linear.W8A8Linear(int8_weight, scales, offset)(inputs_of_127), exact.to(dtype))
 
 
-@pytest.mark.parametrize("stored", native_products.GGML_TYPES if LOADED.library is not None else ())
+@pytest.mark.parametrize("stored", native_linear.GGML_TYPES if LOADED.library is not None else ())
 @anything
 @given(
     rows=ROWS,
@@ -144,7 +147,7 @@ def test_products(
     threads=THREADS,
     seed=SEEDS,
 )
-def test_products_of_blocks(
+def test_gguf_linear(
     isa: str,
     stored: str,
     rows: int,
@@ -156,26 +159,26 @@ def test_products_of_blocks(
     threads: int,
     seed: int,
 ) -> None:
-    """Inputs that are whole numbers, with a largest of 127 (or 217, see blocks.cpp) among every 16, are not rounded."""
+    """Integers are quantized exactly if the largest of every 16 is 127, or 217 on the int16 path of gguf_linear.cpp."""
     native_library.set_threads(threads)
     inputs = blocks * (256 if stored.endswith("_K") else 32)
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     known = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
-    stored_rows = known[_whole(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
-    weight = native_products.GGUFWeight(stored_rows, stored, inputs)
-    plain = weight.rows(torch.arange(outputs), torch.float32).double()
+    stored_rows = known[_integers(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
+    weight = native_linear.GGUFWeight(stored_rows, stored, inputs)
+    dequantized = weight.rows(torch.arange(outputs), torch.float32).double()
     largest = 217 if uses_int16_path(isa, stored) else 127
-    x = _view(_whole(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
+    x = _view(_integers(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
-    offset = _whole(seed + 2, -9, 9, outputs).to(dtype) if bias else None
-    assert_product(native_products.FusedGGUFLinear([weight], offset)(x), x, plain, offset)
+    offset = _integers(seed + 2, -9, 9, outputs).to(dtype) if bias else None
+    assert_linear(native_linear.FusedGGUFLinear([weight], offset)(x), x, dequantized, offset)
 
 
-def test_blocks_times_inputs_of_three_dimensions() -> None:
-    """Rows are all but the last, for one matrix and for several."""
+def test_gguf_linear_with_inputs_of_three_dimensions() -> None:
+    """All dimensions but the last are rows, for one weight and for several."""
     rows = torch.arange(40 * 68).reshape(40, 68).remainder(97).to(torch.uint8)
-    weights = [native_products.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
-    x = _numbers(1, 2, 3, 64)
-    one = native_products.FusedGGUFLinear(weights[:1])(x)
+    weights = [native_linear.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
+    x = _normal(1, 2, 3, 64)
+    one = native_linear.FusedGGUFLinear(weights[:1])(x)
     assert one.shape == (6, 40)
-    assert torch.equal(native_products.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))
+    assert torch.equal(native_linear.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))

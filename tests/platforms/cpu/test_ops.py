@@ -1,4 +1,4 @@
-"""The ops that the CPU platform binds on this very processor, each held to its contract."""
+"""The ops that the CPU platform binds on this processor satisfy their contracts."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def test_the_op_that_is_bound_here_keeps_its_contract(op: str, dtype: torch.dtyp
 
 @pytest.mark.skipif(load().library is None, reason=f"no native kernels to repack for: {load().reason}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_give_the_same_after_repacking_and_an_embedding_is_packed_once(
+def test_gguf_layers_give_the_same_after_repacking_and_a_tied_embedding_is_packed_once(
     dtype: torch.dtype, platform: Platform
 ) -> None:
-    place = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
-    weights = GGUFLayerFactory(place, {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"})
-    product = weights.linear({"a": 40, "b": 17}, 64, True)
+    context = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
+    weights = GGUFLayerFactory(context, {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"})
+    linear = weights.linear({"a": 40, "b": 17}, 64, True)
     table = weights.embedding("table", 70, 64)
     tied = weights.tied_lm_head("head", table)
     generator = torch.Generator().manual_seed(2)
-    for target in (product.weight_views() | table.weight_views()).values():
+    for target in (linear.weight_views() | table.weight_views()).values():
         if target.dtype == torch.uint8:
             target.copy_(torch.randint(0, 60, target.shape, generator=generator, dtype=torch.uint8))
         else:
             target.normal_(generator=generator)
     x, tokens = torch.randn(5, 64, generator=generator).to(dtype), torch.tensor([0, 69, 32, 32])
     with torch.inference_mode():
-        before = product(x), table(tokens), tied(x)
-        platform.post_load(torch.nn.ModuleList([product, table, tied]))
-        after = product(x), table(tokens), tied(x)
+        before = linear(x), table(tokens), tied(x)
+        platform.post_load(torch.nn.ModuleList([linear, table, tied]))
+        after = linear(x), table(tokens), tied(x)
     assert isinstance(table, GGUFEmbedding)
     assert table.matrix.rows.numel() == 0
     for old, new in zip(before, after, strict=True):
@@ -79,10 +79,10 @@ def test_blocks_give_the_same_after_repacking_and_an_embedding_is_packed_once(
 def test_8_bit_layers_give_the_same_after_repacking(
     kind: type[ScaledInt8Linear | StaticInt8Linear], dtype: torch.dtype, platform: Platform
 ) -> None:
-    """The plain weight goes, but for float16, which the native kernels do not read."""
-    place = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
+    """The unpacked weight is released, except in float16, which the native kernels do not support."""
+    context = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
     further = {} if kind is StaticInt8Linear else {"bias": True}
-    linear = kind(place, {"first": 40, "second": 17}, 33, **further)
+    linear = kind(context, {"first": 40, "second": 17}, 33, **further)
     load_dummy(linear.weight_views(), seed=2)
     assert linear.validate_loaded() is None
     x = torch.randn(5, 33, generator=torch.Generator().manual_seed(1)).to(dtype)

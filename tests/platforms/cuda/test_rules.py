@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: each demand of each attention backend taken and refused, and the rules of experts and guesses."""
+"""The rules of NVIDIA GPUs: requirements of each attention backend, MoE runner backends, speculative decoding."""
 
 from __future__ import annotations
 
@@ -56,67 +56,67 @@ def test_a_backend_fits_the_variants_it_has_kernels_for(name: str, variants: tup
         ("cutlass_mla", "sm100", LATENT, (128,)),
     ],
 )
-def test_pages_are_those_that_the_kernels_read_the_best_first(name: str, variant: str, about: Any, pages: Any) -> None:
+def test_page_sizes_are_those_of_the_kernels_best_first(name: str, variant: str, about: Any, pages: Any) -> None:
     assert attention(name, variant, about).get("page_size") == pages
 
 
-def test_no_latent_attention_where_there_is_none() -> None:
-    assert attention("trtllm_mha", "sm100", LATENT) == "it computes no latent attention"
+def test_trtllm_mha_does_not_compute_latent_attention() -> None:
+    assert attention("trtllm_mha", "sm100", LATENT) == "it does not compute latent attention (MLA)"
     assert isinstance(attention("fa3", "sm90", LATENT), dict)
 
 
-def test_flashinfer_takes_latent_attention_by_itself_on_one_variant_and_elsewhere_if_named() -> None:
+def test_flashinfer_computes_latent_attention_by_default_only_on_sm100() -> None:
     assert isinstance(attention("flashinfer", "sm100", LATENT), dict)
     for variant in ("sm80", "sm90"):
-        assert "left to other kernels, unless it is named" in attention("flashinfer", variant, LATENT)
+        assert "other kernels compute latent attention" in attention("flashinfer", variant, LATENT)
         for naming in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
             assert isinstance(attention("flashinfer", variant, LATENT, **{naming: "flashinfer"}), dict)
 
 
-def test_flash_attention_3_reads_no_pool_of_five_exponent_bits() -> None:
+def test_kv_pool_in_e5m2_by_backend() -> None:
     named = {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "fa3"}
-    assert attention("fa3", "sm90", model(), **named) == "it reads no pool in fp8_e5m2"
-    assert "left to triton" in attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2")
+    assert attention("fa3", "sm90", model(), **named) == "it does not support a KV pool in fp8_e5m2"
+    assert "triton reads a KV pool" in attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2")
     assert isinstance(attention("flashinfer", "sm100", model(), kv_cache_dtype="fp8_e5m2"), dict)
     assert isinstance(attention("triton", "sm90", model(), kv_cache_dtype="fp8_e5m2"), dict)
 
 
 @every("name", ["trtllm_mla", "flashmla", "cutlass_mla"])
-def test_latent_attention_and_nothing_else(name: str) -> None:
+def test_mla_backends_compute_only_latent_attention(name: str) -> None:
     assert attention(name, "sm100", model()) == "it computes latent attention (MLA) only"
 
 
-def test_without_a_model_nothing_of_it_is_held_against_a_backend() -> None:
+def test_backends_fit_if_the_model_is_unknown() -> None:
     for name in ("trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla", "dual_chunk_flash_attn", "flashinfer"):
         assert isinstance(attention(name, "sm100"), dict)
 
 
 @every(("head_dim", "fits"), [(32, False), (64, True), (80, False), (128, True), (256, True)])
-def test_flashinfer_takes_the_heads_it_compiles(head_dim: int, fits: bool) -> None:
+def test_flashinfer_supports_certain_head_sizes(head_dim: int, fits: bool) -> None:
     assert isinstance(attention("flashinfer", "sm80", model(head_dim=head_dim)), dict) == fits
 
 
 @every("name", ["trtllm_mla"])
-def test_the_pool_s_type_is_asked_for_only_where_the_user_names_one(name: str) -> None:
+def test_pool_dtype_is_required_only_if_the_user_sets_one(name: str) -> None:
     assert "kv_cache_dtype" not in attention(name, "sm100", LATENT)
-    asked = attention(name, "sm100", LATENT, kv_cache_dtype="bfloat16")
-    assert asked["kv_cache_dtype"] == ("auto", "fp8_e4m3")
+    required = attention(name, "sm100", LATENT, kv_cache_dtype="bfloat16")
+    assert required["kv_cache_dtype"] == ("auto", "fp8_e4m3")
 
 
-@every(("branches", "fits"), [(None, True), (1, True), (2, False), (4, False)])
-def test_trtllm_mha_checks_a_chain_of_guesses(branches: int | None, fits: bool) -> None:
-    answer = attention("trtllm_mha", "sm100", model(), speculative_eagle_topk=branches)
+@every(("topk", "fits"), [(None, True), (1, True), (2, False), (4, False)])
+def test_trtllm_mha_does_not_verify_draft_trees(topk: int | None, fits: bool) -> None:
+    answer = attention("trtllm_mha", "sm100", model(), speculative_eagle_topk=topk)
     assert isinstance(answer, dict) == fits
 
 
-@every(("branches", "chosen"), [(None, True), (1, True), (2, False)])
-def test_fa3_is_not_chosen_for_a_tree_of_guesses_but_may_be_named(branches: int | None, chosen: bool) -> None:
-    assert isinstance(attention("fa3", "sm90", model(), speculative_eagle_topk=branches), dict) == chosen
-    named = {"attention_backend": "fa3", "speculative_eagle_topk": branches}
+@every(("topk", "chosen"), [(None, True), (1, True), (2, False)])
+def test_fa3_is_used_for_draft_trees_only_if_selected(topk: int | None, chosen: bool) -> None:
+    assert isinstance(attention("fa3", "sm90", model(), speculative_eagle_topk=topk), dict) == chosen
+    named = {"attention_backend": "fa3", "speculative_eagle_topk": topk}
     assert isinstance(attention("fa3", "sm90", model(), **named), dict)
 
 
-def test_attention_in_two_chunks_excludes_what_it_cannot_do() -> None:
+def test_requirements_of_dual_chunk_attention() -> None:
     assert attention("dual_chunk_flash_attn", "sm90", DUAL) == {
         "enable_mixed_chunk": (False,),
         "disable_graphs": (True,),
@@ -126,7 +126,7 @@ def test_attention_in_two_chunks_excludes_what_it_cannot_do() -> None:
 
 
 @every(
-    ("about", "variant", "able"),
+    ("about", "variant", "fitting"),
     [
         (GPT_OSS, "sm100", {"trtllm_mha", "triton"}),
         (GPT_OSS, "sm90", {"fa3", "trtllm_mha", "triton"}),
@@ -135,9 +135,9 @@ def test_attention_in_two_chunks_excludes_what_it_cannot_do() -> None:
         (LLAMA4, "sm90", {"fa3", "triton"}),
     ],
 )
-def test_a_family_is_served_by_those_who_compute_its_attention(about: Any, variant: str, able: set[str]) -> None:
+def test_backends_that_support_a_model_family(about: Any, variant: str, fitting: set[str]) -> None:
     names = ("flashinfer", "triton", "fa3", "trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla")
-    assert {name for name in names if isinstance(attention(name, variant, about), dict)} == able
+    assert {name for name in names if isinstance(attention(name, variant, about), dict)} == fitting
 
 
 def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
@@ -163,12 +163,12 @@ def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
         (LATENT, "sm100", "flashinfer", 1),
     ],
 )
-def test_the_best_that_fits_a_family_is_chosen(about: Any, variant: str, backend: str, page: int) -> None:
+def test_best_backend_for_a_model_family_is_chosen(about: Any, variant: str, backend: str, page: int) -> None:
     config = resolved(variant, about).config
     assert (config.platform.attention_backend, config.memory.page_size) == (backend, page)
 
 
-def test_trtllm_mha_computes_output_on_one_variant_more_than_prompts() -> None:
+def test_trtllm_mha_only_decodes_on_sm90() -> None:
     config = resolved("sm90", model(), decode_attention_backend="trtllm_mha").config.platform
     assert (config.prefill_attention_backend, config.decode_attention_backend) == ("fa3", "trtllm_mha")
     with pytest.raises(Refusal, match="it fits only decode_attention_backend here"):
@@ -177,7 +177,7 @@ def test_trtllm_mha_computes_output_on_one_variant_more_than_prompts() -> None:
     assert config.prefill_attention_backend == "trtllm_mha"
 
 
-def test_a_page_size_of_the_user_s_is_never_changed() -> None:
+def test_page_size_of_the_user_is_never_changed() -> None:
     config = resolved("sm100", GPT_OSS, page_size=32).config
     assert (config.platform.attention_backend, config.memory.page_size) == ("trtllm_mha", 32)
     config = resolved("sm100", GPT_OSS, page_size=8).config
@@ -198,11 +198,11 @@ def test_a_page_size_of_the_user_s_is_never_changed() -> None:
         (None, "sm100", {}, None),
     ],
 )
-def test_who_runs_the_experts_of_gpt_oss(about: Any, variant: str, values: dict[str, Any], runner: str | None) -> None:
+def test_moe_runner_backend_of_gpt_oss(about: Any, variant: str, values: dict[str, Any], runner: str | None) -> None:
     assert default_of("cuda", "moe_runner_backend", device("cuda", variant), about, **values) == runner
 
 
-def test_a_package_that_a_machine_lacks_is_not_chosen() -> None:
+def test_backends_without_their_package_are_not_chosen() -> None:
     lacking, having = device("cuda", "sm90", torch="2.9"), device("cuda", "sm90", **{"triton-kernels": "1"})
     assert default_of("cuda", "moe_runner_backend", lacking, GPT_OSS) is None
     assert default_of("cuda", "moe_runner_backend", having, GPT_OSS) == "triton_kernel"
@@ -213,7 +213,7 @@ def test_a_package_that_a_machine_lacks_is_not_chosen() -> None:
         assert isinstance(fit(installed, "cuda", family, "flashinfer", model()), dict)
 
 
-def test_gpt_oss_fuses_sums_on_the_newest_devices_alone() -> None:
+def test_allreduce_fusion_is_the_default_of_gpt_oss_on_sm100() -> None:
     newest = device("cuda", "sm100")
     assert default_of("cuda", "enable_allreduce_fusion", newest, GPT_OSS) is True
     assert default_of("cuda", "enable_allreduce_fusion", newest, GPT_OSS, enable_dp_attention=True) is None
@@ -264,11 +264,11 @@ def test_gpt_oss_fuses_sums_on_the_newest_devices_alone() -> None:
         ({"speculative_eagle_topk": 8, "page_size": 64, "decode_attention_backend": "flashinfer"}, model(), {}),
     ],
 )
-def test_what_kernels_demand(values: dict[str, Any], about: Any, codes: dict[str, str]) -> None:
+def test_constraints_of_kernels(values: dict[str, Any], about: Any, codes: dict[str, str]) -> None:
     assert violations("cuda", device("cuda", "sm100"), about, **values) == codes
 
 
-def test_what_trtllm_s_experts_exclude_is_off_where_nobody_says_otherwise() -> None:
+def test_shared_experts_fusion_is_off_by_default_with_trtllm() -> None:
     on = device("cuda", "sm100")
     assert default_of("cuda", "disable_shared_experts_fusion", on, moe_runner_backend="flashinfer_trtllm") is True
     assert default_of("cuda", "disable_shared_experts_fusion", on) is None

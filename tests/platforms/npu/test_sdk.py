@@ -1,4 +1,4 @@
-"""Which SDK the NPU platform loads, what it says where it cannot, and what its probe makes of what the SDK sees."""
+"""The SDK that the NPU platform loads, its refusals, and the result of its probe for the devices that the SDK sees."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_variant_comes_from_the_soc_number(soc: int, variant: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("soc", "name", "says"),
+    ("soc", "name", "reason"),
     [
         (202, "Ascend310P3", "Ascend310P3 is Ascend 310P, which is not supported yet"),
         (260, "Ascend950", "Ascend950 is A5 (Ascend 950), which is not supported yet"),
@@ -56,11 +56,11 @@ def test_the_variant_comes_from_the_soc_number(soc: int, variant: str | None) ->
         (777, "Thing", "Thing is an unknown generation (SoC number 777), which is not supported yet"),
     ],
 )
-def test_other_generations_are_recognised_and_refused(soc: int, name: str, says: str) -> None:
+def test_other_generations_are_recognised_and_refused(soc: int, name: str, reason: str) -> None:
     result = npu.look(sdk(soc, name), simulated=False)
-    assert (result.available, result.code, result.reason) == (False, "unsupported_variant", says)
+    assert (result.available, result.code, result.reason) == (False, "unsupported_variant", reason)
     assert "A2" in result.remedy
-    assert generation_of(soc) in says
+    assert generation_of(soc) in reason
 
 
 def test_real_devices_are_described_as_the_sdk_sees_them() -> None:
@@ -74,7 +74,7 @@ def test_real_devices_are_described_as_the_sdk_sees_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["Ascend910B3", "Ascend910B3 (simulated)"])
-def test_a_simulated_device_says_so_in_its_name_and_in_a_note(name: str) -> None:
+def test_a_simulated_device_is_named_so_and_has_a_note(name: str) -> None:
     result = npu.look(sdk(222, name), simulated=True)
     assert result.device is not None
     assert (result.device.name, result.device.simulated) == ("Ascend910B3 (simulated)", True)
@@ -82,13 +82,13 @@ def test_a_simulated_device_says_so_in_its_name_and_in_a_note(name: str) -> None
 
 
 @pytest.mark.parametrize("seen", [sdk(220, "", count=0), sdk(220, "", available=False)])
-def test_a_sdk_that_sees_nothing_points_to_the_visible_devices(seen: Any) -> None:
+def test_an_sdk_without_devices_suggests_to_check_the_visible_devices(seen: Any) -> None:
     result = npu.look(seen, simulated=False)
     assert (result.available, result.code) == (False, "no_device")
     assert "ASCEND_RT_VISIBLE_DEVICES" in result.remedy
 
 
-def test_nothing_is_simulated_unless_asked_for() -> None:
+def test_nothing_is_simulated_by_default() -> None:
     assert simulated_device({}) is None
     assert simulated_device({SIMULATOR_VARIABLE: ""}) is None
     assert simulated_device({SIMULATOR_VARIABLE: "a3"}) == "a3"
@@ -106,7 +106,7 @@ def test_an_unknown_simulated_device_is_refused_by_name() -> None:
 
 
 def refused_with(tmp_path: Path, *packages: str) -> str:
-    """Code of the refusal to simulate in a process whose only vendor's packages are these, each empty."""
+    """The refusal to simulate, in a process in which only these vendor packages exist, each empty."""
     for package in packages:
         (tmp_path / f"{package}.py").write_text("")
     script = """
@@ -134,14 +134,14 @@ except PlatformUnavailable as error:
     return done.stdout.strip()
 
 
-def test_the_simulator_is_not_loaded_beside_a_real_sdk(tmp_path: Path) -> None:
+def test_the_simulator_is_not_loaded_if_a_real_sdk_is_installed(tmp_path: Path) -> None:
     code, reason, remedy = refused_with(tmp_path, "torch_npu", "srv_npu_simulator").split("|")
     assert code == "simulator_beside_sdk"
     assert "torch_npu is installed here" in reason
     assert "Unset SRV_NPU_SIMULATOR" in remedy
 
 
-def test_a_simulator_that_is_not_installed_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_simulator_is_reported(tmp_path: Path) -> None:
     code, reason, remedy = refused_with(tmp_path).split("|")
     assert code == "simulator_missing"
     assert "srv-npu-simulator is not installed" in reason
@@ -149,7 +149,7 @@ def test_a_simulator_that_is_not_installed_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_package_can_be_imported_without_torch_or_sdk() -> None:
-    """All but what runs in workers, which is imported through `create`."""
+    """Except the modules that run in workers, which are imported by `create`."""
     script = (
         "import sys; import srv_npu.manifest, srv_npu.sdk, srv_npu.soc, srv_npu.limits;"
         "print(sorted({'torch', 'torch_npu', 'srv_npu_simulator'} & set(sys.modules)))"

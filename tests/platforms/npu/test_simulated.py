@@ -1,4 +1,4 @@
-"""The NPU platform on simulated devices, in processes of their own: claiming torch's device npu cannot be undone."""
+"""The NPU platform on simulated devices, in child processes, because registering torch's npu device is permanent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TESTS = ROOT / "platforms" / "npu" / "tests"
 SIMULATOR = ROOT / "plugins" / "npu_simulator"
 
 
-def run_on(soc: str, seconds: float, *words: str | Path) -> Outcome:
+def run_on(soc: str, seconds: float, *arguments: str | Path) -> Outcome:
     """Run tests of the folder on a simulated device."""
-    return run(*words, seconds=seconds, environment={"SRV_NPU_SIMULATOR": soc, "PYTHONPATH": str(SIMULATOR)})
+    return run(*arguments, seconds=seconds, environment={"SRV_NPU_SIMULATOR": soc, "PYTHONPATH": str(SIMULATOR)})
 
 
 def test_device_attention_and_sampling_on_a2() -> None:
@@ -35,8 +35,8 @@ def test_device_attention_and_sampling_on_a2() -> None:
     ],
 )
 def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> None:
-    """A minute or two each on an idle machine. The demo model takes the longest, so a3 runs a part of it: nothing that
-    computes asks for the generation.
+    """A minute or two each on an idle machine. a3 runs only a part of the demo model's tests, which take the longest,
+    because computation does not depend on the generation.
     """
     outcome = run_on(soc, 1700, TESTS / "test_npu_engine.py", "-k", chosen)
     assert outcome.passed, outcome.end

@@ -52,7 +52,7 @@ Outcome: TypeAlias = Converted | Untranslatable
 Conversion: TypeAlias = Callable[[ConversionInput], Outcome]
 
 
-def to(given: ConversionInput, text: str, note: str = "") -> Converted:
+def set_argument(given: ConversionInput, text: str, note: str = "") -> Converted:
     """Set the row's argument to the text."""
     return Converted({given.row.to: text}, note)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable, to, wrong_type
-from srv.args.dialects.values import fraction_of, size_in_bytes, tokens, whole
+from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable, set_argument, wrong_type
+from srv.args.dialects.values import fraction_of, parse_integer, size_in_bytes, tokens
 from srv.args.statement import amount_text
 
 
@@ -34,7 +34,7 @@ def _fraction(given: ConversionInput, used: Callable[[int, int], int]) -> Outcom
     if not 0 < part < total:
         reason = f"that is {part} of the {total} bytes of the device"
         return Untranslatable("bad_value", reason, "Give a size between 0 and the device's memory.")
-    return to(given, fraction_of(part, total), f"of {amount_text(total, 'bytes')}")
+    return set_argument(given, fraction_of(part, total), f"of {amount_text(total, 'bytes')}")
 
 
 def product(given: ConversionInput) -> Outcome:
@@ -42,37 +42,37 @@ def product(given: ConversionInput) -> Outcome:
 
     Partners have the form "--flag" or, with the engine's default, "--flag=16".
     """
-    own = {"true": 1, "false": None}.get(given.text, whole(given.text))
+    own = {"true": 1, "false": None}.get(given.text, parse_integer(given.text))
     if own is None:
         return Converted({}) if given.text == "false" else wrong_type(given, "an integer")
     numbers = [] if given.text == "true" or own == 0 else [own]
     for partner in given.row.partners:
         flag, _, default = partner.partition("=")
-        number = whole(given.other(flag, default or "1"))
+        number = parse_integer(given.other(flag, default or "1"))
         if number is None:
             return Untranslatable("bad_value", f"{flag} is not an integer", f"Set {flag} to an integer.")
         numbers.append(number)
     result = 1
     for number in numbers:
         result *= number
-    return to(given, str(result), "= " + " x ".join(map(str, numbers)) if len(numbers) > 1 else "")
+    return set_argument(given, str(result), "= " + " x ".join(map(str, numbers)) if len(numbers) > 1 else "")
 
 
 def unless_zero(given: ConversionInput) -> Outcome:
-    """The number as it is; 0 stands for the product of the partners."""
-    return product(given) if whole(given.text) == 0 else to(given, given.text)
+    """The number, unchanged; 0 stands for the product of the partners."""
+    return product(given) if parse_integer(given.text) == 0 else set_argument(given, given.text)
 
 
 def replicas(given: ConversionInput) -> Outcome:
     """The total number of devices, divided by the number that share a model (the partner): the number of replicas."""
     (partner,) = given.row.partners
-    devices, shared = whole(given.text), whole(given.other(partner, "1"))
+    devices, shared = parse_integer(given.text), parse_integer(given.other(partner, "1"))
     if not devices or not shared or devices < 0 or shared < 0:
         return wrong_type(given, "a positive integer")
     if devices % shared:
         reason = f"{devices} devices cannot be divided by {partner} {shared}"
         return Untranslatable("contradiction", reason, f"Set it to a multiple of {partner}.")
-    return to(given, str(devices // shared), f"{devices} devices, {shared} per replica")
+    return set_argument(given, str(devices // shared), f"{devices} devices, {shared} per replica")
 
 
 def nodes(given: ConversionInput) -> Outcome:
@@ -80,41 +80,41 @@ def nodes(given: ConversionInput) -> Outcome:
 
     The first partner is the total; if it is not given, the total is the product of the other partners.
     """
-    here = whole(given.text)
+    per_node = parse_integer(given.text)
     total = _devices(given)
-    if not here or here < 0 or not total:
+    if not per_node or per_node < 0 or not total:
         return wrong_type(given, "a positive integer")
-    if total % here and here < total:
-        reason = f"{total} devices cannot be distributed over nodes of {here} devices"
+    if total % per_node and per_node < total:
+        reason = f"{total} devices cannot be distributed over nodes of {per_node} devices"
         return Untranslatable("contradiction", reason, "Give each node the same number of devices.")
-    return to(given, str(max(1, total // here)), f"{total} devices, {here} per node")
+    return set_argument(given, str(max(1, total // per_node)), f"{total} devices, {per_node} per node")
 
 
 def _devices(given: ConversionInput) -> int | None:
     world, *sizes = given.row.partners
     if given.other(world):
-        return whole(given.other(world))
+        return parse_integer(given.other(world))
     total = 1
     for size in sizes:
-        total *= whole(given.other(size, "1")) or 0
+        total *= parse_integer(given.other(size, "1")) or 0
     return total
 
 
 def node_of_rank(given: ConversionInput) -> Outcome:
     """The rank of a device, divided by the number of devices per node (the partner): the rank of its node."""
     (partner,) = given.row.partners
-    rank, here = whole(given.text), whole(given.other(partner, "0"))
-    if rank is None or here is None or rank < 0 or here < 0:
+    rank, per_node = parse_integer(given.text), parse_integer(given.other(partner, "0"))
+    if rank is None or per_node is None or rank < 0 or per_node < 0:
         return wrong_type(given, "a non-negative integer")
-    if rank and not here:
+    if rank and not per_node:
         reason = "the rank of the node depends on the number of devices per node"
         return Untranslatable("needs_flag", reason, f"Set {partner} too, or set --node-rank instead.")
-    if rank and rank % here:
+    if rank and rank % per_node:
         reason = f"rank {rank} is not the first rank of its node, and srv starts all ranks of a node itself"
         return Untranslatable(
-            "one_start_a_node", reason, f"Start srv once per node, for the ranks 0, {here}, {2 * here}, ..."
+            "one_start_a_node", reason, f"Start srv once per node, for the ranks 0, {per_node}, {2 * per_node}, ..."
         )
-    return to(given, str(rank // here if here else 0), "start srv once per node, not once per rank")
+    return set_argument(given, str(rank // per_node if per_node else 0), "start srv once per node, not once per rank")
 
 
 def concurrency(given: ConversionInput) -> Outcome:
@@ -123,7 +123,7 @@ def concurrency(given: ConversionInput) -> Outcome:
     The second partner is a switch that allows any number of requests to wait.
     """
     batch_flag, waiting = given.row.partners
-    limit, batch = whole(given.text), whole(given.other(batch_flag, "0"))
+    limit, batch = parse_integer(given.text), parse_integer(given.other(batch_flag, "0"))
     if limit is None or batch is None:
         return wrong_type(given, "an integer")
     if batch == 0:
@@ -148,7 +148,7 @@ def step_budget(given: ConversionInput) -> Outcome:
 
 def draft_tokens(given: ConversionInput) -> Outcome:
     """Draft tokens per step, as one chain; a draft model generates one of them in each of its own steps."""
-    number = whole(given.text)
+    number = parse_integer(given.text)
     if number is None or number < 1:
         return wrong_type(given, "a positive integer")
     (method,) = given.row.partners
@@ -163,4 +163,4 @@ def address(given: ConversionInput) -> Outcome:
     """A host, and the port of the partner ("--flag=29501" includes the default)."""
     flag, _, default = given.row.partners[0].partition("=")
     host = f"[{given.text}]" if ":" in given.text and not given.text.startswith("[") else given.text
-    return to(given, f"{host}:{given.other(flag, default)}")
+    return set_argument(given, f"{host}:{given.other(flag, default)}")

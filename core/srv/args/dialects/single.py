@@ -6,19 +6,19 @@ import fnmatch
 import json
 from decimal import ROUND_CEILING, Decimal
 
-from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable, to, wrong_type
-from srv.args.dialects.values import inverted, read_json, scaled, tokens, whole
+from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable, set_argument, wrong_type
+from srv.args.dialects.values import inverted, parse_integer, read_json, scaled, tokens
 
 
 def same(given: ConversionInput) -> Outcome:
     """The text, unchanged."""
-    return to(given, given.text)
+    return set_argument(given, given.text)
 
 
 def opposite(given: ConversionInput) -> Outcome:
     """The negation of a switch."""
     text = inverted(given.text)
-    return wrong_type(given, "true or false") if text is None else to(given, text)
+    return wrong_type(given, "true or false") if text is None else set_argument(given, text)
 
 
 def whole_scale(given: ConversionInput) -> Outcome:
@@ -26,13 +26,17 @@ def whole_scale(given: ConversionInput) -> Outcome:
     text = scaled(given.text, given.row.factor)
     if text is None:
         return wrong_type(given, "a number")
-    return to(given, str(int(Decimal(text).to_integral_value(ROUND_CEILING))))
+    return set_argument(given, str(int(Decimal(text).to_integral_value(ROUND_CEILING))))
 
 
 def reserve(given: ConversionInput) -> Outcome:
     """A percentage to reserve, as a factor on the expected amount: 5 becomes 1.05."""
     text = scaled(given.text, "0.01")
-    return wrong_type(given, "a percentage") if text is None else to(given, f"{(1 + Decimal(text)).normalize():f}")
+    return (
+        wrong_type(given, "a percentage")
+        if text is None
+        else set_argument(given, f"{(1 + Decimal(text)).normalize():f}")
+    )
 
 
 def choice(given: ConversionInput) -> Outcome:
@@ -48,15 +52,15 @@ def choice(given: ConversionInput) -> Outcome:
 def token_count(given: ConversionInput) -> Outcome:
     """A number of tokens, which may end in k, K, m or M."""
     number = tokens(given.text)
-    return wrong_type(given, "a number of tokens") if number is None else to(given, str(number))
+    return wrong_type(given, "a number of tokens") if number is None else set_argument(given, str(number))
 
 
 def filled(given: ConversionInput) -> Outcome:
     """An integer, inserted into the row's template."""
-    number = whole(given.text)
+    number = parse_integer(given.text)
     if number is None:
         return wrong_type(given, "an integer")
-    return to(given, given.row.template.replace("%d", str(number)))
+    return set_argument(given, given.row.template.replace("%d", str(number)))
 
 
 def only_one(given: ConversionInput) -> Outcome:
@@ -65,14 +69,14 @@ def only_one(given: ConversionInput) -> Outcome:
     if len(members) != 1:
         reason = f"srv supports only one, and {len(members)} are given"
         return Untranslatable("one_only", reason, "Keep one, and use a proxy in front of srv for more.")
-    return to(given, members[0])
+    return set_argument(given, members[0])
 
 
 def adapters(given: ConversionInput) -> Outcome:
     """LoRA adapters: name=path, or JSON objects with a name and a path, or with names as keys and paths as values."""
     text = given.text.strip()
     if not text.startswith("{"):
-        return to(given, text)
+        return set_argument(given, text)
     read = read_json(f"[{text}]")
     if not isinstance(read, list) or not all(isinstance(each, dict) for each in read):
         return wrong_type(given, "NAME=PATH or a JSON object")
@@ -81,7 +85,7 @@ def adapters(given: ConversionInput) -> Outcome:
         pairs += [(each["name"], each["path"])] if {"name", "path"} <= each.keys() else list(each.items())
     if any(not isinstance(part, str) or not part or "," in part for pair in pairs for part in pair):
         return wrong_type(given, "a JSON object of adapter names and paths")
-    return to(given, ",".join(f"{name}={path}" for name, path in pairs))
+    return set_argument(given, ",".join(f"{name}={path}" for name, path in pairs))
 
 
 def json_entry(given: ConversionInput) -> Outcome:
@@ -89,4 +93,4 @@ def json_entry(given: ConversionInput) -> Outcome:
     read = read_json(given.text)
     if read is None:
         return Untranslatable("bad_value", "it is not valid JSON", f"Write the value of {given.flag} as JSON.")
-    return to(given, json.dumps({given.row.template: read}))
+    return set_argument(given, json.dumps({given.row.template: read}))

@@ -13,12 +13,12 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from srv.errors import InternalError, Refusal, Rejected
+from srv.errors import InternalError, Refusal, Rejection
 
 DIALECTS = ("rtp-llm", "vllm", "sglang")
 TAKES = ("value", "switch", "list")
 STATUSES = ("mapped", "converted", "refused")
-PLAIN = "same"  # the identity conversion
+IDENTITY = "same"  # the identity conversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Row:
     flags: tuple[str, ...]
     takes: str = "value"
     to: str = ""
-    conversion: str = PLAIN
+    conversion: str = IDENTITY
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)
     factor: str = "1"
@@ -61,7 +61,7 @@ class Row:
         """One of `STATUSES`: refused, mapped (the value is unchanged), or converted."""
         if self.refused:
             return "refused"
-        return "mapped" if self.conversion == PLAIN else "converted"
+        return "mapped" if self.conversion == IDENTITY else "converted"
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -77,8 +77,8 @@ class Dialect:
     """One engine's table.
 
     engine: its display name. launchers: the beginnings of its command lines, which are skipped.
-    positional: the flag that a positional argument stands for. ours: whether its flags are those of `srv`, except for
-    the rows.
+    positional: the flag that a positional argument stands for. ours: whether its flags without a row are those of
+    `srv`.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Dialect:
 
     @property
     def by_flag(self) -> Mapping[str, Row]:
-        """Rows by every spelling of their flags, in the form of `plain`."""
-        return MappingProxyType({plain(flag): row for row in self.rows for flag in row.flags})
+        """Rows by every spelling of their flags, as `normalize_flag` returns it."""
+        return MappingProxyType({normalize_flag(flag): row for row in self.rows for flag in row.flags})
 
     def counts(self, of_page: bool = True) -> Mapping[str, int]:
         """Number of rows by status: of the engine's page, or (`of_page=False`) of flags that the page does not list."""
@@ -101,7 +101,7 @@ class Dialect:
         return MappingProxyType(counted)
 
 
-def plain(flag: str) -> str:
+def normalize_flag(flag: str) -> str:
     """A flag with hyphens: engines accept `--tp_size` for `--tp-size`."""
     stem = flag.lstrip("-")
     return flag[: len(flag) - len(stem)] + stem.replace("_", "-")
@@ -111,7 +111,7 @@ def read_dialect(name: str) -> Dialect:
     """The table of one of `DIALECTS`; Refusal for any other name."""
     if name not in DIALECTS:
         reason, remedy = "there is no such dialect", f"Available dialects: {', '.join(DIALECTS)}."
-        raise Refusal([Rejected("unknown_dialect", repr(name), None, "command line", reason, remedy)])
+        raise Refusal([Rejection("unknown_dialect", repr(name), None, "command line", reason, remedy)])
     text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     rows = tuple(_read_row(raw) for raw in table["row"])
@@ -124,13 +124,13 @@ def read_dialect(name: str) -> Dialect:
         table.get("ours", False),
     )
     if len(dialect.by_flag) != sum(len(row.flags) for row in rows):
-        raise InternalError(f"{name}.toml: {_twice(rows)} occurs in two rows")
+        raise InternalError(f"{name}.toml: {_duplicate_flag(rows)} occurs in two rows")
     return dialect
 
 
-def _twice(rows: Iterable[Row]) -> str:
+def _duplicate_flag(rows: Iterable[Row]) -> str:
     seen: set[str] = set()
-    for flag in (plain(flag) for row in rows for flag in row.flags):
+    for flag in (normalize_flag(flag) for row in rows for flag in row.flags):
         if flag in seen:
             return flag
         seen.add(flag)

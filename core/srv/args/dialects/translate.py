@@ -14,10 +14,10 @@ from typing import Any
 from srv.args.config import ARGUMENTS, find_argument
 from srv.args.dialects.conversions import convert
 from srv.args.dialects.interface import ConversionInput, Converted, Untranslatable
-from srv.args.dialects.table import PLAIN, Dialect, Row, plain, read_dialect
-from srv.args.dialects.words import ParsedCommand, ParsedFlag, read_words, short
+from srv.args.dialects.table import IDENTITY, Dialect, Row, normalize_flag, read_dialect
+from srv.args.dialects.words import ParsedCommand, ParsedFlag, parse_command, short
 from srv.args.spec import HIDDEN, Argument
-from srv.errors import InternalError, Rejected
+from srv.errors import InternalError, Rejection
 
 MemoryOf = Callable[[str | None], int | None]
 
@@ -62,7 +62,7 @@ class Translation:
     settings: tuple[Setting, ...]
     passthrough: tuple[str, ...]
     notes: tuple[str, ...]
-    rejections: tuple[Rejected, ...]
+    rejections: tuple[Rejection, ...]
 
     @property
     def words(self) -> list[str]:
@@ -92,9 +92,9 @@ def translate(dialect: str, words: Sequence[str], memory_of: MemoryOf = lambda d
     if bad:
         reason, remedy = "it is not valid text", "Write it in UTF-8, without NUL."
         return Translation(
-            dialect, (), (), (), tuple(Rejected("bad_text", ascii(w), None, source, reason, remedy) for w in bad)
+            dialect, (), (), (), tuple(Rejection("bad_text", ascii(w), None, source, reason, remedy) for w in bad)
         )
-    return _Translator(table, read_words(table, words, source), source, memory_of).run()
+    return _Translator(table, parse_command(table, words, source), source, memory_of).run()
 
 
 def _is_text(word: str) -> bool:
@@ -112,7 +112,7 @@ class _Translator:
         self._dialect, self._command, self._source, self._memory_of = dialect, command, source, memory_of
         self._settings: dict[str, Setting] = {}
         self._notes: list[str] = []
-        self._rejections: list[Rejected] = list(command.rejections)
+        self._rejections: list[Rejection] = list(command.rejections)
 
     def run(self) -> Translation:
         flags = self._last_of_each()
@@ -147,14 +147,14 @@ class _Translator:
         if isinstance(outcome, Converted) and not all(map(_is_text, outcome.settings.values())):
             outcome = Untranslatable("bad_text", "its value contains invalid text", "Write it in UTF-8, without NUL.")
         if isinstance(outcome, Untranslatable):
-            refused = Rejected(outcome.code, short(flag.flag), shown, self._source, outcome.reason, outcome.remedy)
+            refused = Rejection(outcome.code, short(flag.flag), shown, self._source, outcome.reason, outcome.remedy)
             self._rejections.append(refused)
             return
         added = [self._add(name, text, flag) for name, text in outcome.settings.items()]
         settings = ", ".join(_as_setting(setting) for setting in added if setting is not None)
         reasons = "; ".join(reason for reason in (outcome.note, row.note) if reason)
         unchanged = list(outcome.settings.values()) == [flag.text] and row.conversion != "opposite"
-        if row.note or outcome.note or not (row.conversion == PLAIN or unchanged):
+        if row.note or outcome.note or not (row.conversion == IDENTITY or unchanged):
             self._notes.append(_sentence(_as_written(flag, shown), settings, reasons))
 
     def _add_own(self, flag: ParsedFlag, argument: Argument) -> None:
@@ -185,7 +185,7 @@ class _Translator:
         if before is not None and before.text != text:
             reason = f"it sets {_as_setting(setting)}, but {short(before.flag)} sets {_as_setting(before)}"
             remedy = "Leave out one of the two."
-            self._rejections.append(Rejected("contradiction", short(flag.flag), None, self._source, reason, remedy))
+            self._rejections.append(Rejection("contradiction", short(flag.flag), None, self._source, reason, remedy))
             return None
         self._settings[argument.name] = setting if before is None else before
         return setting
@@ -195,7 +195,7 @@ def _key(flag: ParsedFlag) -> str:
     """The key by which a later flag replaces an earlier one."""
     if flag.row is None:
         return "argument:" + _target(flag)
-    return plain(flag.flag) if flag.row.refused else flag.row.name
+    return normalize_flag(flag.flag) if flag.row.refused else flag.row.name
 
 
 def _target(flag: ParsedFlag) -> str:
@@ -211,7 +211,7 @@ def _shown(flag: ParsedFlag) -> str:
 
 def _as_written(flag: ParsedFlag, shown: str) -> str:
     """The flag with its value; a negated switch has none."""
-    negated = flag.row is not None and flag.row.takes == "switch" and plain(flag.flag).startswith("--no-")
+    negated = flag.row is not None and flag.row.takes == "switch" and normalize_flag(flag.flag).startswith("--no-")
     return short(flag.flag) if negated else f"{short(flag.flag)} {shown}".rstrip()
 
 

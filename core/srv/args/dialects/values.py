@@ -1,4 +1,4 @@
-"""Parse units, negations and JSON of single texts: pure functions that return None for a text that is invalid."""
+"""Parse units, negations and JSON of single texts: pure functions that return None for an invalid text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inverted(text: str) -> str | None:
     return "false" if lowered in TRUE else "true" if lowered in FALSE else None
 
 
-def whole(text: str) -> int | None:
+def parse_integer(text: str) -> int | None:
     """The integer of a text of at most 19 digits; None if it is not one."""
     return int(text) if _WHOLE.fullmatch(text.strip()) else None
 

@@ -1,6 +1,6 @@
 """Parse another engine's command line word by word into flags of the dialect (or of `srv`) and their values.
 
-Values remain texts: this module must not know what they mean.
+Values remain strings: this module must not know what they mean.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from srv.args.config import all_names, find_any, plain_name
-from srv.args.dialects.table import Dialect, Row, plain
+from srv.args.config import all_names, find_argument_or_deprecated, normalize_name
+from srv.args.dialects.table import Dialect, Row, normalize_flag
 from srv.args.spec import Argument, nearest
-from srv.errors import Rejected
+from srv.errors import Rejection
 
 TRUE = ("true", "1", "yes", "on", "t", "y")
 FALSE = ("false", "0", "no", "off", "f", "n")
 _NUMBER = re.compile(r"-[0-9.]")
-_OWN = ("--config",)  # flags of `srv` that are not arguments, each with a value
+_SRV_FLAGS = ("--config",)  # flags of `srv` that are not arguments, each with a value
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFlag:
     """One flag as the user wrote it, and its value as text ("true" or "false" for a switch, a,b,c for a list).
 
-    Exactly one of `row` and `argument` is set: the row of the dialect's flag, or the argument of `srv` that it names.
+    Exactly one of `row` and `argument` is set: the flag's row in the dialect's table, or the argument of `srv` that it
+    names.
     """
 
     flag: str
@@ -39,10 +40,10 @@ class ParsedCommand:
 
     flags: list[ParsedFlag] = field(default_factory=list)
     passthrough: list[str] = field(default_factory=list)
-    rejections: list[Rejected] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
 
 
-def read_words(dialect: Dialect, words: Sequence[str], source: str) -> ParsedCommand:
+def parse_command(dialect: Dialect, words: Sequence[str], source: str) -> ParsedCommand:
     """Parse a whole command line; `source` names it in refusals."""
     return _Parser(dialect, source).read(_without_launcher(dialect, words))
 
@@ -66,17 +67,17 @@ class _Parser:
         self._dialect, self._source = dialect, source
         self._rows = dialect.by_flag
         self._command = ParsedCommand()
-        self._left: list[str] = []
+        self._remaining: list[str] = []
 
     def read(self, words: Sequence[str]) -> ParsedCommand:
-        self._left = list(reversed(words))
+        self._remaining = list(reversed(words))
         positional = self._dialect.positional
-        while self._left:
-            word = self._left.pop()
+        while self._remaining:
+            word = self._remaining.pop()
             if is_flag(word):
                 self._read_flag(word)
             elif positional and all(each.flag != positional for each in self._command.flags):
-                row = self._rows[plain(positional)]
+                row = self._rows[normalize_flag(positional)]
                 self._command.flags.append(ParsedFlag(positional, word, row))
             else:
                 self._refuse("unexpected_word", word, "it is not the value of any flag", "Put a flag before it.")
@@ -85,7 +86,7 @@ class _Parser:
     def _read_flag(self, word: str) -> None:
         flag, equals, attached = word.partition("=")
         inline = attached if equals else None
-        if flag in _OWN and plain(flag) not in self._rows:
+        if flag in _SRV_FLAGS and normalize_flag(flag) not in self._rows:
             text = self._one_value(flag, inline)
             self._command.passthrough += [] if text is None else [flag, text]
         elif (found := self._find_row(flag)) is not None:
@@ -93,8 +94,8 @@ class _Parser:
             text = self._value(flag, row.takes, negated, rest or inline)
             if text is not None:
                 self._command.flags.append(ParsedFlag(flag if rest is None else flag[:2], text, row))
-        elif (own := self._find_own(flag)) is not None:
-            argument, negated = own
+        elif (match := self._find_srv_argument(flag)) is not None:
+            argument, negated = match
             takes = "list" if argument.kind.many else "switch" if argument.kind.base is bool else "value"
             text = self._value(flag, takes, negated, inline, argument.arg.const)
             if text is not None:
@@ -106,22 +107,22 @@ class _Parser:
 
     def _find_row(self, flag: str) -> tuple[Row, bool, str | None] | None:
         """The row of a flag, whether the flag is its negation, and a value that follows without a space (-O3)."""
-        if (row := self._rows.get(plain(flag))) is not None:
+        if (row := self._rows.get(normalize_flag(flag))) is not None:
             return row, False, None
-        if plain(flag).startswith("--no-"):
-            row = self._rows.get("--" + plain(flag).removeprefix("--no-"))
+        if normalize_flag(flag).startswith("--no-"):
+            row = self._rows.get("--" + normalize_flag(flag).removeprefix("--no-"))
             return (row, True, None) if row is not None and row.takes == "switch" else None
         if flag[1:2].isupper() and (row := self._rows.get(flag[:2])) is not None:
             return row, False, flag[2:]
         return None
 
-    def _find_own(self, flag: str) -> tuple[Argument, bool] | None:
+    def _find_srv_argument(self, flag: str) -> tuple[Argument, bool] | None:
         """An argument of `srv` that a flag names, and whether the flag is its negation."""
         if not flag.startswith("--"):
             return None
-        if (argument := find_any(flag)) is not None:
+        if (argument := find_argument_or_deprecated(flag)) is not None:
             return argument, False
-        argument = find_any("--" + flag.removeprefix("--no-")) if flag.startswith("--no-") else None
+        argument = find_argument_or_deprecated("--" + flag.removeprefix("--no-")) if flag.startswith("--no-") else None
         return (argument, True) if argument is not None and argument.kind.base is bool else None
 
     def _value(self, flag: str, takes: str, negated: bool, inline: str | None, const: str | None = None) -> str | None:
@@ -132,8 +133,8 @@ class _Parser:
         if takes == "value":
             return self._one_value(flag, inline)
         text = inline
-        if text is None and self._left and self._left[-1].lower() in TRUE + FALSE:
-            text = self._left.pop()
+        if text is None and self._remaining and self._remaining[-1].lower() in TRUE + FALSE:
+            text = self._remaining.pop()
         if text is not None and text.lower() not in TRUE + FALSE:
             self._refuse("bad_value", flag, "it is neither true nor false", "Write true or false after it.", text)
             return None
@@ -148,25 +149,25 @@ class _Parser:
     def _one_value(self, flag: str, inline: str | None) -> str | None:
         if inline is not None:
             return inline
-        return self._left.pop() if self._next_is_value() else self._missing(flag)
+        return self._remaining.pop() if self._next_is_value() else self._missing(flag)
 
     def _missing(self, flag: str) -> str | None:
         self._refuse("missing_value", flag, "no value follows it", "Write its value after it, or leave it out.")
         return None
 
     def _next_is_value(self) -> bool:
-        return bool(self._left) and not is_flag(self._left[-1])
+        return bool(self._remaining) and not is_flag(self._remaining[-1])
 
     def _all_values(self) -> list[str]:
         values = []
         while self._next_is_value():
-            values.append(self._left.pop())
+            values.append(self._remaining.pop())
         return values
 
     def _refuse_unknown(self, flag: str) -> None:
         remedy = f"`srv args translate --from {self._dialect.name} --table` lists the known flags."
-        if near := self._nearest(flag):
-            remedy = f"Did you mean {near}?"
+        if closest := self._nearest(flag):
+            remedy = f"Did you mean {closest}?"
         self._refuse("unknown_flag", flag, f"it is not a known flag of {self._dialect.engine} or srv", remedy)
 
     def _nearest(self, flag: str) -> str | None:
@@ -174,12 +175,12 @@ class _Parser:
         if self._dialect.ours:
             known = [*known, *("--" + name.replace("_", "-") for name in all_names())]
         stems = {name.removeprefix("--"): name for name in known}
-        near = nearest(plain_name(flag.lower()).replace("_", "-").lstrip("-"), stems, cutoff=0.6)
-        return stems[near] if near else None
+        closest = nearest(normalize_name(flag.lower()).replace("_", "-").lstrip("-"), stems, cutoff=0.6)
+        return stems[closest] if closest else None
 
     def _refuse(self, code: str, what: str, reason: str, remedy: str, value: str | None = None) -> None:
         shown = None if value is None else short(value)
-        self._command.rejections.append(Rejected(code, short(what), shown, self._source, reason, remedy))
+        self._command.rejections.append(Rejection(code, short(what), shown, self._source, reason, remedy))
 
 
 def short(text: str) -> str:

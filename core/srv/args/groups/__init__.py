@@ -1,5 +1,5 @@
 """Declarations of all server arguments, one module per group. No logic beyond the declarations.
 
-A group is a named tuple: immutable like a frozen dataclass, but created in a tenth of the time, for which every command
-has to wait. Its annotations are evaluated, so these modules do not use `from __future__ import annotations`.
+A group is a named tuple: immutable like a frozen dataclass, but created in a tenth of the time, which every command
+spends when it starts. Its annotations are evaluated, so these modules do not use `from __future__ import annotations`.
 """

@@ -60,7 +60,7 @@ class ExpertsArgs(NamedTuple):
     moe_dense_tp_size: Annotated[
         int | None,
         Arg(
-            "Ranks over which the dense layers of such a model are sharded; all ranks if not set.",
+            "Ranks over which the dense layers of a MoE model are sharded; all ranks if not set.",
             one_of(1),
             planned=_MOE,
             metavar="RANKS",

@@ -47,12 +47,12 @@ class GraphsArgs(NamedTuple):
         bool, Arg("Allow garbage collection during capture, which makes it slower.", planned=_CAPTURE, needs="graphs")
     ] = False
     enable_piecewise_graphs: Annotated[
-        bool, Arg("Capture the model in pieces, for prefill too.", planned=_PIECES, needs="graphs")
+        bool, Arg("Capture the model as piecewise graphs, for prefill too.", planned=_PIECES, needs="graphs")
     ] = False
     piecewise_graph_tokens: Annotated[
         str | None,
         Arg(
-            "JSON list of the token counts for which pieces are captured.",
+            "JSON list of the token counts for which piecewise graphs are captured.",
             json_list(),
             planned=_PIECES,
             needs="graphs",
@@ -62,7 +62,7 @@ class GraphsArgs(NamedTuple):
     piecewise_graph_max_tokens: Annotated[
         int,
         Arg(
-            "Largest token count for which pieces are captured.",
+            "Largest token count for which piecewise graphs are captured.",
             at_least(1),
             planned=_PIECES,
             needs="graphs",
@@ -87,7 +87,7 @@ class GraphsArgs(NamedTuple):
     triton_attention_split_tile_size: Annotated[
         int | None,
         Arg(
-            "Size of these splits, instead of their number; it is the same for every batch.",
+            "Fixed size of the splits of a long context in Triton attention, instead of their number.",
             at_least(1),
             planned=_KERNEL,
             unit="tokens",
@@ -106,15 +106,32 @@ class GraphsArgs(NamedTuple):
         Path | None, Arg("File that lists the channels by which relevant tokens are selected.", planned=_SPARSITY)
     ] = None
     ds_heavy_channel_num: Annotated[
-        int, Arg("Number of these channels.", at_least(1), planned=_SPARSITY, metavar="CHANNELS")
+        int,
+        Arg(
+            "Number of channels by which relevant tokens are selected (double sparsity).",
+            at_least(1),
+            planned=_SPARSITY,
+            metavar="CHANNELS",
+        ),
     ] = 32
     ds_heavy_token_num: Annotated[
-        int, Arg("Number of tokens that attention reads then.", at_least(1), planned=_SPARSITY, unit="tokens")
+        int,
+        Arg(
+            "Number of tokens that attention reads with double sparsity.", at_least(1), planned=_SPARSITY, unit="tokens"
+        ),
     ] = 256
     ds_heavy_channel_type: Annotated[
         str,
-        Arg("Whether the channels are those of queries, keys or both.", not_empty(), planned=_SPARSITY, metavar="TYPE"),
+        Arg(
+            "Whether double sparsity uses channels of queries, of keys or of both.",
+            not_empty(),
+            planned=_SPARSITY,
+            metavar="TYPE",
+        ),
     ] = "qk"
     ds_sparse_decode_threshold: Annotated[
-        int, Arg("Shortest context for which tokens are selected.", at_least(1), planned=_SPARSITY, unit="tokens")
+        int,
+        Arg(
+            "Shortest context for which double sparsity selects tokens.", at_least(1), planned=_SPARSITY, unit="tokens"
+        ),
     ] = 4096

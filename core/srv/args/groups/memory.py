@@ -33,7 +33,7 @@ class MemoryArgs(NamedTuple):
     hybrid_kvcache_ratio: Annotated[
         float | None,
         Arg(
-            "Between one pool for all layers (0) and a separate sliding-window pool of minimal size (1).",
+            "Ratio from one pool for all layers (0) to a separate sliding-window pool of minimal size (1).",
             between(0, 1),
             planned=_WINDOWS,
             metavar="RATIO",

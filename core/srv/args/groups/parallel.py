@@ -78,7 +78,8 @@ class ParallelArgs(NamedTuple):
         int, Arg("Number of machines that serve together.", at_least(1), planned=_NODES, metavar="MACHINES")
     ] = 1
     node_rank: Annotated[
-        int, Arg("Rank of this machine among them, from 0.", at_least(0), planned=_NODES, metavar="RANK")
+        int,
+        Arg("Rank of this machine among all that serve together, from 0.", at_least(0), planned=_NODES, metavar="RANK"),
     ] = 0
     dist_init_addr: Annotated[
         str | None,

@@ -135,7 +135,7 @@ class WeightsArgs(NamedTuple):
     ] = 1
     offload_prefetch_step: Annotated[
         int,
-        Arg("Number of layers by which weights are prefetched ahead.", at_least(1), planned=_OFFLOAD, unit="layers"),
+        Arg("Number of layers whose weights are prefetched ahead.", at_least(1), planned=_OFFLOAD, unit="layers"),
     ] = 1
     offload_mode: Annotated[
         str, Arg("Where offloaded layers are kept.", not_empty(), planned=_OFFLOAD, metavar="PLACE")

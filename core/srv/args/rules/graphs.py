@@ -8,12 +8,12 @@ from __future__ import annotations
 from srv.platform.facts import Constraint, Default, ResolutionContext
 
 _GIB = 2**30
-# (GiB of device memory, largest batch of a graph with fewer than four ranks, with four or more), for devices below that
-# memory. Larger devices have _MAX_BATCH.
-_BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
+# (GiB, largest graph batch with fewer than four ranks, with four or more), for devices with less memory than that.
+# Devices with more have _MAX_BATCH.
+_MAX_BATCHES = ((20, 8, 8), (35, 24, 80), (60, 32, 160), (160, 256, 512))
 _MAX_BATCH = 512
 _UNPADDED_ROWS = 32  # without padding, every row count up to this one has its own graph
-_STEPS = ((8, 8), (256, 16), (512, 32))  # (from this row count on, distance between captured row counts)
+_INTERVALS = ((8, 8), (256, 16), (512, 32))  # (from this row count on, interval between captured row counts)
 
 
 def captured_rows(
@@ -21,7 +21,7 @@ def captured_rows(
 ) -> tuple[int, ...]:
     """Row counts of the graphs to capture, ascending.
 
-    `sizes`: the requested row counts. If it is None, the counts are 1, 2, 4, then multiples with growing distances, up
+    `sizes`: the requested row counts. If it is None, the counts are 1, 2, 4, then multiples at growing intervals, up
     to the smaller of `max_size` (None: no limit) and `max_running` (the rows that a step can have), which is the last
     count. Without `padding` a graph serves only batches of exactly its size, so that every small count is captured.
     """
@@ -29,9 +29,9 @@ def captured_rows(
         return tuple(sorted(set(sizes)))
     bound = max_running if max_size is None else min(max_size, max_running)
     counts = set(range(1, _UNPADDED_ROWS + 1)) if not padding else {1, 2, 4}
-    ends = [begin for begin, _ in _STEPS[1:]] + [max(bound, _STEPS[-1][0]) + 1]
-    for (begin, step), end in zip(_STEPS, ends, strict=True):
-        counts.update(range(begin, end, step))
+    ends = [begin for begin, _ in _INTERVALS[1:]] + [max(bound, _INTERVALS[-1][0]) + 1]
+    for (begin, interval), end in zip(_INTERVALS, ends, strict=True):
+        counts.update(range(begin, end, interval))
     return tuple(sorted({count for count in counts if count < bound} | {bound}))
 
 
@@ -50,7 +50,7 @@ def _largest_that_fits(context: ResolutionContext) -> int | None:
 
 def default_max_graph_rows(context: ResolutionContext) -> int:
     """Rows of the largest graph that fits into the device memory next to weights and KV pool. Reads tp_size."""
-    for below, few, many in _BATCHES:
+    for below, few, many in _MAX_BATCHES:
         if context.device.memory_bytes < below * _GIB:
             return few if context["tp_size"] < 4 else many
     return _MAX_BATCH

@@ -21,10 +21,10 @@ _MIN_FRACTION, _MAX_FRACTION = 0.05, 0.88
 
 # Bytes that the published rule reserves (SGLang, 2026, observed by running it).
 _RUNTIME = 512 * _MIB
-_TOKEN = 1.5 * _MIB  # per prompt token of a step: activations and sampling
-_GRAPH_ROW = 2 * _MIB  # per row of the largest captured graph
-_GRAPH_ROW_DEVICE = 80 * _GIB  # device memory for which _GRAPH_ROW holds; smaller devices run smaller models
-_RANK = 1024 * _MIB / 8  # per rank: communicators take 1 GiB with eight ranks
+_BYTES_PER_TOKEN = 1.5 * _MIB  # per prompt token of a step: activations and sampling
+_BYTES_PER_GRAPH_ROW = 2 * _MIB  # per row of the largest captured graph
+_GRAPH_ROW_DEVICE_MEMORY = 80 * _GIB  # for which _BYTES_PER_GRAPH_ROW holds; smaller devices run smaller models
+_BYTES_PER_RANK = 1024 * _MIB / 8  # per rank: communicators take 1 GiB with eight ranks
 
 
 def _step_tokens(context: ResolutionContext) -> int:
@@ -62,14 +62,14 @@ def _graph_bytes(context: ResolutionContext) -> float:
     known = 0.0
     if context.model is not None:
         known = 2 * 4 * context.model.vocab_size + 4 * context.model.context_length / context["page_size"]
-    share = min(1.0, context.device.memory_bytes / _GRAPH_ROW_DEVICE)
-    return float(rows * (_GRAPH_ROW * share + known))
+    share = min(1.0, context.device.memory_bytes / _GRAPH_ROW_DEVICE_MEMORY)
+    return float(rows * (_BYTES_PER_GRAPH_ROW * share + known))
 
 
 def _published_step_bytes(context: ResolutionContext) -> float:
-    """For the tokens of all replicas if data-parallel attention gathers them into one step."""
+    """Counts the tokens of all replicas if data-parallel attention gathers them into one step."""
     replicas = context["dp_size"] if context["enable_dp_attention"] else 1
-    return float(_TOKEN * _step_tokens(context) * replicas)
+    return float(_BYTES_PER_TOKEN * _step_tokens(context) * replicas)
 
 
 def _free_fraction(context: ResolutionContext) -> float | None:
@@ -77,7 +77,7 @@ def _free_fraction(context: ResolutionContext) -> float | None:
     return 1 - context[RESERVED_MEMORY] / total if total > 0 else None
 
 
-def _fraction_within(context: ResolutionContext) -> float | None:
+def _fraction_below_max(context: ResolutionContext) -> float | None:
     free = _free_fraction(context)
     return None if free is None or free > _MAX_FRACTION else round(max(_MIN_FRACTION, free), 3)
 
@@ -93,7 +93,7 @@ def _fraction_published(context: ResolutionContext) -> float | None:
 
 
 FRACTIONS: tuple[Default, ...] = (
-    Default("mem_fraction_static", _fraction_within, f"{RESERVED_MEMORY} stays free", reads=(RESERVED_MEMORY,)),
+    Default("mem_fraction_static", _fraction_below_max, f"{RESERVED_MEMORY} stays free", reads=(RESERVED_MEMORY,)),
     Default(
         "mem_fraction_static",
         _fraction_at_max,
@@ -133,7 +133,7 @@ ESTIMATE: tuple[Contribution, ...] = (
     Contribution(
         RESERVED_MEMORY,
         "ranks",
-        lambda context: float((context["tp_size"] * context["pp_size"] - 1) * _RANK),
+        lambda context: float((context["tp_size"] * context["pp_size"] - 1) * _BYTES_PER_RANK),
         "the communicator has buffers of 128 MiB per additional rank",
         reads=("tp_size", "pp_size"),
     ),
@@ -151,7 +151,7 @@ def published_contributions(
 
     def graph_bytes(context: ResolutionContext) -> float:
         max_rows = context["graph_max_batch_size"]
-        return float(_GRAPH_ROW * (rows(context) if max_rows is None else max_rows))
+        return float(_BYTES_PER_GRAPH_ROW * (rows(context) if max_rows is None else max_rows))
 
     return (
         Contribution(
@@ -180,7 +180,7 @@ def published_contributions(
         Contribution(
             RESERVED_MEMORY,
             "ranks",
-            lambda context: float(context["tp_size"] * context["pp_size"] * _RANK),
+            lambda context: float(context["tp_size"] * context["pp_size"] * _BYTES_PER_RANK),
             "the published rule reserves 128 MiB per rank for communicators",
             reads=("tp_size", "pp_size"),
             replaces=("ranks",),

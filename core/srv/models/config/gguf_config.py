@@ -1,7 +1,7 @@
 """From GGUF metadata to the fields of a Hugging Face configuration, and to model facts. Torch-free.
 
 Owns the mapping of names for the architectures that have native layers, and refuses metadata that they do not
-implement. Must not read weights, except the small tensor of RoPE divisors.
+implement. Must not read weights, except the small tensor of RoPE frequency factors.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
-from srv.models.formats.gguf_header import ROPE_DIVISORS, GGUFHeader, read_header
+from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
 from srv.models.formats.gguf_types import OP_TYPES
 from srv.models.layers.rope_config import usable_context
 from srv.specs import CacheGroup, ModelFacts
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENS = "tokenizer.ggml.tokens"
-# A chat model whose file declares only the end of text still ends its turns with one of these (llama.cpp
-# finds them by text as well).
+# Chat models end their turns with one of these tokens, even if the file declares only the end-of-text token.
+# llama.cpp finds them by their text as well.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 # Metadata that changes the computation in a way the native layers do not implement, unless it is zero or absent.
 UNSUPPORTED_KEYS = (
@@ -48,7 +48,7 @@ def read_gguf(path: Path) -> ModelFacts:
     try:
         return _facts(meta, _config(meta))
     except (TypeError, ValueError, OverflowError) as error:
-        raise meta.refuse(f"its metadata holds a value that makes no sense ({error})") from error
+        raise meta.unsupported(f"its metadata holds an invalid value ({error})") from error
 
 
 def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
@@ -71,7 +71,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=usable_context(config, config["max_position_embeddings"]),
-        parameters=sum(math.prod(t.shape) for t in header.tensors.values() if t.name != ROPE_DIVISORS),
+        parameters=sum(math.prod(t.shape) for t in header.tensors.values() if t.name != ROPE_FREQ_FACTORS),
         weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
         cache_groups=(CacheGroup("full", tuple(range(layers)), kv_heads, head_dim, head_dim),),
         end_tokens=_end_tokens(meta),
@@ -92,12 +92,12 @@ class _Metadata:
     def get(self, key: str) -> Any:
         return self.header.metadata.get(f"{self.prefix}.{key}")
 
-    def count(self, key: str, otherwise: int | None = None, limit: int = MAX_SIZE) -> int:
-        """A positive integer of the architecture, no larger than any real model's."""
+    def count(self, key: str, default: int | None = None, limit: int = MAX_SIZE) -> int:
+        """A positive integer of the architecture, at most `limit`, which no real model exceeds."""
         if f"{self.prefix}.{key}" in self.header.skipped:
-            raise self.refuse(f"metadata {self.prefix}.{key} differs between layers")
+            raise self.unsupported(f"metadata {self.prefix}.{key} differs between layers")
         value = self.get(key)
-        value = otherwise if value is None else value
+        value = default if value is None else value
         if not isinstance(value, int) or not 0 < value <= limit:
             reason = f"metadata {self.prefix}.{key} is {value!r}, not an integer from 1 to {limit}"
             raise ModelError("damaged", self.path, reason, REMEDY)
@@ -107,7 +107,7 @@ class _Metadata:
         value = self.header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         return value if isinstance(value, int) else None
 
-    def refuse(self, reason: str) -> ModelError:
+    def unsupported(self, reason: str) -> ModelError:
         return ModelError("unsupported_config", self.path, reason, REMEDY)
 
 
@@ -117,7 +117,7 @@ def _config(meta: _Metadata) -> dict[str, Any]:
     heads, hidden = meta.count("attention.head_count"), meta.count("embedding_length")
     head_dim = meta.count("attention.key_length", hidden // heads)
     if meta.count("attention.value_length", head_dim) != head_dim:
-        raise meta.refuse("its keys and values have heads of different sizes")
+        raise meta.unsupported("its keys and values have heads of different sizes")
     epsilon = meta.get("attention.layer_norm_rms_epsilon")
     tensors = meta.header.tensors
     embedding = tensors.get("token_embd.weight")
@@ -156,28 +156,28 @@ def _refuse_unsupported(meta: _Metadata) -> None:
         remedy = "Join the parts with llama.cpp's `llama-gguf-split --merge`"
         raise ModelError("unsupported_format", meta.path, f"it is one of {parts} parts", remedy)
     if metadata.get("general.type", "model") != "model":
-        raise meta.refuse(f"it holds a {metadata['general.type']}, not a whole model")
+        raise meta.unsupported(f"it holds a {metadata['general.type']}, not a whole model")
     window, context = meta.get("attention.sliding_window"), meta.get("context_length")
     if window and context and window < context:
-        raise meta.refuse(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
+        raise meta.unsupported(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
     for key in UNSUPPORTED_KEYS:
         if meta.get(key):
-            raise meta.refuse(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
+            raise meta.unsupported(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
 
 
 def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters` as transformers names them. Attention factor of YaRN as llama.cpp computes it."""
+    """`rope_parameters` as transformers names them. YaRN's attention factor is computed as in llama.cpp."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
     dim = meta.count("rope.dimension_count", head_dim)
     if dim != head_dim and meta.prefix == "llama":
-        # The file's row order pairs dimensions across whole heads, so which of them are rotated is not determined.
-        raise meta.refuse(f"only {dim} of {head_dim} dimensions of its heads are rotated")
+        # The file's row order pairs dimensions across whole heads, so it does not show which dimensions are rotated.
+        raise meta.unsupported(f"only {dim} of {head_dim} dimensions of its heads are rotated")
     if dim != head_dim:
         parameters["partial_rotary_factor"] = dim / head_dim
     kind, factor = meta.get("rope.scaling.type"), meta.get("rope.scaling.factor") or meta.get("rope.scale_linear")
     kind = kind or ("linear" if factor else "none")
-    if ROPE_DIVISORS in meta.header.tensors:
-        parameters |= {"rope_type": "divisors", "divisors": _floats(meta.header, ROPE_DIVISORS)}
+    if ROPE_FREQ_FACTORS in meta.header.tensors:
+        parameters |= {"rope_type": "freq_factors", "freq_factors": _floats(meta.header, ROPE_FREQ_FACTORS)}
     elif kind in ("linear", "yarn") and factor:
         parameters |= {"rope_type": kind, "factor": float(factor)}
         if kind == "yarn":
@@ -185,7 +185,7 @@ def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
             scale = float(meta.get("rope.scaling.attn_factor") or 1.0)
             parameters["attention_factor"] = scale * (0.1 * math.log(float(factor)) + 1.0)
     elif kind != "none":
-        raise meta.refuse(f"RoPE scaling {kind!r} with factor {factor!r} is not implemented for GGUF files")
+        raise meta.unsupported(f"RoPE scaling {kind!r} with factor {factor!r} is not implemented for GGUF files")
     return parameters
 
 
@@ -208,12 +208,12 @@ def _types(header: GGUFHeader) -> tuple[str | None, str]:
     quantized = {tensor.type.name for tensor in header.tensors.values() if tensor.type.quantized}
     if quantized:
         return f"gguf:{max(quantized, key=lambda name: parameters[name])}", "float16"
-    most = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
-    return None, PLAIN_DTYPES.get(most, "float32")
+    dtype = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
+    return None, UNQUANTIZED_DTYPES.get(dtype, "float32")
 
 
 def _end_tokens(meta: _Metadata) -> tuple[int, ...]:
-    """Declared ends of text, turn and message; if no end of turn is declared, one that is known by its text."""
+    """The declared end-of-text, end-of-turn and end-of-message tokens; `TURN_ENDS` if no end of turn is declared."""
     declared = [meta.token("eos"), meta.token("eot"), meta.token("eom")]
     if meta.token("eot") is None:
         declared += sorted(meta.header.found.get(TOKENS, {}).values())

@@ -23,15 +23,15 @@ from srv.quantization.modelslim import read_description
 from srv.specs import CacheGroup, ModelFacts
 
 # Field names of the same quantity in different configurations, the most common first.
-NAMES: dict[str, tuple[str, ...]] = {
+FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "hidden_dim"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"),
 }
-# Fields of models whose state is not only a cache of keys and values.
-OTHER_STATE = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
+# Configuration fields of models that have state other than keys and values.
+OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
 NATIVE_BY_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in DEFAULTS}
 REMEDY = "Use the folder of a causal language model that transformers supports"
@@ -46,7 +46,7 @@ def read_folder(path: Path) -> ModelFacts:
     try:
         return _facts(path, config, checkpoint)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        reason = f"config.json holds a value that makes no sense ({type(error).__name__}: {error})"
+        reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
 
 
@@ -69,7 +69,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        context_length=usable_context(_text(config), sizes["context"]),
+        context_length=usable_context(_text_config(config), sizes["context"]),
         parameters=_parameters(architecture, config, sizes, checkpoint),
         weight_bytes=sum(tensor.size for tensor in checkpoint.tensors.values()) if checkpoint else 0,
         cache_groups=(CacheGroup("full", tuple(range(sizes["layers"])), kv_heads, head_dim, head_dim),),
@@ -124,21 +124,21 @@ def _architecture(path: Path, config: Mapping[str, Any]) -> str:
     raise ModelError("unknown_architecture", str(path), reason, "Add `architectures` to config.json")
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the language model, which multimodal models nest."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
 def _sizes(path: Path, architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
-    text = with_defaults(architecture, _text(config))
+    text = with_defaults(architecture, _text_config(config))
     kinds = text.get("layer_types") or text.get("layers_block_type") or ()
-    foreign = [name for name in OTHER_STATE if text.get(name)] + sorted(set(kinds) - ATTENTION_LAYERS)
+    foreign = [name for name in OTHER_STATE_FIELDS if text.get(name)] + sorted(set(kinds) - ATTENTION_LAYERS)
     if foreign:
-        reason = f"{architecture} keeps another state than keys and values ({', '.join(foreign)})"
+        reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}
-    for quantity, names in NAMES.items():
+    for quantity, names in FIELD_NAMES.items():
         value = next((text[name] for name in names if text.get(name) is not None), None)
         limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
@@ -165,7 +165,7 @@ def _dtype(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
         counts = {dtype: _stored_params(checkpoint, dtype) for dtype in ("float64", "float32", "float16", "bfloat16")}
         if any(counts.values()):
             return max(counts, key=lambda name: counts[name])
-    text = _text(config)
+    text = _text_config(config)
     return str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
@@ -176,14 +176,14 @@ def _stored_params(checkpoint: Checkpoint, dtype: str) -> int:
 def _quantization(path: Path, config: Mapping[str, Any]) -> str | None:
     if read_description(path, config) is not None:
         return modelslim.NAME
-    scheme = _text(config).get("quantization_config")
+    scheme = _text_config(config).get("quantization_config")
     return int8.method(scheme) if isinstance(scheme, Mapping) else None
 
 
 def _parameters(
     architecture: str, config: Mapping[str, Any], sizes: Mapping[str, int], checkpoint: Checkpoint | None
 ) -> int:
-    """Counted in the checkpoint; else from the native layers; else 12 h² per layer, as in a plain decoder."""
+    """The parameter count of the checkpoint, else of the native layers, else an estimate of 12 h² per layer."""
     if checkpoint is not None:
         return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     try:
@@ -194,10 +194,10 @@ def _parameters(
 
 
 def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """`generation_config.json` takes precedence: its authors generate with it."""
+    """End-of-sequence tokens; those of `generation_config.json` take precedence, as in transformers."""
     given = generation.get("eos_token_id")
     if given is None:
-        given = _text(config).get("eos_token_id")
+        given = _text_config(config).get("eos_token_id")
     many = given if isinstance(given, list) else [given]
     return tuple(dict.fromkeys(token for token in map(_token, many) if token is not None))
 
@@ -207,7 +207,7 @@ def _token(value: Any) -> int | None:
 
 
 def _name(path: Path) -> str:
-    """The folder's name; in the hub's cache (models--org--name/snapshots/hash) the hub id."""
+    """The folder's name, or the hub id if it is in the hub's cache (models--org--name/snapshots/hash)."""
     for parent in path.absolute().parents:
         if parent.name.startswith("models--") and path.absolute().parent.name == "snapshots":
             return parent.name.removeprefix("models--").replace("--", "/")

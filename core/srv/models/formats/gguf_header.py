@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TENSOR_TYPES, TensorType
 
-ROPE_DIVISORS = "rope_freqs.weight"  # a tensor of divisors for the RoPE frequencies: configuration, not a weight
+ROPE_FREQ_FACTORS = "rope_freqs.weight"  # divides the RoPE frequencies: configuration, not a weight
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_AXES = 4
@@ -151,7 +151,7 @@ class _Reader:
         """A number of items of at least `smallest` bytes each, which limits how many the file can contain."""
         count = int(self._scalar("Q"))
         if count > MAX_ENTRIES:
-            self._raise_damaged(f"it announces {count} {what}s, more than {MAX_ENTRIES}")
+            self._raise_damaged(f"its header declares {count} {what}s, more than {MAX_ENTRIES}")
         self._require(count * smallest, f"a list of {count} {what}s")
         return count
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.formats.filling import Meter, Progress, check_names
-from srv.models.formats.gguf_header import ROPE_DIVISORS, GGUFHeader, GGUFTensor, read_header
+from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor, read_header
 from srv.specs import ModelFacts
 
 CHUNK = 1 << 22  # elements dequantized at a time: 16 MiB of float32
@@ -80,7 +80,7 @@ def tensor_types(path: Path) -> dict[str, str]:
 
 
 def _by_name(header: GGUFHeader) -> dict[str, GGUFTensor]:
-    return {hugging_face_name(name): tensor for name, tensor in header.tensors.items() if name != ROPE_DIVISORS}
+    return {hugging_face_name(name): tensor for name, tensor in header.tensors.items() if name != ROPE_FREQ_FACTORS}
 
 
 def _shape(tensor: GGUFTensor, view: Tensor | None) -> tuple[int, ...]:

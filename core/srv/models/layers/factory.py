@@ -1,4 +1,4 @@
-"""The factory of layers that hold matrices: architectures must not know how a checkpoint stores its weights."""
+"""The factory of layers with weight matrices: architectures must not know how a checkpoint stores its weights."""
 
 from __future__ import annotations
 

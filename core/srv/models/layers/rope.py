@@ -37,8 +37,8 @@ def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
         return _yarn(base, rope)
     if rope.rope_type == "longrope":
         return 1.0 / (_factors(parameters["short_factor"], rope) * base), _longrope_attention_factor(rope)
-    if rope.rope_type == "divisors":
-        return 1.0 / base / _factors(parameters["divisors"], rope), 1.0
+    if rope.rope_type == "freq_factors":
+        return 1.0 / base / _factors(parameters["freq_factors"], rope), 1.0
     # "dynamic" changes frequencies only beyond the declared context length, which is never served.
     return 1.0 / base, 1.0
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "divisors")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "freq_factors")
 REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor",),
-    "divisors": ("divisors",),
+    "freq_factors": ("freq_factors",),
 }
 LEGACY_NAMES = {"su": "longrope"}
 DEFAULT_THETA = 10000.0
@@ -30,9 +30,9 @@ class UnsupportedConfig(ValueError):
 class RopeConfig:
     """The rotary embedding of all layers.
 
-    `rotary_dim`: how many dimensions of a head are rotated. `rope_type`: one of ROPE_TYPES ("divisors" is how GGUF
-    files store llama3 scaling: one divisor per frequency). `context_length`: the model's declared one, in tokens;
-    `original_context_length`: that of pre-training. `parameters`: the variant's own parameters.
+    `rotary_dim`: how many dimensions of a head are rotated. `rope_type`: one of ROPE_TYPES ("freq_factors" is how GGUF
+    files store llama3 scaling: for each frequency, a factor by which it is divided). `context_length`: the model's
+    declared one, in tokens; `original_context_length`: that of pre-training. `parameters`: the variant's own ones.
     """
 
     theta: float

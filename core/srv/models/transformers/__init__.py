@@ -1,1 +1,1 @@
-"""The generic path: causal models of transformers on paged attention."""
+"""The fallback for models without native layers: causal models of transformers on paged attention."""

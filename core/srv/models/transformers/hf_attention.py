@@ -1,4 +1,4 @@
-"""An implementation of the attention interface of transformers with our paged attention.
+"""The attention interface of transformers, implemented with our paged attention.
 
 Owns the function that is registered with transformers, and the calls that it supports. Each forward pass has one
 `HFForwardPass`, which transformers passes on as a keyword argument, so the only global state is the registration.
@@ -19,7 +19,7 @@ from srv.platform.interface import AttentionLayer
 IMPLEMENTATION = "srv_paged"
 STEP = "srv_step"
 # Keyword arguments of attention that do not change its result, or that are read below.
-KNOWN = {
+KNOWN_OPTIONS = {
     STEP,
     "scaling",
     "sliding_window",
@@ -42,7 +42,7 @@ KNOWN = {
 class HFForwardPass:
     """One forward pass: looks up the layer of a module and passes it to `context.attend`.
 
-    `layers` is filled in the first forward pass (`learn`), and only read afterwards.
+    `layers` is filled in trial passes (`learn`), and only read afterwards.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class HFForwardPass:
         self, index: object, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> None:
         """Record the attention layer of a module, and refuse options that a paged backend cannot implement."""
-        foreign = sorted(name for name, given in options.items() if name not in KNOWN and given is not None)
+        foreign = sorted(name for name, given in options.items() if name not in KNOWN_OPTIONS and given is not None)
         if foreign:
-            raise refused(self.what, f"its attention takes {', '.join(foreign)}, which attention backends do not")
+            raise unsupported(self.what, f"its attention takes {', '.join(foreign)}, which attention backends do not")
         if not isinstance(index, int):
-            raise refused(self.what, f"{type(module).__name__} has no layer_idx")
+            raise unsupported(self.what, f"{type(module).__name__} has no layer_idx")
         causal = options.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
-            raise refused(self.what, "its attention is not causal")
+            raise unsupported(self.what, "its attention is not causal")
         if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
-            raise refused(self.what, "its queries, keys and values have heads of different sizes")
+            raise unsupported(self.what, "its queries, keys and values have heads of different sizes")
         scale, dim = options.get("scaling"), query.shape[-1]
         self.layers[index] = AttentionLayer(
             index=index,
@@ -90,13 +90,13 @@ class HFForwardPass:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer. There is no mask: the backend is causal and has windows."""
+    """The function that transformers calls in every layer. No mask is used: backends mask causally and by window."""
     step = options.get(STEP)
     name = type(module).__name__
     if not isinstance(step, HFForwardPass):
-        raise refused(name, "it does not pass keyword arguments on to its attention")
+        raise unsupported(name, "it does not pass keyword arguments on to its attention")
     if attention_mask is not None:
-        raise refused(step.what, f"{name} builds its own attention mask")
+        raise unsupported(step.what, f"{name} builds its own attention mask")
     return step(module, query, key, value, options), None
 
 
@@ -105,13 +105,13 @@ def register() -> None:
     AttentionInterface.register(IMPLEMENTATION, attention)
 
 
-def refused(what: str, reason: str) -> ModelError:
+def unsupported(what: str, reason: str) -> ModelError:
     """The error for a model that runs in transformers, but not with paged attention."""
     remedy = "Serve another model: this one does not fit transformers' attention interface as srv uses it"
     return ModelError("unsupported_architecture", what, reason, remedy)
 
 
-def not_made(what: str, reason: str) -> ModelError:
+def build_error(what: str, reason: str) -> ModelError:
     """The error if transformers cannot build the model from this configuration and these weights."""
     remedy = "Compare config.json with the original: a field of it, or a weight, is not what transformers expects"
     return ModelError("unsupported_config", what, f"transformers cannot build it: {reason}", remedy)

@@ -1,8 +1,7 @@
-"""Check before a model from transformers is served that it computes the same with our attention as with its own.
+"""Check that a model from transformers computes the same with our attention as with its own, before it is served.
 
-Owns one small experiment. A model can be served if its logits depend neither on how its tokens are split into chunks,
-nor on the other tokens of the batch. Only this check detects architectures that mix tokens outside attention, or that
-ignore their positions.
+A model can be served if its logits depend neither on how its tokens are split into chunks, nor on the other tokens of
+the batch. Only this check detects architectures that mix tokens outside attention, or that ignore their positions.
 
     own attention:    tokens 0..7 in one pass
     our attention:    pass 1: A 0..4        pass 2: A 5..7, B 0..7      (A and B the same tokens)
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from srv.platform.interface import AttentionLayer
 
-LENGTH, FIRST = 8, 5
+LENGTH, FIRST_CHUNK = 8, 5  # tokens
 Row = tuple[str, int, int]  # (sequence, first position, number of tokens)
 
 
@@ -31,15 +30,15 @@ class DenseCache:
     def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, heads, D], k and v [T, kv_heads, D] -> [T, heads, D]."""
         parts: list[Tensor] = []
-        at = 0
+        start = 0
         for sequence, _, count in self.rows:
-            keys, values = k[at : at + count], v[at : at + count]
+            keys, values = k[start : start + count], v[start : start + count]
             if (layer.index, sequence) in self._seen:
                 old_keys, old_values = self._seen[layer.index, sequence]
                 keys, values = torch.cat((old_keys, keys)), torch.cat((old_values, values))
             self._seen[layer.index, sequence] = keys, values
-            parts.append(dense_attention(layer, q[at : at + count], keys, values))
-            at += count
+            parts.append(dense_attention(layer, q[start : start + count], keys, values))
+            start += count
         return torch.cat(parts)
 
 
@@ -63,19 +62,19 @@ def largest_difference(
     own: Callable[[Tensor], Tensor],
     ours: Callable[[Tensor, Tensor, DenseCache], Tensor],
 ) -> float:
-    """The relative difference of the logits, |ours - own| / |own|, over the whole experiment.
+    """The relative difference of the logits, |ours - own| / |own|, over both passes.
 
     `own(tokens)` computes a whole sequence with the model's own attention, `ours(tokens, positions, cache)` one pass
     with our attention; both return logits [T, vocab].
     """
     tokens = (torch.arange(LENGTH) * 37 + 11).remainder(vocab_size).to(device)
     positions = torch.arange(LENGTH, device=device)
-    wanted = own(tokens).float()
+    expected = own(tokens).float()
     cache = DenseCache()
-    cache.rows = (("A", 0, FIRST),)
-    first = ours(tokens[:FIRST], positions[:FIRST], cache)
-    cache.rows = (("A", FIRST, LENGTH - FIRST), ("B", 0, LENGTH))
-    second = ours(torch.cat((tokens[FIRST:], tokens)), torch.cat((positions[FIRST:], positions)), cache)
-    got = torch.cat((first, second)).float()
-    difference = (got - torch.cat((wanted, wanted))).norm() / wanted.norm().clamp_min(1e-6)
+    cache.rows = (("A", 0, FIRST_CHUNK),)
+    first = ours(tokens[:FIRST_CHUNK], positions[:FIRST_CHUNK], cache)
+    cache.rows = (("A", FIRST_CHUNK, LENGTH - FIRST_CHUNK), ("B", 0, LENGTH))
+    second = ours(torch.cat((tokens[FIRST_CHUNK:], tokens)), torch.cat((positions[FIRST_CHUNK:], positions)), cache)
+    actual = torch.cat((first, second)).float()
+    difference = (actual - torch.cat((expected, expected))).norm() / expected.norm().clamp_min(1e-6)
     return float(difference)

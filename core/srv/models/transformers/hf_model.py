@@ -19,20 +19,19 @@ from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
-from srv.models.transformers.hf_attention import IMPLEMENTATION, STEP, HFForwardPass, not_made, refused, register
+from srv.models.transformers.hf_attention import IMPLEMENTATION, STEP, HFForwardPass, build_error, register, unsupported
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.platform.interface import AttentionLayer
 from srv.specs import ModelFacts
 
-MOST_CHARACTERS = 300  # of messages of transformers
+MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
 NO_BACKENDS = "its class in transformers does not support attention backends"
 
 
 class HFModel(CausalLM):
     """Wraps a `...ForCausalLM` of transformers.
 
-    `model` is the whole model, `body` the model without its output layer. Changes of the logits after the output layer
-    are repeated here; configurations have three fields for them.
+    Such a class may scale and cap its logits after the output layer; `logits` does the same.
     """
 
     def __init__(self, model: Any, facts: ModelFacts, device: torch.device) -> None:
@@ -85,23 +84,23 @@ class HFModel(CausalLM):
         except SrvError:
             raise
         except Exception as error:  # the class may raise anything: it is not supported
-            raise refused(self.what, f"a trial pass failed ({type(error).__name__}: {error})") from error
+            raise unsupported(self.what, f"a trial pass failed ({type(error).__name__}: {error})") from error
         limit = 1e-3 if dtype == torch.float32 else 0.1
         if not difference <= limit:
             reason = f"with paged attention its logits have a relative error of {difference:.2g} (limit {limit:g})"
-            raise refused(self.what, reason)
+            raise unsupported(self.what, reason)
         self._check_layers(facts)
         self.attention_layers = tuple(self._layers[index] for index in range(facts.layers))
 
     def _check_layers(self, facts: ModelFacts) -> None:
         """The layout of the KV pool follows from the facts, so every layer must match them."""
         if sorted(self._layers) != list(range(facts.layers)):
-            raise refused(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
+            raise unsupported(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
         for layer in self._layers.values():
             if (layer.kv_heads, layer.head_dim) != (facts.kv_heads, facts.head_dim):
                 found = f"{layer.kv_heads} key heads of {layer.head_dim}"
                 reason = f"layer {layer.index} has {found}, not {facts.kv_heads} of {facts.head_dim}"
-                raise refused(self.what, reason)
+                raise unsupported(self.what, reason)
 
 
 def build_hf(
@@ -120,10 +119,10 @@ def build_hf(
         # Some classes look up the implementation in their own table, and fail.
         unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
         if unknown:
-            raise refused(facts.architecture, NO_BACKENDS) from error
-        raise not_made(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
+            raise unsupported(facts.architecture, NO_BACKENDS) from error
+        raise build_error(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
     if not type(model).is_backend_compatible():
-        raise refused(facts.architecture, NO_BACKENDS)
+        raise unsupported(facts.architecture, NO_BACKENDS)
     wrapped = HFModel(model, facts, device)
     targets = {name: parameter.data for name, parameter in wrapped.model.named_parameters()}
     if load_format == "dummy":
@@ -136,11 +135,12 @@ def build_hf(
 
 def _check_known(facts: ModelFacts) -> None:
     """Refuse an architecture that transformers does not have either; its own message would be very long."""
-    kind = facts.config.get("model_type")
-    if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING:
+    model_type = facts.config.get("model_type")
+    if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
-    knows = "has no causal model of that type" if kind in CONFIG_MAPPING else "does not know that type"
-    reason = f"srv has no such architecture, and transformers {transformers.__version__} {knows} (model_type {kind!r})"
+    support = "has no causal model of that type" if model_type in CONFIG_MAPPING else "does not know that type"
+    release = f"transformers {transformers.__version__}"
+    reason = f"srv has no such architecture, and {release} {support} (model_type {model_type!r})"
     remedy = "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
 
@@ -148,15 +148,17 @@ def _check_known(facts: ModelFacts) -> None:
 def _first_line(error: Exception) -> str:
     """The first line of an error message, limited in length."""
     line = str(error).strip().partition("\n")[0]
-    return line if len(line) <= MOST_CHARACTERS else line[:MOST_CHARACTERS] + "..."
+    return line if len(line) <= MAX_MESSAGE_CHARACTERS else line[:MAX_MESSAGE_CHARACTERS] + "..."
 
 
 def _config(facts: ModelFacts) -> Any:
     if facts.format != "gguf":
         return AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=False)
     fields = {name: value for name, value in facts.config.items() if name != "model_type"}
-    if fields["rope_parameters"]["rope_type"] == "divisors":
-        raise refused(facts.architecture, "transformers does not support the RoPE divisors of this GGUF file")
+    if fields["rope_parameters"]["rope_type"] == "freq_factors":
+        raise unsupported(
+            facts.architecture, "transformers does not support the RoPE frequency factors of this GGUF file"
+        )
     return AutoConfig.for_model(facts.config["model_type"], **fields)
 
 

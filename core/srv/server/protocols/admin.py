@@ -60,8 +60,15 @@ class Admin:
         return json_response(self._model())
 
     async def model_info(self, request: Request) -> Response:
+        settings = self.service.settings
         return json_response(
-            {**self.service.settings.model_info, "max_request_tokens": self.service.settings.max_total_tokens}
+            {
+                **settings.model_info,
+                "max_request_tokens": settings.max_total_tokens,
+                "hidden_size": settings.hidden_size,
+                "is_embedding": settings.pooling is not None,
+                "pooling": settings.pooling,
+            }
         )
 
     async def server_info(self, request: Request) -> Response:
@@ -88,7 +95,7 @@ class Admin:
         else:
             texts, batch = self._texts(body)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
-        tokens = [await preprocessor.encode(text, special, "prompt", for_generation=False) for text in texts]
+        tokens = [await preprocessor.encode(text, special, "prompt", min_output=None) for text in texts]
         response: dict[str, object] = {
             "tokens": tokens if batch else tokens[0],
             "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),

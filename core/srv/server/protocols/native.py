@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -18,8 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srv.errors import RequestError
+from srv.server.embedding import unpack_floats
 from srv.server.fields import json_type, shorten
 from srv.server.generation import CompletedSequence, RequestGroup
+from srv.server.generation import Sequence as OutputSequence
 from srv.server.http.events import DONE, EventStream, event, while_connected
 from srv.server.http.failures import error_body
 from srv.server.lifecycle import SHUTDOWN_MESSAGE
@@ -121,14 +123,15 @@ class _EncodedOutput:
     tokens: _IncrementalArray = field(default_factory=_IncrementalArray)
     logprobs: _IncrementalArray = field(default_factory=_IncrementalArray)
     top: _IncrementalArray = field(default_factory=_IncrementalArray)
+    hidden_states: _IncrementalArray = field(default_factory=_IncrementalArray)
     prompt_sent: bool = False
 
 
 class NativeFormatter:
     """Formats the outputs of one request like SGLang.
 
-    In a stream each event contains the whole output so far. The log-probabilities of the prompt do not change, and are
-    only in the first and last event of a sequence.
+    In a stream each event contains the whole output so far, with its log-probabilities and hidden states. The
+    log-probabilities of the prompt do not change, and are only in the first and last event of a sequence.
     """
 
     def __init__(self, service: Service, body: GenerateBody, arrival: float) -> None:
@@ -151,6 +154,8 @@ class NativeFormatter:
         }
         if sequence.prompt.params.logprobs is not None:
             meta |= self._logprobs(result, encoded)
+        if sequence.prompt.params.hidden_states:
+            meta["hidden_states"] = self._hidden_states(sequence, encoded)
         return {"text": result.text, "output_ids": encoded.tokens.extend(result.tokens, list), "meta_info": meta}
 
     def _reason(self, result: CompletedSequence) -> dict[str, object] | None:
@@ -185,6 +190,21 @@ class NativeFormatter:
         if params.prompt_logprobs:
             fields["input_top_logprobs"] = [*([None] * len(first)), *native_top_logprobs(text, scores)]
         return fields
+
+    def _hidden_states(self, sequence: OutputSequence, encoded: _EncodedOutput) -> msgspec.Raw:
+        """An array of the prompt's vectors, then one vector per output token except the last, which is not computed."""
+        states, size, prompt = sequence.hidden_states, 4 * self._service.settings.hidden_size, sequence.prompt.tokens
+
+        def vector(position: int) -> list[float]:
+            return unpack_floats(states[position * size : (position + 1) * size])
+
+        def entry(index: int) -> object:
+            if index > 0:
+                return vector(len(prompt) + index - 1)
+            return [vector(position) for position in range(min(len(prompt), len(states) // size))]
+
+        entries = range(max(1, sequence.completion_tokens))
+        return encoded.hidden_states.extend(entries, lambda indices: [entry(index) for index in indices])
 
 
 class NativeGenerate:
@@ -234,10 +254,13 @@ class NativeGenerate:
         top_counts = _per_prompt(
             body.top_logprobs_num, count, batch, "top_logprobs_num", _integer_in(0, 0, MAX_TOP_LOGPROBS)
         )
+        hidden_states = _per_prompt(body.return_hidden_states, count, batch, "return_hidden_states", _boolean)
+        self._check_hidden_states(hidden_states)
         self.service.preprocessor.check_count(1, sum(item.n or 1 for item in params), param)
         tokenized = []
         for index, prompt in enumerate(prompts):
             sampling = _with_logprobs(params[index], requested[index], starts[index], top_counts[index])
+            sampling = replace(sampling, hidden_states=hidden_states[index])
             name = f"{param}[{index}]" if batch else param
             tokenized.append(
                 await self.service.preprocessor.prepare(
@@ -246,6 +269,15 @@ class NativeGenerate:
             )
             _check_start(starts[index], len(tokenized[-1].tokens))
         return tokenized
+
+    def _check_hidden_states(self, requested: Sequence[bool]) -> None:
+        if any(requested) and not self.service.settings.return_hidden_states:
+            raise RequestError(
+                "return_hidden_states is refused: this server does not return hidden states; start it with"
+                " --enable-return-hidden-states",
+                code="hidden_states_disabled",
+                param="return_hidden_states",
+            )
 
     async def _events(
         self, formatter: NativeFormatter, group: RequestGroup, rids: list[str], as_list: bool

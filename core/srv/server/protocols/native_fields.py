@@ -123,6 +123,9 @@ class GenerateBody(RequestBody):
         None, description="Return this many top log-probabilities per token; needs return_logprob."
     )
     return_text_in_logprobs: bool | None = Field(None, description="Return the text of each token, too.")
+    return_hidden_states: Annotated[object, _or_list({"type": "boolean"})] = Field(
+        None, description="Return the hidden states; the server must run with --enable-return-hidden-states."
+    )
     stream: bool | None = Field(None, description="Send the output as server-sent events during generation.")
 
     input_embeds: Annotated[object, Refused("prompts as embeddings")] = None
@@ -131,7 +134,6 @@ class GenerateBody(RequestBody):
     video_data: Annotated[object, Refused("video", (None, []))] = None
     modalities: Annotated[object, Refused("input other than text", (None, []))] = None
     token_ids_logprob: Annotated[object, Refused("log-probabilities of given ids; use top_logprobs_num")] = None
-    return_hidden_states: Annotated[object, Refused("hidden states are not returned", (None, False))] = None
     lora_path: Annotated[object, Refused("adapters")] = None
     session_params: Annotated[object, Refused("sessions; the prefix cache reuses shared prefixes automatically")] = None
     custom_logit_processor: Unsupported = None

@@ -1,4 +1,4 @@
-"""The fields of the bodies of `/v1/completions` and `/v1/chat/completions`.
+"""The fields of the bodies of `/v1/completions`, `/v1/chat/completions` and `/v1/embeddings`.
 
 Source: OpenAI's API reference; the extensions are fields of vLLM and SGLang. Must not know how a request is served.
 """
@@ -11,7 +11,7 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
-from srv.server.sampling_fields import MAX_TOKENS, MAX_TOP_LOGPROBS, SamplingBody
+from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOKENS, MAX_TOP_LOGPROBS, SamplingBody, Unsupported, User
 
 PromptInput = Annotated[
     object,
@@ -126,3 +126,57 @@ class ChatBody(SamplingBody):
     documents: Annotated[object, Refused("documents for the template; use chat_template_kwargs")] = None
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
     echo: Annotated[object, Refused("it belongs to /v1/completions", (None, False))] = None
+
+
+CHAT_INPUT = "conversations as input; send text"
+
+
+class EmbeddingBody(RequestBody):
+    RENAMED = {  # noqa: RUF012 - a ClassVar by its declaration in the base
+        "inputs": "input",
+        "prompt": "input",
+        "text": "input",
+        "input_ids": "input",
+        "request_id": "rid",
+        "use_activation": "normalize",
+    }
+
+    input: PromptInput = Field(description="A text, or an array of texts, of token ids, or of arrays of token ids.")
+    model: str | None = Field(None, description="The name of the served model; optional.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="float (default): an array of numbers; base64: the bytes of little-endian float32 numbers."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="Keep this many leading elements, for models trained for it (default all)."
+    )
+    normalize: bool | None = Field(None, description="Scale each embedding to length 1 (default true).")
+    add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens (default true).")
+    rid: str | None = Field(
+        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
+    )
+
+    user: User = None
+
+    messages: Annotated[object, _refused_unless_empty(CHAT_INPUT)] = None
+    add_generation_prompt: Annotated[object, Refused(CHAT_INPUT, (None, False))] = None
+    continue_final_message: Annotated[object, Refused(CHAT_INPUT, (None, False))] = None
+    chat_template: Annotated[object, Refused(CHAT_INPUT)] = None
+    chat_template_kwargs: Annotated[object, Refused(CHAT_INPUT)] = None
+    mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
+    media_io_kwargs: Annotated[object, Refused("images and audio")] = None
+    embed_dtype: Annotated[object, Refused("embeddings are float32", (None, "float32"))] = None
+    endianness: Annotated[object, Refused("embeddings are little-endian", (None, "little"))] = None
+    embed_overrides: Annotated[object, Refused("prompts as embeddings")] = None
+    embed_override_token_id: Annotated[object, Refused("prompts as embeddings")] = None
+    return_pooled_hidden_states: Annotated[
+        object, Refused("an embedding is the pooled hidden state; use normalize = false", (None, False))
+    ] = None
+    truncate_prompt_tokens: Annotated[object, Refused("prompts are not truncated")] = None
+    truncation_side: Annotated[object, Refused("prompts are not truncated")] = None
+    cache_salt: Annotated[object, Refused("all requests share the prefix cache")] = None
+    priority: Annotated[object, Refused("all requests have the same priority", (None, 0))] = None
+    lora_path: Annotated[object, Refused("adapters")] = None
+    bootstrap_host: Unsupported = None
+    bootstrap_port: Unsupported = None
+    bootstrap_room: Unsupported = None
+    data_parallel_rank: Unsupported = None

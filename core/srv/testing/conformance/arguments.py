@@ -1,8 +1,8 @@
-"""L4: what is declared of the arguments, against a real server over HTTP.
+"""L4: argument values that the plugin declares or accepts, on a real server over HTTP.
 
-Values are put together into as few launches as agree with one another; where such a launch fails, its halves tell
-which value is at fault. Values that are worth trying but make no server that anyone could use (a context of one
-token) are not among them: what a number does is core's matter, not the plugin's.
+Values that are accepted together are combined into as few launches as possible. If a launch fails, it is halved until
+the value at fault is found. Extreme values that make no useful server (a context of one token) are not tried: their
+effect is up to core, not to the plugin.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from srv.models.read import read_facts
 from srv.platform.facts import Support
 from srv.specs import ModelFacts
 from srv.testing.conformance.kit import Kit
-from srv.testing.conformance.local import folder_for, model_for, prompt
+from srv.testing.conformance.local import accepted_model, model_folder, prompt
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.reference import Reference
-from srv.testing.conformance.server import NotServing, Server, refused, serving
-from srv.testing.conformance.setups import declared_dtypes, resolved
-from srv.testing.conformance.values import SOURCE, says, texts
+from srv.testing.conformance.server import NotServing, Server, running_server, wait_for_exit
+from srv.testing.conformance.setups import declared_dtypes, resolve_for
+from srv.testing.conformance.values import SOURCE, candidate_texts, user_statement
 
-MOST_VALUES = 4  # of one argument
-OUTPUT = 8
+MAX_VALUES = 4  # per argument
+OUTPUT_TOKENS = 8
 API_KEY = "conformance"
 
-# Values of arguments that are no choice; those of arguments that are missing here and no choice either are not tried.
-SENSIBLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+# Values of arguments without choices; such an argument that is missing here is not tried.
+TRIED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "served_model_name": ("renamed",),
         "context_length": ("512",),
@@ -57,216 +57,231 @@ SENSIBLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "graph_batch_sizes": ("1,2,4",),
     }
 )
-FIXED = ("device", "model_path", "tokenizer_path", "chat_template", "revision", "host", "port")  # of every launch
+FIXED_ARGUMENTS = (
+    "device",
+    "model_path",
+    "tokenizer_path",
+    "chat_template",
+    "revision",
+    "host",
+    "port",
+)  # set in every launch
 
 
 def serves(kit: Kit) -> str:
-    """A server starts with nothing set, answers, and its output is the reference's."""
+    """A server starts with default arguments, answers, and its output is that of the reference."""
     facts, folder = _model(kit)
     dtype = declared_dtypes(kit)[0]
     tokens = prompt(20, 1)
-    with _serving(kit, folder, [says("dtype", dtype)]) as server:
+    with _serving(kit, folder, [user_statement("dtype", dtype)]) as server:
         _generate(server, Reference(folder), tokens, dtype)
         info = _info(server)
         if info["platform"] != kit.name:
-            raise Fault(f"asked for {kit.name}, the server says that it runs on {info['platform']}")
-        return f"{facts.name} on {info['platform']}, {OUTPUT} tokens"
+            raise Fault(f"{kit.name} was requested, but the server reports platform {info['platform']}")
+        return f"{facts.name} on {info['platform']}, {OUTPUT_TOKENS} tokens"
 
 
 def supported(kit: Kit) -> str:
-    """Everything that is accepted starts, answers and reads back as it was set."""
+    """With every accepted value a server starts, answers, and reports the value as it was set."""
     _, folder = _model(kit)
     facts = read_facts(folder)
-    wanted = _accepted(kit, facts)
-    launches = _together(kit, facts, wanted)
-    for said in launches:
-        _check_launch(kit, folder, said)
-    names = {each.argument for each in wanted}
-    silent = [each.name for each in ARGUMENTS.values() if each.status == "implemented" and each.name not in names]
-    return f"{len(wanted)} values of {len(names)} arguments in {len(launches)} launches; not tried: {', '.join(silent)}"
+    statements = _accepted(kit, facts)
+    launches = _group_into_launches(kit, facts, statements)
+    for launch in launches:
+        _check_launch(kit, folder, launch)
+    names = {each.argument for each in statements}
+    untried = [each.name for each in ARGUMENTS.values() if each.status == "implemented" and each.name not in names]
+    tried = f"{len(statements)} values of {len(names)} arguments in {len(launches)} launches"
+    return f"{tried}; not tried: {', '.join(untried)}"
 
 
 def refuses(kit: Kit) -> str:
-    """What is declared unsupported or not applicable is refused with its code, before anything is loaded."""
+    """A value that is declared unsupported or not applicable is refused with its code, before anything is loaded."""
     _, folder = _model(kit)
     facts = read_facts(folder)
-    wanted = list(_declared(kit, REFUSED))
-    if not wanted:
+    statements = list(_declared(kit, REFUSED))
+    if not statements:
         raise NotApplicable("the plugin declares no value of an argument unsupported")
-    for said in wanted:
+    for statement in statements:
         try:
-            resolved(kit, facts, said)
+            resolve_for(kit, facts, statement)
         except Refusal as refusal:
-            if not any(each.what == said.argument for each in refusal.rejections):
+            if not any(each.what == statement.argument for each in refusal.rejections):
                 raise Fault(
-                    f"{_shown(said)} is declared unsupported, but the refusal is of others: {refusal}"
+                    f"{_show(statement)} is declared unsupported, but other arguments were refused: {refusal}"
                 ) from refusal
             continue
-        raise Fault(f"{_shown(said)} is declared unsupported, but it is accepted")
-    apart = {said.argument: said for said in wanted}  # one value an argument in one launch
-    ended = refused(_line(kit, folder, list(apart.values())), kit.scratch)
-    missing = [name for name in apart if f"{name} = " not in ended.text]
-    if ended.status != 2 or missing:
+        raise Fault(f"{_show(statement)} is declared unsupported, but it is accepted")
+    launched = {statement.argument: statement for statement in statements}  # one value per argument in one launch
+    exited = wait_for_exit(_command_line(kit, folder, list(launched.values())), kit.scratch)
+    missing = [name for name in launched if f"{name} = " not in exited.output]
+    if exited.status != 2 or missing:
         raise Fault(
-            f"a launch with {', '.join(map(_shown, apart.values()))} ended with status {ended.status}"
-            f"{f' and does not name {missing[0]}' if missing else ''}: {ended.last_line}"
+            f"a launch with {', '.join(map(_show, launched.values()))} exited with status {exited.status}"
+            f"{f' and does not name {missing[0]}' if missing else ''}: {exited.last_line}"
         )
-    return f"{len(wanted)} values of {len(apart)} arguments are refused"
+    return f"{len(statements)} values of {len(launched)} arguments are refused"
 
 
 def undeclared(kit: Kit) -> str:
-    """Where a plugin declares support argument by argument, none that it is silent about is accepted and serves."""
+    """If a plugin declares support of single arguments, it accepts no others."""
     support = _support(kit)
     if not support:
-        raise NotApplicable("the plugin declares nothing of single arguments: what core implements, it takes")
+        raise NotApplicable("the plugin declares no support of single arguments: it accepts what core implements")
     _, folder = _model(kit)
     accepted = _accepted(kit, read_facts(folder))
-    silent = sorted({said.argument for said in accepted} - set(support))
-    if silent:
+    undeclared_arguments = sorted({statement.argument for statement in accepted} - set(support))
+    if undeclared_arguments:
         raise Undeclared(
-            f"accepted and served, and not declared: {', '.join(silent)}",
+            f"accepted and working, but not declared: {', '.join(undeclared_arguments)}",
             "Add a srv.platform.facts.Support for each to PlatformFacts.support.",
         )
-    return f"all of {len({said.argument for said in accepted})} arguments are declared"
+    return f"all of {len({statement.argument for statement in accepted})} arguments are declared"
 
 
 def _model(kit: Kit) -> tuple[ModelFacts, Path]:
-    facts = model_for(kit, declared_dtypes(kit)[0])
-    return facts, folder_for(kit, facts)
+    facts = accepted_model(kit, declared_dtypes(kit)[0])
+    return facts, model_folder(kit, facts)
 
 
 def _accepted(kit: Kit, facts: ModelFacts) -> list[UserStatement]:
-    """Values that the plugin accepts, each alone, for the small model on this device; few of each argument."""
+    """Values that the plugin accepts one at a time for the small model on this device, a few per argument."""
     found: list[UserStatement] = []
     for argument in ARGUMENTS.values():
-        if argument.status == "implemented" and argument.name not in FIXED:
-            taken = [said for said in _candidates(argument, kit) if _accepts(kit, facts, [said])]
-            found += taken[:MOST_VALUES]
+        if argument.status == "implemented" and argument.name not in FIXED_ARGUMENTS:
+            accepted = [each for each in _candidates(argument, kit) if _accepts(kit, facts, [each])]
+            found += accepted[:MAX_VALUES]
     return found
 
 
 def _candidates(argument: Argument, kit: Kit) -> list[UserStatement]:
-    """Values worth a launch: all choices, and sensible ones of numbers and texts; never the declared default."""
-    words = SENSIBLE.get(argument.name) or (
-        texts(argument, kit.manifest) if argument.choices or argument.arg.family or argument.kind.base is bool else ()
+    """Values to launch with: all choices, and those of `TRIED_VALUES`; never the declared default."""
+    texts = TRIED_VALUES.get(argument.name) or (
+        candidate_texts(argument, kit.manifest)
+        if argument.choices or argument.arg.family or argument.kind.base is bool
+        else ()
     )
     if argument.name == "model_impl" and importlib.util.find_spec("transformers") is None:
-        words = tuple(word for word in words if word != "transformers")
-    read = (read_text(argument, word, Origin.COMMAND_LINE, SOURCE) for word in words)
-    said = (each for each in read if isinstance(each, UserStatement))
-    return [each for each in said if argument.validation_error(each.value) is None and each.value != argument.default]
+        texts = tuple(text for text in texts if text != "transformers")
+    read = (read_text(argument, text, Origin.COMMAND_LINE, SOURCE) for text in texts)
+    statements = (each for each in read if isinstance(each, UserStatement))
+    return [
+        each for each in statements if argument.validation_error(each.value) is None and each.value != argument.default
+    ]
 
 
-def _accepts(kit: Kit, facts: ModelFacts, said: Sequence[UserStatement]) -> bool:
+def _accepts(kit: Kit, facts: ModelFacts, statements: Sequence[UserStatement]) -> bool:
     try:
-        resolved(kit, facts, *said)
+        resolve_for(kit, facts, *statements)
     except Refusal:
         return False
     return True
 
 
-def _together(kit: Kit, facts: ModelFacts, wanted: Sequence[UserStatement]) -> list[list[UserStatement]]:
-    """As few launches as take every value once, each argument at most once in one."""
-    left, launches = list(wanted), []
-    while left:
+def _group_into_launches(kit: Kit, facts: ModelFacts, statements: Sequence[UserStatement]) -> list[list[UserStatement]]:
+    """Few launches that together have every value once, with at most one value per argument each."""
+    remaining, launches = list(statements), []
+    while remaining:
         launch: list[UserStatement] = []
-        for said in left:
-            if all(said.argument != each.argument for each in launch) and _accepts(kit, facts, [*launch, said]):
-                launch.append(said)
-        left = [said for said in left if said not in launch]
+        for statement in remaining:
+            if all(statement.argument != each.argument for each in launch) and _accepts(
+                kit, facts, [*launch, statement]
+            ):
+                launch.append(statement)
+        remaining = [each for each in remaining if each not in launch]
         launches.append(launch)
     return launches
 
 
-def _check_launch(kit: Kit, folder: Path, said: Sequence[UserStatement]) -> None:
-    """Start a server with these values; Fault names the value (or the pair) at fault."""
+def _check_launch(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> None:
+    """Start a server with these values. Fault names the value, or the combination, that fails."""
     try:
-        with _serving(kit, folder, said) as server:
+        with _serving(kit, folder, statements) as server:
             _generate(server)
-            _check_read_back(_info(server), said)
+            _check_read_back(_info(server), statements)
     except NotServing as reason:
-        if len(said) == 1:
-            raise Fault(f"{_shown(said[0])} is accepted, but the server does not serve: {reason}") from reason
-        middle = len(said) // 2
-        _check_launch(kit, folder, said[:middle])
-        _check_launch(kit, folder, said[middle:])
-        together = ", ".join(map(_shown, said))
+        if len(statements) == 1:
+            raise Fault(f"{_show(statements[0])} is accepted, but the server does not serve: {reason}") from reason
+        middle = len(statements) // 2
+        _check_launch(kit, folder, statements[:middle])
+        _check_launch(kit, folder, statements[middle:])
+        together = ", ".join(map(_show, statements))
         raise Fault(f"{together} are accepted together, but the server does not serve: {reason}") from reason
 
 
-def _serving(kit: Kit, folder: Path, said: Sequence[UserStatement]) -> AbstractContextManager[Server]:
-    key = API_KEY if any(each.argument == "api_key" for each in said) else ""
-    return serving(_line(kit, folder, said), kit.scratch, key)
+def _serving(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> AbstractContextManager[Server]:
+    key = API_KEY if any(each.argument == "api_key" for each in statements) else ""
+    return running_server(_command_line(kit, folder, statements), kit.scratch, key)
 
 
-def _line(kit: Kit, folder: Path, said: Sequence[UserStatement]) -> list[str]:
-    """The command line. What no value says is set so that a small machine serves quickly."""
-    named = {each.argument for each in said}
-    line = ["--device", kit.device_text, "--model-path", str(folder)]
-    line += [] if "max_total_tokens" in named else ["--max-total-tokens", "4096"]
-    for each in said:
+def _command_line(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> list[str]:
+    """The command line, with a small pool unless a value sets it, so that a small machine starts quickly."""
+    named = {each.argument for each in statements}
+    arguments = ["--device", kit.device_text, "--model-path", str(folder)]
+    arguments += [] if "max_total_tokens" in named else ["--max-total-tokens", "4096"]
+    for each in statements:
         argument = ARGUMENTS[each.argument]
         if argument.kind.base is bool and not argument.kind.many:
-            line.append(argument.flag if each.value else f"--no-{argument.flag[2:]}")
+            arguments.append(argument.flag if each.value else f"--no-{argument.flag[2:]}")
         elif argument.kind.many:
-            line += [argument.flag, *map(str, each.value)]
+            arguments += [argument.flag, *map(str, each.value)]
         else:
-            line.append(f"{argument.flag}={each.value}")
-    return line
+            arguments.append(f"{argument.flag}={each.value}")
+    return arguments
 
 
 def _generate(server: Server, reference: Reference | None = None, tokens: Sequence[int] = (), dtype: str = "") -> None:
-    asked = {
+    body = {
         "input_ids": list(tokens) or prompt(12, 1),
-        "sampling_params": {"max_new_tokens": OUTPUT, "temperature": 0.0, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": OUTPUT_TOKENS, "temperature": 0.0, "ignore_eos": True},
     }
-    status, answer = server.ask("/generate", asked)
-    if status != 200 or len(answer.get("output_ids", ())) != OUTPUT:
+    status, answer = server.request("/generate", body)
+    if status != 200 or len(answer.get("output_ids", ())) != OUTPUT_TOKENS:
         raise NotServing(f"/generate answered with status {status}: {answer}")
     if reference is not None:
         reference.check_greedy(tokens, answer["output_ids"], dtype, "output over HTTP")
 
 
 def _info(server: Server) -> dict[str, object]:
-    status, answer = server.ask("/get_server_info")
+    status, answer = server.request("/get_server_info")
     if status != 200:
         raise NotServing(f"/get_server_info answered with status {status}")
     info: dict[str, object] = answer
     return info
 
 
-def _check_read_back(info: Mapping[str, object], said: Sequence[UserStatement]) -> None:
-    stories = info["arguments"]
-    assert isinstance(stories, dict)
-    for each in said:
+def _check_read_back(info: Mapping[str, object], statements: Sequence[UserStatement]) -> None:
+    provenances = info["arguments"]
+    assert isinstance(provenances, dict)
+    for each in statements:
         argument = ARGUMENTS[each.argument]
         if argument.arg.secret or argument.asks_for_automatic(each.value):
             continue
-        value = stories[each.argument]["value"]
+        value = provenances[each.argument]["value"]
         if value != argument.kind.dump(each.value):
-            raise Fault(f"{_shown(each)} was set, and /get_server_info says {value!r}")
+            raise Fault(f"{_show(each)} was set, but /get_server_info reports {value!r}")
 
 
 def _support(kit: Kit) -> dict[str, tuple[Support, ...]]:
-    """What the plugin declares of arguments on this device's variant."""
+    """The support that the plugin declares for arguments on this device's variant."""
     variant = kit.device_facts.variant
-    found = {name: on_variant(variant, said) for name, said in by_argument(kit.manifest.facts.support).items()}
-    return {name: said for name, said in found.items() if said}
+    found = {name: on_variant(variant, each) for name, each in by_argument(kit.manifest.facts.support).items()}
+    return {name: support for name, support in found.items() if support}
 
 
 def _declared(kit: Kit, statuses: Sequence[str]) -> list[UserStatement]:
-    """Values of implemented arguments of which the plugin declares one of these statuses."""
+    """Values of implemented arguments for which the plugin declares one of these statuses."""
     found: list[UserStatement] = []
     for name, support in _support(kit).items():
         argument = ARGUMENTS[name]
-        if argument.status != "implemented" or name in FIXED:
+        if argument.status != "implemented" or name in FIXED_ARGUMENTS:
             continue
-        for said in _candidates(argument, kit):
-            verdict = support_of_value(argument, said.value, support)
+        for statement in _candidates(argument, kit):
+            verdict = support_of_value(argument, statement.value, support)
             if verdict is not None and verdict.status in statuses:
-                found.append(said)
+                found.append(statement)
     return found
 
 
-def _shown(said: UserStatement) -> str:
-    return f"{said.argument} = {ARGUMENTS[said.argument].show(said.value)}"
+def _show(statement: UserStatement) -> str:
+    return f"{statement.argument} = {ARGUMENTS[statement.argument].show(statement.value)}"

@@ -1,7 +1,7 @@
-"""A bench for one attention backend: sequences over a real pool, every step compared with float64 on the host.
+"""A test bench for one attention backend: sequences in a real pool, every step compared with float64 on the host.
 
-The backend writes all of the history itself, step by step, as it does under the engine; what it should hold is kept
-here apart, so that a key written to the wrong place is seen when it is read. Pages are given out in shuffled order.
+The backend writes all keys and values itself, step by step, as in the engine. The expected ones are kept separately, so
+that a key written to the wrong place is found when it is read. Pages are allocated in shuffled order.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from srv.platform.interface import AttentionBatch, AttentionLayer
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import Setup, build, dtype_of, pool
+from srv.testing.conformance.setups import Setup, allocate_pool, build_backend, dtype_of
 
 PAGES = 96
-# |got - want| <= first + second * |want|; room for a softmax in the dtype itself and for ten-bit products of float32.
+# |got - want| <= first + second * |want|; allows a softmax in the dtype itself, and TF32 products for float32.
 TOLERANCES = {"float32": (2e-3, 2e-3), "bfloat16": (3e-2, 2e-2), "float16": (8e-3, 4e-3)}
 
 
 @dataclass
 class Row:
-    """One row's history: its pages in order, and for each layer its keys and values, float64 [tokens, heads, dim]."""
+    """One row: its pages in order, and its keys and values by layer, float64 [tokens, heads, dim]."""
 
     pages: list[int] = field(default_factory=list)
     keys: dict[int, Tensor] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Row:
 
 
 class Bench:
-    """`window` and `soft_cap` are those of every layer; `wider_by`: columns of the page table past the longest row."""
+    """`window` and `soft_cap` apply to all layers; `extra_columns`: columns of the page table past the longest row."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class Bench:
         *,
         window: int | None = None,
         soft_cap: float | None = None,
-        wider_by: int = 0,
+        extra_columns: int = 0,
         seed: int = 0,
     ) -> None:
         self.kit, self.setup = kit, setup
         self.page_size = setup.layout.page_size
-        self.kv = pool(kit, setup.layout, PAGES)
-        self.backend: Any = build(kit, setup.spec, self.kv)
+        self.kv = allocate_pool(kit, setup.layout, PAGES)
+        self.backend: Any = build_backend(kit, setup.spec, self.kv)
         self._generator = torch.Generator().manual_seed(seed)
-        # Page 1 is given out first: who writes beside page 0 shall hit somebody.
+        # Page 1 is allocated first, so that a write just past page 0 damages a row.
         self._free = [*(torch.randperm(PAGES - 1, generator=self._generator) + 2).tolist(), 1]
-        self._wider_by = wider_by
+        self._extra_columns = extra_columns
         shape = setup.shape
         self.layers = tuple(
             AttentionLayer(index, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, window, soft_cap)
@@ -63,7 +63,7 @@ class Bench:
         )
 
     def sequence(self, shared: Row | None = None, tokens: int = 0) -> Row:
-        """A new row; with `shared`, its first `tokens` (whole pages) are that one's."""
+        """A new row; with `shared`, it begins with the first `tokens` (whole pages) of that row."""
         if shared is None:
             return Row()
         assert tokens % self.page_size == 0
@@ -75,7 +75,7 @@ class Bench:
         )
 
     def step(self, rows: Sequence[tuple[Row, int]], what: str, layers: Sequence[int] = (0,)) -> None:
-        """Compute that many new tokens of each row in one step, and compare. Fault, naming `what`, if it is wrong."""
+        """Compute the given number of tokens per row in one step, and compare. Fault, naming `what`, if it is wrong."""
         batch = self.batch(rows)
         metadata = self.backend.plan(batch)
         for index in layers:
@@ -86,11 +86,11 @@ class Bench:
             row.length += count
 
     def batch(self, rows: Sequence[tuple[Row, int]], graph: int | None = None, columns: int = 0) -> AttentionBatch:
-        """The step as a backend sees it; pages for the new tokens are taken."""
+        """Allocate pages for the new tokens, and return the step as a backend gets it."""
         for row, count in rows:
             while len(row.pages) * self.page_size < row.length + count:
                 row.pages.append(self._free.pop())
-        width = max(columns, max(len(row.pages) for row, _ in rows) + self._wider_by)
+        width = max(columns, max(len(row.pages) for row, _ in rows) + self._extra_columns)
         table = torch.zeros(len(rows), width, dtype=torch.int32)
         for number, (row, _) in enumerate(rows):
             table[number, : len(row.pages)] = torch.tensor(row.pages, dtype=torch.int32)
@@ -102,25 +102,29 @@ class Bench:
         )
 
     def inputs(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Random q, k, v on the host, of the setup's dtype. Queries are large, so that a lost token shows."""
+        """Random q, k, v on the host, in the setup's dtype. Queries are large, so that a missing token shows."""
         shape, dtype = self.setup.shape, dtype_of(self.setup.dtype)
 
         def random(heads: int, scale: float) -> Tensor:
             return (torch.randn(tokens, heads, shape.head_dim, generator=self._generator) * scale).to(dtype)
 
         q, k, v = random(shape.heads, 2.0), random(shape.kv_heads, 1.0), random(shape.kv_heads, 1.0)
-        return (q, off_ties(k), off_ties(v)) if self.setup.layout.dtype == "int8" else (q, k, v)
+        return (q, avoid_ties(k), avoid_ties(v)) if self.setup.layout.dtype == "int8" else (q, k, v)
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Any) -> Tensor:
-        """What the backend gives, on the host. Fault if it is no tensor like q on the device."""
+        """The backend's result, on the host. Fault unless it is a tensor like q on the device."""
         device = self.kit.device
         out: object = self.backend.forward(layer, q.to(device), k.to(device), v.to(device), metadata)
         if not isinstance(out, Tensor):
-            raise Fault(f"{self.setup}: forward gave a {type(out).__name__}, not a tensor")
+            raise Fault(f"{self.setup}: forward returned a {type(out).__name__}, not a tensor")
         if not same_device(out.device, device):
-            raise Fault(f"{self.setup}: forward gave its result on {out.device}, but the platform's device is {device}")
+            raise Fault(
+                f"{self.setup}: forward returned its result on {out.device}, but the platform's device is {device}"
+            )
         if out.dtype != q.dtype or out.shape != q.shape:
-            raise Fault(f"{self.setup}: forward gave {out.dtype} {tuple(out.shape)}, not {q.dtype} {tuple(q.shape)}")
+            raise Fault(
+                f"{self.setup}: forward returned {out.dtype} {tuple(out.shape)}, not {q.dtype} {tuple(q.shape)}"
+            )
         return out.to("cpu")
 
     def compare(
@@ -131,10 +135,10 @@ class Bench:
         got: Tensor,
         what: str,
     ) -> None:
-        """Enter the new keys and values into the rows' histories, and hold the result against the reference."""
+        """Append the new keys and values to the rows, and compare the result with the reference."""
         q, k, v = (part.double() for part in given)
         if self.setup.layout.dtype == "int8":
-            k, v = as_bytes(k), as_bytes(v)
+            k, v = round_trip_int8(k), round_trip_int8(v)
         ends = list(itertools.accumulate(count for _, count in rows))
         for number, ((row, count), end) in enumerate(zip(rows, ends, strict=True)):
             own = slice(end - count, end)
@@ -148,51 +152,51 @@ class Bench:
 
 
 def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of the last len(q) tokens of one row to all of it, float64 throughout.
+    """Causal attention of the last len(q) tokens of a row to all its tokens, in float64.
 
     q: [queries, heads, dim]; keys, values: [tokens, kv_heads, dim]. Query heads h*n .. h*n+n-1 share KV head h.
     """
-    sharing = layer.heads // layer.kv_heads
-    keys, values = keys.repeat_interleave(sharing, dim=1), values.repeat_interleave(sharing, dim=1)
+    group = layer.heads // layer.kv_heads
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))[None, :]
-    hidden = distance < 0
+    masked = distance < 0
     if layer.window is not None:
-        hidden |= distance >= layer.window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        masked |= distance >= layer.window
+    weights = scores.masked_fill(masked, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def off_ties(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim], moved to where its rounding to a pool of int8 is the same in every type.
+def avoid_ties(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim], changed so that it quantizes to the same int8 values in every dtype.
 
-    The largest of each token's head becomes 127 steps of a power of two, the others a whole number of them, of which
-    those up to 31 have a quarter of a step more or less, or none.
+    The largest magnitude per token and head becomes 127 times a power of two, the scale; the others become multiples
+    of the scale, plus or minus a quarter of it, or none, for multiples up to 31.
     """
-    steps = torch.exp2((x.double().abs().amax(-1, keepdim=True) / 127).log2().ceil())
-    count = x.double() / steps
+    scale = torch.exp2((x.double().abs().amax(-1, keepdim=True) / 127).log2().ceil())
+    count = x.double() / scale
     whole = count.round()
     quarters = ((count - whole) * 2).round() / 4
     moved = whole + torch.where(whole.abs() < 32, quarters, 0.0)
     largest = whole.abs().argmax(-1, keepdim=True)
     moved.scatter_(-1, largest, whole.gather(-1, largest).sign() * 127)
-    return (moved * steps).to(x.dtype)
+    return (moved * scale).to(x.dtype)
 
 
-def as_bytes(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim] as a pool of int8 keeps it: `KVLayout` says how it is rounded."""
-    steps = x.abs().amax(-1, keepdim=True) / 127
-    return torch.where(steps == 0, 0.0, (x / steps).round() * steps)
+def round_trip_int8(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim] quantized to int8 as `KVLayout` defines it, and dequantized."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(scale == 0, 0.0, (x / scale).round() * scale)
 
 
 def difference(got: Tensor, want: Tensor, dtype: str) -> str:
-    """How far a result is from the reference, a clause; empty if it is near enough."""
+    """The largest error of a result, as a clause; empty if all are within the tolerance."""
     absolute, relative = TOLERANCES[dtype]
     error = (got.double() - want).abs()
     excess = (error - absolute - relative * want.abs()).nan_to_num(torch.inf)
     if bool((excess <= 0).all()):
         return ""
     worst = int(excess.argmax())
-    return f"{got.flatten()[worst].item():.4g} where {want.flatten()[worst].item():.4g} is right"
+    return f"{got.flatten()[worst].item():.4g} where {want.flatten()[worst].item():.4g} is expected"

@@ -1,6 +1,6 @@
 """Every check of the kit, in the order in which it runs. Torch-free; the functions are imported where they run.
 
-`srv conformance list` prints this table, docs/conformance.md holds it. Levels 0 to 2 have modules of their own.
+`srv conformance list` prints this table, and docs/conformance.md contains it. Levels 0 to 2 are in separate modules.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from srv.testing.conformance.model import Check, Level
 
 _ENGINE = ("engine.greedy",)
 _WRONG_OUTPUT = (
-    "Repeat it with `--only`; if L2 passes, look at what changes between steps: lengths, page tables, streams."
+    "Repeat it with `--only`; if L2 passes, check what changes between steps: lengths, page tables, streams."
 )
 
 
-def _served(
+def _engine_check(
     name: str, summary: str, remedy: str = _WRONG_OUTPUT, needs: str = "", after: tuple[str, ...] = _ENGINE
 ) -> Check:
     target = name.replace(".", ":")
@@ -23,62 +23,67 @@ def _served(
 
 
 L3 = (
-    _served("engine.greedy", "greedy output of a small model is the reference's, in a batch and alone", after=()),
-    _served("engine.float32", "and so it is in float32", needs="float32"),
-    _served("engine.bfloat16", "and so it is in bfloat16", needs="bfloat16"),
-    _served("engine.float16", "and so it is in float16", needs="float16"),
-    _served("engine.w8a8", "8-bit weights give the reference's output", needs="w8a8"),
-    _served("engine.logprobs", "log-probabilities of prompt, output and alternatives are the reference's"),
-    _served("engine.sampling", "drawn tokens: top-k 1 is greedy, a seed repeats itself, another seed does not"),
-    _served("engine.penalised", "penalties, bias and minimum of tokens do to the output what they say"),
-    _served("engine.stop", "a stop token ends a request"),
-    _served(
+    _engine_check(
+        "engine.greedy", "greedy output of a small model is that of the reference, in a batch and alone", after=()
+    ),
+    _engine_check("engine.float32", "output in float32 is that of the reference", needs="float32"),
+    _engine_check("engine.bfloat16", "output in bfloat16 is that of the reference", needs="bfloat16"),
+    _engine_check("engine.float16", "output in float16 is that of the reference", needs="float16"),
+    _engine_check("engine.w8a8", "output with 8-bit weights is that of the reference", needs="w8a8"),
+    _engine_check("engine.embeddings", "embeddings of the last token and of the mean are those of the reference"),
+    _engine_check("engine.logprobs", "log-probabilities of prompt, output and alternatives are those of the reference"),
+    _engine_check(
+        "engine.sampling", "sampling: top-k 1 is greedy, the same seed repeats tokens, another seed does not"
+    ),
+    _engine_check("engine.penalised", "penalties, logit bias and min_tokens have their effect"),
+    _engine_check("engine.stop", "a stop token ends a request"),
+    _engine_check(
         "engine.prefix_cache",
-        "with the prefix cache on, a beginning that was seen is not computed again, and output is the same",
+        "with the prefix cache on, a known prefix is not computed again, and output is the same",
         needs="prefix_cache",
     ),
-    _served("engine.no_prefix_cache", "with the prefix cache off, nothing is cached, and output is the same"),
-    _served(
+    _engine_check("engine.no_prefix_cache", "with the prefix cache off, nothing is cached, and output is the same"),
+    _engine_check(
         "engine.chunked_prefill",
-        "prompts that take several steps give the same output",
+        "prompts computed in several steps give the same output",
         needs="chunked_prefill",
     ),
-    _served("engine.no_overlap", "with overlap off, output is the same"),
-    _served("engine.graphs", "steps replayed from captured graphs give the same output", needs="graphs"),
-    _served("engine.abort", "an aborted request gives its pages back and changes no other"),
-    _served("engine.retraction", "requests that went back to the queue go on where they were"),
+    _engine_check("engine.no_overlap", "with overlap off, output is the same"),
+    _engine_check("engine.graphs", "steps replayed from captured graphs give the same output", needs="graphs"),
+    _engine_check("engine.abort", "an aborted request frees its pages and does not change the others"),
+    _engine_check("engine.retraction", "retracted requests continue with the same output"),
 )
 
-_SWEEP = ("server.serves",)
+_AFTER_SERVES = ("server.serves",)
 
 
-def _launched(name: str, summary: str, target: str, remedy: str, after: tuple[str, ...] = _SWEEP) -> Check:
+def _server_check(name: str, summary: str, target: str, remedy: str, after: tuple[str, ...] = _AFTER_SERVES) -> Check:
     return Check(name, Level.L4, summary, f"arguments:{target}", remedy, after=after, seconds=1800.0, fresh=True)
 
 
 L4 = (
-    _launched(
+    _server_check(
         "server.serves",
-        "`srv launch` serves a small model over HTTP, and its output is the reference's",
+        "`srv launch` serves a small model over HTTP, and its output is that of the reference",
         "serves",
-        "Run `srv launch --device NAME` yourself and look at its log; L3 passes in one process, a server has two.",
+        "Run `srv launch --device NAME` and read its log; a server has two processes, the engine of L3 has one.",
         (),
     ),
-    _launched(
+    _server_check(
         "arguments.refused",
-        "what is declared unsupported is refused with its code, before weights are read",
+        "a value that is declared unsupported is refused with its code, before weights are read",
         "refuses",
         "Declare it with srv.platform.facts.Support or Constraint, so that resolution refuses it.",
     ),
-    _launched(
+    _server_check(
         "arguments.supported",
-        "what is accepted starts, serves over HTTP and reads back as it was set",
+        "with every accepted value a server starts, answers, and reports it as it was set",
         "supported",
         "Refuse the value (Support, Constraint, or BackendSpec.check), or make it work.",
     ),
-    _launched(
+    _server_check(
         "arguments.undeclared",
-        "where support is declared argument by argument, nothing is accepted in silence",
+        "a plugin that declares support of single arguments accepts no others",
         "undeclared",
         "Add a srv.platform.facts.Support for the argument.",
         ("server.serves", "arguments.supported"),
@@ -89,10 +94,15 @@ CHECKS = L0 + L1 + L2 + GRAPHS + L3 + L4
 
 
 def markdown() -> str:
-    """The catalogue as the tables of docs/conformance.md, one a level."""
+    """The catalogue as the tables of docs/conformance.md, one per level."""
     lines: list[str] = []
     for level, title in _TITLES.items():
-        lines += [f"## {level.name}: {title}", "", "| check | what holds if it passes | if declared |", "|---|---|---|"]
+        lines += [
+            f"## {level.name}: {title}",
+            "",
+            "| check | what is true if it passes | if declared |",
+            "|---|---|---|",
+        ]
         lines += [f"| `{each.name}` | {each.summary} | {each.needs} |" for each in CHECKS if each.level is level]
         lines.append("")
     return "\n".join(lines)
@@ -100,8 +110,8 @@ def markdown() -> str:
 
 _TITLES = {
     Level.L0: "static, no device",
-    Level.L1: "laws of any device",
-    Level.L2: "ops, attention and captured steps against references",
+    Level.L1: "rules for every device",
+    Level.L2: "ops, attention and captured steps, compared with references",
     Level.L3: "the engine with a small model",
-    Level.L4: "arguments, against a real server",
+    Level.L4: "arguments, on a real server",
 }

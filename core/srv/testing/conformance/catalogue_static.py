@@ -1,4 +1,4 @@
-"""Checks of level 0, in the order in which they run: what can be said of a plugin without its device. Torch-free."""
+"""Checks of level 0, which need no device, in the order in which they run. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,130 +8,130 @@ _LOADED = ("manifest.found", "manifest.loads")
 _MANIFEST = ("manifest",)
 
 
-def _static(name: str, summary: str, target: str, remedy: str, after: tuple[str, ...] = _MANIFEST) -> Check:
+def _static_check(name: str, summary: str, target: str, remedy: str, after: tuple[str, ...] = _MANIFEST) -> Check:
     return Check(name, Level.L0, summary, f"static:{target}", remedy, after=after, seconds=45.0)
 
 
 L0 = (
-    _static(
+    _static_check(
         "manifest.found",
-        "exactly one distribution brings a platform of this name",
+        "exactly one distribution provides a platform of this name",
         "found",
         'Register the manifest once, in the entry-point group "srv.platforms", under the name that --device takes.',
         (),
     ),
-    _static(
+    _static_check(
         "manifest.loads",
         "the manifest can be imported",
         "loads",
         "Make `python -c 'import your_package.manifest'` work.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.import_purity",
-        "importing the manifest imports neither torch nor what is built on it",
+        "importing the manifest imports neither torch nor a package that is built on it",
         "import_purity",
         "Move the import into `create`, or into a function of the probe.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.patches",
-        "importing the manifest changes nothing of srv",
+        "importing the manifest does not change srv",
         "patches",
         "Extend srv through the manifest and the platform object; assign nothing to its modules or classes.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.versions",
-        "the contract and the versions of srv that the plugin was made for include this one",
+        "the plugin supports this contract version and this version of srv",
         "versions",
         "Set Manifest.api and Manifest.core to what the plugin was written for and tested with.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.members",
-        "every member of the manifest is known, and of its type",
+        "every member of the manifest is known and of its type",
         "members",
-        "Give the members of srv.platform.manifest.Manifest and srv.platform.facts.PlatformFacts, no others.",
+        "Use only the members of srv.platform.manifest.Manifest and srv.platform.facts.PlatformFacts.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.signatures",
         "every function of the manifest can be called as core calls it",
         "signatures",
-        "Take the parameters that srv.platform.manifest.Manifest documents, and need no others.",
+        "Accept the parameters that srv.platform.manifest.Manifest documents, and require no others.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.reasons",
-        "each default, contribution, constraint and declaration says why",
+        "each default, contribution, constraint and declaration has a reason",
         "reasons",
-        "Write a clause for an operator who reads it.",
+        "Write a clause that an operator understands.",
         _LOADED,
     ),
-    _static(
+    _static_check(
         "manifest.worker_env",
-        "worker_env gives texts by name for every profile",
+        "worker_env returns a mapping of str to str for every profile",
         "worker_env",
-        "Return a mapping of str to str, from the device facts and the rank alone.",
+        "Return a mapping of str to str that depends only on the device facts and the rank.",
     ),
-    _static(
+    _static_check(
         "probe.timeout",
-        "the probe ends within its time",
+        "the probe ends within its time limit",
         "probe_timeout",
-        "Ask the driver with a time limit of its own, less than ProbeContext.timeout_s.",
+        "Query the driver with a time limit below ProbeContext.timeout_s.",
     ),
-    _static(
+    _static_check(
         "probe.answers",
-        "the probe gives a ProbeResult, whatever it finds",
+        "the probe returns a ProbeResult, whatever it finds",
         "probe_answers",
-        "Return ProbeResult(False, reason, remedy, code) where the device cannot be used; raise nothing.",
+        "Return ProbeResult(False, reason, remedy, code) if the device cannot be used; raise nothing.",
         ("manifest", "probe.timeout"),
     ),
-    _static(
+    _static_check(
         "probe.device",
-        "what the probe finds is of a variant that the manifest names, and has capabilities",
+        "the probed device has capabilities, and a variant that the manifest names",
         "probe_device",
-        "Name the variant in Manifest.variants, or add a note for a variant that is not known yet.",
+        "Add the variant to Manifest.variants, or a note for a variant that is not known yet.",
         ("manifest", "probe"),
     ),
-    _static(
+    _static_check(
         "backends.families",
         "there are backends for attention and for sampling",
         "families",
         "Declare a BackendSpec of each of these families in PlatformFacts.backends.",
     ),
-    _static(
+    _static_check(
         "backends.used",
-        "every backend is of a family that this version of srv chooses from",
+        "this version of srv uses every backend family",
         "used",
-        "Nothing needs to be done: they are left alone.",
+        "Nothing needs to be done: the unused backends are ignored.",
     ),
-    _static(
+    _static_check(
         "backends.targets",
-        "what each backend's target names is there",
+        "the target of each backend exists",
         "targets",
         'Correct BackendSpec.target ("package.module:Class").',
     ),
-    _static(
+    _static_check(
         "plan.resolves",
-        "with nothing set, a small model resolves on every profile, in every dtype that it declares",
+        "with default arguments, a small model resolves on every profile in every dtype that it declares",
         "resolves",
-        "Correct the statement that is named; each may read only what it lists in `reads`.",
+        "Correct the named statement; each may read only what it lists in `reads`.",
         ("manifest", "backends.families"),
     ),
-    _static(
+    _static_check(
         "plan.user_values",
-        "what a user sets is taken as it is, or refused with code, reason and remedy; never replaced",
+        "a user's value is used unchanged, or refused with code, reason and remedy",
         "user_values",
-        "A statement must change nothing that it is shown: refuse a value with a Constraint instead.",
+        "A statement must not change its context: refuse a value with a Constraint instead.",
         ("manifest", "plan.resolves"),
     ),
-    _static(
+    _static_check(
         "plan.declared",
-        "no value that is declared supported is refused by a constraint of the same plugin",
+        "no constraint of the plugin refuses a value that it declares supported",
         "declared",
-        "Correct the Support or the Constraint: one of them is not true.",
+        "Correct the Support or the Constraint: one of them is wrong.",
         ("manifest", "plan.resolves", "plan.user_values"),
     ),
 )

@@ -1,9 +1,9 @@
-"""The child process of a run: one check after the other, as its parent names them, an answer a line.
+"""The child process of a run: it performs the checks that its parent names, and answers each with one line.
 
-Started as `python -m srv.testing.conformance.child FD`. Standard input: a line of JSON that says which device and
-which import path, then the name of a check a line. FD: an answer a line, the first one of which says what was found
-(the plugin, the device, what its workers want in their environment). Whatever a check raises is its outcome;
-what ends or blocks this process is judged by the parent (`srv.testing.conformance.runner`).
+Started as `python -m srv.testing.conformance.child FD`. Standard input: one line of JSON with the device and the import
+path, then one request per line: a check's name, or FACTS for the facts about the plugin, its device and its workers'
+environment. FD: one answer per line. An exception of a check is its outcome; the parent
+(`srv.testing.conformance.runner`) handles a crash or a timeout of this process.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def main() -> int:
     os.set_inheritable(descriptor, False)
     request = json.loads(sys.stdin.readline())
     sys.path.extend(entry for entry in request["path"] if entry not in sys.path)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     kit = Kit(request["device"], Path(request["scratch"]))
     checks = {check.name: check for check in CHECKS}
     with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
         for line in sys.stdin:
-            word = line.strip()
-            answer = describe(kit) if word == FACTS else to_json(perform(checks[word], kit))
+            request = line.strip()
+            answer = describe(kit) if request == FACTS else to_json(perform(checks[request], kit))
             pipe.write(json.dumps(answer) + "\n")
             pipe.flush()
     return 0
 
 
-def _end_with(parent: int) -> None:
-    """End this process and all that it started once its parent is gone, whatever the check is doing."""
+def _exit_with_parent(parent: int) -> None:
+    """End this process and its children once its parent is gone, whatever the check is doing."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     if os.getpgrp() == os.getpid():
@@ -57,13 +57,13 @@ def _end_with(parent: int) -> None:
 
 
 def perform(check: Check, kit: Kit) -> Outcome:
-    """Run one check in this process. Never raises for what the plugin does."""
+    """Run one check in this process. Errors of the plugin become the outcome."""
     started = time.monotonic()
-    status, message, remedy = _verdict(check, kit)
+    status, message, remedy = _run_check(check, kit)
     return Outcome(check.name, check.level, status, message, remedy, round(time.monotonic() - started, 3))
 
 
-def _verdict(check: Check, kit: Kit) -> tuple[Status, str, str]:
+def _run_check(check: Check, kit: Kit) -> tuple[Status, str, str]:
     try:
         function = pkgutil.resolve_name(f"srv.testing.conformance.{check.target}")
         return "passed", str(function(kit) or check.summary), ""
@@ -76,23 +76,23 @@ def _verdict(check: Check, kit: Kit) -> tuple[Status, str, str]:
     except SrvError as error:
         return "failed", f"{type(error).__name__}: {error}", getattr(error, "remedy", "") or check.remedy
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the outcome
-        return "failed", f"it raised {_raised(error)}", check.remedy
+        return "failed", f"it raised {_describe_exception(error)}", check.remedy
 
 
 def describe(kit: Kit) -> dict[str, Any]:
-    """What was found: the plugin, its device, what it can do. Everything that a fault hides is left empty."""
+    """The plugin, its device and its capabilities. What a fault makes unknown is empty."""
     facts: dict[str, Any] = {
         "platform": kit.name,
         "distribution": "",
         "version": "",
         "simulated": False,
-        "unavailable": kit.why_unavailable(),
+        "unavailable": kit.unavailable_reason(),
         "capabilities": [],
         "device": {},
         "environment": {},
     }
     if kit.name in kit.platforms:
-        found = kit.found
+        found = kit.installed
         facts |= {"distribution": found.distribution, "version": found.version}
         facts["simulated"] = found.manifest is not None and found.manifest.simulated
     if not facts["unavailable"]:
@@ -104,15 +104,15 @@ def describe(kit: Kit) -> dict[str, Any]:
 
 
 def _environment(kit: Kit) -> Mapping[str, str]:
-    """What the plugin's workers want; a plugin whose function fails is told so by the check of it."""
+    """The environment of the plugin's workers, empty if the function fails: manifest.worker_env reports that."""
     try:
         return worker_environment(kit.manifest, kit.device_facts)
     except Exception as error:  # noqa: BLE001 - see above
-        sys.stderr.write(f"worker_env raised {_raised(error)}\n")
+        sys.stderr.write(f"worker_env raised {_describe_exception(error)}\n")
         return {}
 
 
-def _raised(error: BaseException) -> str:
+def _describe_exception(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = str(error).strip()

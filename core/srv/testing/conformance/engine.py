@@ -1,34 +1,47 @@
-"""L3: the real engine with a small model, each feature on and off, against the same model on the host in float32.
+"""L3: the real engine with a small model, each feature on and off, compared with the model on the host in float32.
 
-Every check is one engine in a process of its own, since a worker creates its platform once.
+Every check runs one engine in its own process, because a worker creates its platform once.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.nn.functional import normalize
+
 from srv.io.messages import Abort
 from srv.quantization import modelslim
 from srv.testing.conformance.kit import Kit
-from srv.testing.conformance.local import OUTPUT, POOL_TOKENS, Stand, model_for, prompt, request, stand, stretch
+from srv.testing.conformance.local import (
+    OUTPUT_TOKENS,
+    POOL_TOKENS,
+    EngineUnderTest,
+    accepted_model,
+    engine_under_test,
+    page_span,
+    prompt,
+    request,
+)
 from srv.testing.conformance.model import Fault, NotApplicable
-from srv.testing.conformance.reference import SLACK, penalties
-from srv.testing.conformance.setups import declared_dtypes, resolved
-from srv.testing.conformance.values import says
-from srv.types import FinishReason, SamplingParams
+from srv.testing.conformance.reference import EMBEDDING_TOLERANCE, LOGIT_TOLERANCE, penalties
+from srv.testing.conformance.setups import declared_dtypes, resolve_for
+from srv.testing.conformance.values import user_statement
+from srv.testing.engine import GenerationResult
+from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, SamplingParams
 
-_TIGHT_REQUESTS = 6
+_RETRACTION_REQUESTS = 6
 
 
 def greedy(kit: Kit) -> str:
-    """A batch of prompts, and two of them again, each alone."""
-    with stand(kit) as at:
-        prompts = at.prompts()
-        at.check(prompts, at.generate(prompts), "greedy output of a batch")
-        at.engine.flush()
-        for each in prompts[-2:]:
-            at.check([each], at.generate([each]), "greedy output of one request")
-        return f"{len(prompts)} prompts, {OUTPUT} tokens each, in {at.dtype}, pages of {at.page_size}"
+    """A batch of prompts, and two of them again one at a time."""
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()
+        tested.check(prompts, tested.generate(prompts), "greedy output of a batch")
+        tested.engine.flush()
+        for prompt_tokens in prompts[-2:]:
+            tested.check([prompt_tokens], tested.generate([prompt_tokens]), "greedy output of one request")
+        return f"{len(prompts)} prompts, {OUTPUT_TOKENS} tokens each, in {tested.dtype}, pages of {tested.page_size}"
 
 
 def float32(kit: Kit) -> str:
@@ -48,62 +61,98 @@ def float16(kit: Kit) -> str:
 
 def _in_dtype(kit: Kit, dtype: str) -> str:
     if dtype == declared_dtypes(kit)[0]:
-        raise NotApplicable(f"{dtype} is the dtype of all other checks of the engine")
-    with stand(kit, dtype) as at:
-        return _typical(at, f"output in {dtype}")
+        raise NotApplicable(f"all other checks of the engine use {dtype}")
+    with engine_under_test(kit, dtype) as tested:
+        return _check_typical(tested, f"output in {dtype}")
 
 
 def w8a8(kit: Kit) -> str:
-    """A checkpoint with 8-bit weights, of layers that round their inputs by themselves and of layers that do not."""
-    with stand(kit, stored=modelslim.NAME, disable_graphs=None) as at:
-        return _typical(at, f"output of 8-bit weights in {at.dtype}")
+    """A checkpoint with 8-bit weights, with dynamically and statically quantized layers."""
+    with engine_under_test(kit, quantization=modelslim.NAME, disable_graphs=None) as tested:
+        return _check_typical(tested, f"output with 8-bit weights in {tested.dtype}")
+
+
+def embeddings(kit: Kit) -> str:
+    """Embeddings in one batch with generating requests, then again when their prompts are cached."""
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()
+        requests = [
+            RequestSpec(id=f"{pooling.value} {number}", tokens=tuple(each), params=PoolingParams(pooling=pooling))
+            for number, each in enumerate(prompts)
+            for pooling in Pooling
+        ]
+        generating = [request(f"generating {number}", each) for number, each in enumerate(prompts)]
+        mixed = tested.engine.generate([*requests, *generating])
+        tested.check(prompts, mixed[len(requests) :], "greedy output of a batch with embeddings")
+        worst = 0.0
+        for results in (mixed[: len(requests)], tested.engine.generate(requests)):
+            worst = max(worst, *(_embedding_error(tested, *pair) for pair in zip(requests, results, strict=True)))
+        return f"{len(requests)} embeddings, off by at most {worst:.2g} (length 1)"
+
+
+def _embedding_error(tested: EngineUnderTest, spec: RequestSpec, result: GenerationResult) -> float:
+    """The distance of an embedding from the reference. Fault if it exceeds the tolerance."""
+    if result.error is not None:
+        raise Fault(f"a request failed: {result.error[1]} [{result.error[0]}]")
+    states = tested.reference.hidden_states(spec.tokens)
+    assert isinstance(spec.params, PoolingParams)
+    pooled = states.mean(0) if spec.params.pooling is Pooling.MEAN else states[-1]
+    found = torch.frombuffer(bytearray(result.vectors), dtype=torch.float32)
+    error, tolerance = float((found - normalize(pooled, dim=0)).norm()), EMBEDDING_TOLERANCE[tested.dtype]
+    if not error <= tolerance:
+        raise Fault(
+            f"the embedding ({spec.params.pooling.value}) of {len(spec.tokens)} tokens is off by {error:.3g} in "
+            f"{tested.dtype} (tolerance {tolerance}); {result.cached_tokens} of them were cached"
+        )
+    return error
 
 
 def logprobs(kit: Kit) -> str:
     """Log-probabilities of prompt and output, and of the most likely alternatives."""
-    with stand(kit) as at:
-        prompts = at.prompts()[1:]
-        results = at.generate(prompts, logprobs=3, prompt_logprobs=2)
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()[1:]
+        results = tested.generate(prompts, logprobs=3, prompt_logprobs=2)
         worst = 0.0
-        for each, result in zip(prompts, results, strict=True):
-            wanted = at.reference.logprobs([*each, *result.tokens])
+        for prompt_tokens, result in zip(prompts, results, strict=True):
+            expected = tested.reference.logprobs([*prompt_tokens, *result.tokens])
             entries = [*result.prompt_logprobs, *result.logprobs]
-            if len(entries) != len(each) - 1 + len(result.tokens):
+            if len(entries) != len(prompt_tokens) - 1 + len(result.tokens):
                 raise Fault(
-                    f"{len(entries)} log-probabilities came for {len(each) - 1} prompt and {OUTPUT} output tokens"
+                    f"got {len(entries)} log-probabilities for {len(prompt_tokens) - 1} prompt and "
+                    f"{len(result.tokens)} output tokens"
                 )
-            for place, entry in enumerate(entries):
+            for position, entry in enumerate(entries):
                 for token, value in ((entry.token, entry.logprob), *entry.top):
-                    worst = max(worst, abs(value - float(wanted[place, token])))
-                    if abs(value - float(wanted[place, token])) > SLACK[at.dtype]:
+                    worst = max(worst, abs(value - float(expected[position, token])))
+                    if abs(value - float(expected[position, token])) > LOGIT_TOLERANCE[tested.dtype]:
                         raise Fault(
-                            f"token {token} after position {place} has log-probability {value:.4f}, "
-                            f"but {float(wanted[place, token]):.4f} is right"
+                            f"token {token} after position {position} has log-probability {value:.4f}, "
+                            f"but {float(expected[position, token]):.4f} is expected"
                         )
-        return f"{len(prompts)} requests, largest difference {worst:.2g} in {at.dtype}"
+        return f"{len(prompts)} requests, largest difference {worst:.2g} in {tested.dtype}"
 
 
 def sampling(kit: Kit) -> str:
-    """Drawn tokens: top-k 1 is greedy, a seed repeats itself, another seed gives other tokens."""
-    with stand(kit) as at:
-        prompts = at.prompts()
-        at.check(prompts, at.generate(prompts, temperature=1.5, top_k=1, seed=5), "sampled output with top-k 1")
+    """Sampled tokens: top-k 1 is greedy, the same seed repeats tokens, another seed gives others."""
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()
+        tested.check(prompts, tested.generate(prompts, temperature=1.5, top_k=1, seed=5), "sampled output with top-k 1")
         first, second, other = (
-            [result.tokens for result in at.generate(prompts, temperature=2.0, top_p=0.95, min_p=0.001, seed=seed)]
+            [result.tokens for result in tested.generate(prompts, temperature=2.0, top_p=0.95, min_p=0.001, seed=seed)]
             for seed in (7, 7, 8)
         )
-        if at.dtype == "float32" and first != second:
-            raise Fault("two runs with one seed give different tokens")
+        if tested.dtype == "float32" and first != second:
+            raise Fault("two runs with the same seed give different tokens")
         if first == other:
             raise Fault("two seeds give the same tokens for every prompt")
         return f"{len(prompts)} prompts"
 
 
 def penalised(kit: Kit) -> str:
-    """Penalties, a bias and a minimum of tokens, each alone and together."""
-    with stand(kit) as at:
-        prompts = at.prompts()
-        likely = at.generate([prompts[2]])[0].tokens
+    """Penalties, logit bias and min_tokens, one at a time and together."""
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()
+        likely = tested.generate([prompts[2]])[0].tokens
         cases: list[dict[str, Any]] = [
             {"repetition_penalty": 1.7},
             {"frequency_penalty": 1.5},
@@ -113,41 +162,41 @@ def penalised(kit: Kit) -> str:
             {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": -0.5, "logit_bias": ((40, 3.0),)},
         ]
         for case in cases:
-            params = SamplingParams(max_tokens=OUTPUT, **case)
-            change = penalties(params, at.end_tokens)
-            for each, result in zip(prompts, at.generate(prompts, **case), strict=True):
-                at.reference.check_greedy(each, result.tokens, at.dtype, f"output with {case}", change)
+            params = SamplingParams(max_tokens=OUTPUT_TOKENS, **case)
+            adjust = penalties(params, tested.end_tokens)
+            for prompt_tokens, result in zip(prompts, tested.generate(prompts, **case), strict=True):
+                tested.reference.check_greedy(prompt_tokens, result.tokens, tested.dtype, f"output with {case}", adjust)
         return f"{len(cases)} sets of parameters for {len(prompts)} prompts"
 
 
 def stop(kit: Kit) -> str:
-    """A stop token ends a request with it, and is its last token."""
-    with stand(kit) as at:
-        each = at.prompts()[2]
-        tokens = at.generate([each])[0].tokens
-        end = tokens[OUTPUT // 2]
-        wanted = tokens[: tokens.index(end) + 1]
-        (result,) = at.generate([each], stop_token_ids=(end,))
+    """A stop token ends a request and is its last token."""
+    with engine_under_test(kit) as tested:
+        prompt_tokens = tested.prompts()[2]
+        tokens = tested.generate([prompt_tokens])[0].tokens
+        end = tokens[OUTPUT_TOKENS // 2]
+        expected = tokens[: tokens.index(end) + 1]
+        (result,) = tested.generate([prompt_tokens], stop_token_ids=(end,))
         if result.finish is not FinishReason.STOP or result.stop_token != end or result.tokens[-1] != end:
             raise Fault(
-                f"stop token {end} was to end it after {wanted}, but it ended as {result.finish}: {result.tokens}"
+                f"stop token {end} should end it after {expected}, but it ended as {result.finish}: {result.tokens}"
             )
-        return f"it ended after {len(result.tokens)} of {OUTPUT} tokens"
+        return f"it ended after {len(result.tokens)} of {OUTPUT_TOKENS} tokens"
 
 
 def prefix_cache(kit: Kit) -> str:
-    """A prompt that was seen is not computed again, and its output is the same; nor is a shared beginning."""
-    with stand(kit) as at:
-        size = at.stretch
+    """A repeated prompt or prefix is not computed again, and output is the same."""
+    with engine_under_test(kit) as tested:
+        size = tested.page_span
         seen = prompt(3 * size + 2, 0)
-        at.check([seen], at.generate([seen]), "the first output of a prompt")
+        tested.check([seen], tested.generate([seen]), "the first output of a prompt")
         branches = [seen, [*seen[: 2 * size], *prompt(4, 9)], [*seen, 50, 51]]
-        results = at.generate(branches)
-        at.check(branches, results, "output over cached pages")
-        for each, result in zip(branches, results, strict=True):
+        results = tested.generate(branches)
+        tested.check(branches, results, "output over cached pages")
+        for prompt_tokens, result in zip(branches, results, strict=True):
             if result.cached_tokens < size:
                 raise Fault(
-                    f"of a prompt of {len(each)} tokens that begins like one before, {result.cached_tokens} were cached"
+                    f"of {len(prompt_tokens)} prompt tokens with a known prefix, {result.cached_tokens} were cached"
                 )
         return (
             f"{sum(result.cached_tokens for result in results)} of {sum(map(len, branches))} prompt tokens were cached"
@@ -155,92 +204,96 @@ def prefix_cache(kit: Kit) -> str:
 
 
 def no_prefix_cache(kit: Kit) -> str:
-    """With the prefix cache off nothing is cached, and output is the same."""
-    with stand(kit, disable_radix_cache=True) as at:
-        prompts = at.prompts()
+    """With the prefix cache off, nothing is cached, and output is the same."""
+    with engine_under_test(kit, disable_radix_cache=True) as tested:
+        prompts = tested.prompts()
         for _ in range(2):
-            results = at.generate(prompts)
-            at.check(prompts, results, "output without a prefix cache")
+            results = tested.generate(prompts)
+            tested.check(prompts, results, "output without a prefix cache")
             if any(result.cached_tokens for result in results):
                 raise Fault("tokens were cached although the prefix cache is off")
         return f"{len(prompts)} prompts, twice"
 
 
 def chunked_prefill(kit: Kit) -> str:
-    """Prompts that take several steps, while others put out tokens."""
-    with stand(kit, chunked_prefill_size=7) as at:
-        prompts = at.prompts()
-        before = at.engine.stats().steps
-        results = at.generate(prompts)
-        steps = at.engine.stats().steps - before
-        at.check(prompts, results, "output of prompts computed 7 tokens at a time")
-        least = sum(map(len, prompts)) // 7
-        if steps < least:
-            raise Fault(f"{sum(map(len, prompts))} prompt tokens, 7 a step, took {steps} steps")
+    """Prompts that take several steps while other requests generate tokens."""
+    with engine_under_test(kit, chunked_prefill_size=7) as tested:
+        prompts = tested.prompts()
+        before = tested.engine.stats().steps
+        results = tested.generate(prompts)
+        steps = tested.engine.stats().steps - before
+        tested.check(prompts, results, "output of prompts computed 7 tokens at a time")
+        min_steps = sum(map(len, prompts)) // 7
+        if steps < min_steps:
+            raise Fault(f"{sum(map(len, prompts))} prompt tokens, 7 per step, took {steps} steps")
         return f"{sum(map(len, prompts))} prompt tokens in {steps} steps"
 
 
 def no_overlap(kit: Kit) -> str:
-    """A step is planned only when the one before has ended."""
-    with stand(kit, disable_overlap_schedule=True) as at:
-        return _typical(at, "output without overlap")
+    """A step is planned only after the previous one has ended."""
+    with engine_under_test(kit, disable_overlap_schedule=True) as tested:
+        return _check_typical(tested, "output without overlap")
 
 
 def graphs(kit: Kit) -> str:
-    """Steps of output that are replayed from captured graphs."""
-    with stand(kit, disable_graphs=None) as at:
-        told = _typical(at, "output from captured graphs")
-        at.engine.flush()
-        long = [prompt(at.stretch - 2, number) for number in range(5)]  # they cross a page while they are replayed
-        at.check(long, at.generate(long, count=at.stretch + 6), "output from captured graphs, across a page")
-        replayed = at.engine.stats().replayed_steps
+    """Decode steps that are replayed from captured graphs."""
+    with engine_under_test(kit, disable_graphs=None) as tested:
+        summary = _check_typical(tested, "output from captured graphs")
+        tested.engine.flush()
+        long = [
+            prompt(tested.page_span - 2, number) for number in range(5)
+        ]  # they cross a page boundary in replayed steps
+        tested.check(
+            long, tested.generate(long, count=tested.page_span + 6), "output from captured graphs, across a page"
+        )
+        replayed = tested.engine.stats().replayed_steps
         if not replayed:
-            raise Fault("it declares graphs, and no step of output was replayed from one")
-        return f"{told}; {replayed} steps were replayed"
+            raise Fault("it declares graphs, but no step was replayed")
+        return f"{summary}; {replayed} steps were replayed"
 
 
 def abort(kit: Kit) -> str:
-    """An aborted request ends, gives its pages back, and the others go on as if it had never been."""
-    with stand(kit) as at:
-        prompts = at.prompts()
-        for number, each in enumerate(prompts):
-            at.engine.send(request(f"{number}", each, count=4 * OUTPUT))
+    """An aborted request ends and frees its pages, and the others continue unchanged."""
+    with engine_under_test(kit) as tested:
+        prompts = tested.prompts()
+        for number, prompt_tokens in enumerate(prompts):
+            tested.engine.send(request(f"{number}", prompt_tokens, count=4 * OUTPUT_TOKENS))
         for _ in range(6):
-            at.engine.step()
-        gone = ["1", "4"]
-        at.engine.send(Abort(gone))
-        at.engine.run([f"{number}" for number in range(len(prompts))])
-        results = [at.engine.results[f"{number}"] for number in range(len(prompts))]
-        for number, (each, result) in enumerate(zip(prompts, results, strict=True)):
-            wanted = FinishReason.ABORT if f"{number}" in gone else FinishReason.LENGTH
-            if result.finish is not wanted:
-                raise Fault(f"request {number} ended as {result.finish}, not as {wanted}")
-            at.check([each], [result], "output beside requests that were aborted")
-        return f"{len(gone)} of {len(prompts)} requests were aborted"
+            tested.engine.step()
+        aborted = ["1", "4"]
+        tested.engine.send(Abort(aborted))
+        tested.engine.run([f"{number}" for number in range(len(prompts))])
+        results = [tested.engine.results[f"{number}"] for number in range(len(prompts))]
+        for number, (prompt_tokens, result) in enumerate(zip(prompts, results, strict=True)):
+            expected = FinishReason.ABORT if f"{number}" in aborted else FinishReason.LENGTH
+            if result.finish is not expected:
+                raise Fault(f"request {number} ended as {result.finish}, not as {expected}")
+            tested.check([prompt_tokens], [result], "output next to aborted requests")
+        return f"{len(aborted)} of {len(prompts)} requests were aborted"
 
 
 def retraction(kit: Kit) -> str:
-    """A pool too small for all: requests go back to the queue, and go on later where they were."""
-    size = stretch(_page_size(kit))
-    pool = min(POOL_TOKENS, (_TIGHT_REQUESTS + 2) * size)
-    with stand(kit, max_total_tokens=pool, schedule_conservativeness=0.01) as at:
-        prompts = [prompt(size - 2, number) for number in range(_TIGHT_REQUESTS)]
-        results = at.generate(prompts, count=size + 6)
-        at.check(prompts, results, "output of requests that were retracted")
-        retractions = at.engine.stats().retractions
+    """A pool too small for all requests: some return to the queue and continue later."""
+    size = page_span(_page_size(kit))
+    pool = min(POOL_TOKENS, (_RETRACTION_REQUESTS + 2) * size)
+    with engine_under_test(kit, max_total_tokens=pool, schedule_conservativeness=0.01) as tested:
+        prompts = [prompt(size - 2, number) for number in range(_RETRACTION_REQUESTS)]
+        results = tested.generate(prompts, count=size + 6)
+        tested.check(prompts, results, "output of requests that were retracted")
+        retractions = tested.engine.stats().retractions
         if not retractions:
             raise NotApplicable(f"a pool of {pool} tokens was large enough for all requests")
         return f"{retractions} retractions in a pool of {pool} tokens"
 
 
-def _typical(at: Stand, what: str) -> str:
-    prompts = at.prompts()
-    at.check(prompts, at.generate(prompts), what)
-    return f"{len(prompts)} prompts, {OUTPUT} tokens each, in {at.dtype}"
+def _check_typical(tested: EngineUnderTest, what: str) -> str:
+    prompts = tested.prompts()
+    tested.check(prompts, tested.generate(prompts), what)
+    return f"{len(prompts)} prompts, {OUTPUT_TOKENS} tokens each, in {tested.dtype}"
 
 
 def _page_size(kit: Kit) -> int:
-    """The page size that an engine gets here if nobody sets one."""
+    """The default page size of an engine on this device."""
     dtype = declared_dtypes(kit)[0]
-    size: int = resolved(kit, model_for(kit, dtype), says("dtype", dtype)).config.memory.page_size
+    size: int = resolve_for(kit, accepted_model(kit, dtype), user_statement("dtype", dtype)).config.memory.page_size
     return size

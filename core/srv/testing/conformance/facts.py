@@ -9,7 +9,7 @@ from typing import Any
 from srv.specs import CacheGroup, ModelFacts
 
 LAYERS = 2
-VOCABULARY = 272  # three special tokens, a token a byte, and some that no text has
+VOCABULARY = 272  # three special tokens, one token per byte, and some that no text contains
 END_TOKEN = 2
 
 
@@ -22,9 +22,9 @@ def small_model(
     fields: Mapping[str, Any] = MappingProxyType({}),
     quantization: str | None = None,
 ) -> ModelFacts:
-    """Facts of a Llama of two layers; `fields` of its configuration may make something else of it.
+    """Facts of a Llama with two layers; `fields` override its configuration and can make it another architecture.
 
-    There are no weights behind it: `srv.testing.conformance.small` writes some.
+    It has no weights: `srv.testing.conformance.small` writes them.
     """
     hidden = heads * head_dim
     config: dict[str, Any] = {

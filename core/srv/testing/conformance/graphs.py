@@ -1,6 +1,6 @@
-"""L2: captured steps of decode attention, replayed with other lengths, other rows and padding, against the reference.
+"""L2: captured steps of decode attention, replayed with other lengths, other rows and padding.
 
-The buffers that a captured step reads are static, as the runner's are; a step copies into them, plans, and replays.
+A captured step reads static buffers, as in the runner: a step copies its inputs into them, plans, and replays.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from srv.platform.interface import AttentionBatch, Graphs
 from srv.testing.conformance.bench import Bench, Row
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
-from srv.testing.conformance.setups import HEAD_SIZES, Setup, dtype_of, some_setups
+from srv.testing.conformance.setups import MAX_HEAD_SIZES, Setup, dtype_of, select_setups
 
-COUNTS = (4, 2)  # rows of the captured steps, the largest first, as the engine captures them
-COLUMNS = 12
+COUNTS = (4, 2)  # row counts of the captured steps, the largest first, as in the engine
+TABLE_COLUMNS = 12
 LAYERS = (0, 1)
 
 
 def declared(kit: Kit) -> str:
-    """The capability and the platform's member say the same."""
-    there, said = graphs_of(kit.platform) is not None, "graphs" in kit.capabilities
-    if said and not there:
+    """The capability is declared if and only if the platform implements graphs."""
+    implemented, declares = graphs_of(kit.platform) is not None, "graphs" in kit.capabilities
+    if declares and not implemented:
         raise Fault("it declares the capability graphs, but Platform.graphs is None")
-    if there and not said:
+    if implemented and not declares:
         try:
-            _each(kit, _grow)
-        except Exception as error:  # noqa: BLE001 - it is not declared, so it may fail in any way
-            return f"Platform.graphs is there, not declared, and not right ({type(error).__name__})"
+            _run_each(kit, _check_other_lengths)
+        except Exception as error:  # noqa: BLE001 - undeclared graphs may fail in any way
+            return f"Platform.graphs is implemented but fails, and is not declared ({type(error).__name__})"
         raise Undeclared(
-            "captured steps replay rightly, and the plugin does not declare them",
+            "replayed steps are correct, but the plugin does not declare graphs",
             "Add graphs to the capabilities, so that the engine uses them.",
         )
-    return "declared, and there" if said else "not declared, and not there"
+    return "declared and implemented" if declares else "neither declared nor implemented"
 
 
 def replay(kit: Kit) -> str:
-    """A captured step gives what is right for new inputs, at the lengths with which it was captured."""
-    return _each(kit, _same_lengths)
+    """A replayed step is correct for new inputs, with the lengths of the capture."""
+    return _run_each(kit, _check_captured_lengths)
 
 
 def lengths(kit: Kit) -> str:
-    """A replay uses the lengths of its own step: they grow, cross pages, and belong to other rows."""
-    return _each(kit, _grow)
+    """A replay uses the lengths of its own step: they grow, cross page boundaries, and belong to other rows."""
+    return _run_each(kit, _check_other_lengths)
 
 
 def padding(kit: Kit) -> str:
-    """Rows without a request, of page 0 and length 1, change nothing of the others."""
-    return _each(kit, _padded)
+    """Padded rows, which have page 0 and length 1, do not change the others."""
+    return _run_each(kit, _check_padding)
 
 
 def unwaited(kit: Kit) -> str:
-    """A replay may be asked for while the last one of the same captured step still runs."""
-    return _each(kit, _at_once)
+    """A replay may be launched while the previous one of the same captured step still runs."""
+    return _run_each(kit, _check_without_waiting)
 
 
 def counts(kit: Kit) -> str:
-    """Captured steps of several row counts, replayed in turn."""
-    return _each(kit, _in_turn)
+    """Captured steps with different row counts, replayed alternately."""
+    return _run_each(kit, _check_alternating_counts)
 
 
 class _Captured:
-    """Decode steps of the bench's backend, captured for each of `COUNTS`."""
+    """Decode steps of one backend, captured for each of `COUNTS`."""
 
     def __init__(self, kit: Kit, setup: Setup) -> None:
         graphs = graphs_of(kit.platform)
@@ -74,12 +74,12 @@ class _Captured:
             raise NotApplicable("Platform.graphs is None")
         self.kit, self.graphs = kit, graphs
         self.bench = Bench(kit, setup)
-        shape, dtype, most = setup.shape, dtype_of(setup.dtype), max(COUNTS)
-        self._q = torch.zeros(most, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
-        self._k = torch.zeros(most, shape.kv_heads, shape.head_dim, dtype=dtype, device=kit.device)
+        shape, dtype, rows = setup.shape, dtype_of(setup.dtype), max(COUNTS)
+        self._q = torch.zeros(rows, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
+        self._k = torch.zeros(rows, shape.kv_heads, shape.head_dim, dtype=dtype, device=kit.device)
         self._v = torch.zeros_like(self._k)
-        self._out = torch.zeros(len(LAYERS), most, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
-        self._table = torch.zeros(most, COLUMNS, dtype=torch.int32, device=kit.device)
+        self._out = torch.zeros(len(LAYERS), rows, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
+        self._table = torch.zeros(rows, TABLE_COLUMNS, dtype=torch.int32, device=kit.device)
         self._results = {count: self._capture(graphs, count) for count in COUNTS}
 
     def _capture(self, graphs: Graphs, count: int) -> Tensor:
@@ -92,10 +92,10 @@ class _Captured:
                 out[index].copy_(self.bench.backend.forward(self.bench.layers[index], q, k, v, metadata))
             return out
 
-        given: object = graphs.capture(count, run)
-        if not isinstance(given, Tensor) or given.shape != out.shape:
-            raise Fault(f"capture gave {given!r}, not the output of what it recorded")
-        return given
+        output: object = graphs.capture(count, run)
+        if not isinstance(output, Tensor) or output.shape != out.shape:
+            raise Fault(f"capture returned {output!r}, not the output of the captured function")
+        return output
 
     def _plan(self, count: int, lens: Sequence[int]) -> object:
         batch = AttentionBatch([1] * count, list(lens), self._table[:count], graph=count)
@@ -103,24 +103,24 @@ class _Captured:
         return planned
 
     def step(self, rows: Sequence[Row], what: str, count: int = COUNTS[0]) -> None:
-        """One token of each row by replaying the captured step of `count` rows; what is left of them is padding."""
+        """Compute one token per row by replaying the captured step of `count` rows; further rows are padding."""
         self.steps(rows, 1, what, count)
 
     def steps(self, rows: Sequence[Row], number: int, what: str, count: int = COUNTS[0]) -> None:
-        """So many of these steps, one after the other without waiting for any, all compared in the end."""
+        """Launch `number` such steps without waiting between them, and then compare all results."""
         bench, used = self.bench, len(rows)
         pairs = [(row, 1) for row in rows]
         prepared = []
-        for _ in range(number):  # all that crosses to the device, first: a copy may wait for what runs
-            given = bench.inputs(used)
-            prepared.append((bench.batch(pairs), given, [part.to(self.kit.device) for part in given]))
+        for _ in range(number):  # copies to the device come first, because a copy may wait for a running replay
+            inputs = bench.inputs(used)
+            prepared.append((bench.batch(pairs), inputs, [part.to(self.kit.device) for part in inputs]))
             for row in rows:
                 row.length += 1
         results = [self._replay(batch, moved, count) for batch, _, moved in prepared]
         self.kit.platform.record_event(self.kit.device).synchronize()
-        for (_, given, _), result in zip(prepared, results, strict=True):
+        for (_, inputs, _), result in zip(prepared, results, strict=True):
             for index, got in zip(LAYERS, result.to("cpu"), strict=True):
-                bench.compare(pairs, index, given, got[:used], what)
+                bench.compare(pairs, index, inputs, got[:used], what)
 
     def _replay(self, batch: AttentionBatch, inputs: Sequence[Tensor], count: int) -> Tensor:
         used = len(batch.kv_lens)
@@ -133,19 +133,19 @@ class _Captured:
         return self._results[count].clone()
 
     def prompts(self, lens: Sequence[int]) -> list[Row]:
-        """Rows whose prompts were computed eager."""
+        """Rows whose prompts were computed eagerly."""
         rows = [self.bench.sequence() for _ in lens]
         self.bench.step(list(zip(rows, lens, strict=True)), "eager prompts", layers=LAYERS)
         return rows
 
 
-def _same_lengths(kit: Kit, setup: Setup) -> None:
+def _check_captured_lengths(kit: Kit, setup: Setup) -> None:
     captured = _Captured(kit, setup)
     for _ in range(3):
         captured.step([captured.bench.sequence() for _ in range(COUNTS[0])], "replay at the captured lengths")
 
 
-def _grow(kit: Kit, setup: Setup) -> None:
+def _check_other_lengths(kit: Kit, setup: Setup) -> None:
     captured, size = _Captured(kit, setup), setup.layout.page_size
     rows = captured.prompts([1, size - 1, size, 2 * size + 3])
     for _ in range(3):
@@ -155,20 +155,20 @@ def _grow(kit: Kit, setup: Setup) -> None:
     captured.step([rows[3], others[0], rows[0], others[1]], "replay with rows in another order")
 
 
-def _padded(kit: Kit, setup: Setup) -> None:
+def _check_padding(kit: Kit, setup: Setup) -> None:
     captured, size = _Captured(kit, setup), setup.layout.page_size
     rows = captured.prompts([size + 2, 3, 2 * size])
     for used in (3, 1, 2, 3):
         captured.step(rows[:used], f"replay of {COUNTS[0]} rows with {used} requests")
 
 
-def _at_once(kit: Kit, setup: Setup) -> None:
+def _check_without_waiting(kit: Kit, setup: Setup) -> None:
     captured, size = _Captured(kit, setup), setup.layout.page_size
     rows = captured.prompts([size - 1, 2, size, 1])
-    captured.steps(rows, 3, "replay while the last one runs")
+    captured.steps(rows, 3, "replay while the previous one runs")
 
 
-def _in_turn(kit: Kit, setup: Setup) -> None:
+def _check_alternating_counts(kit: Kit, setup: Setup) -> None:
     captured, size = _Captured(kit, setup), setup.layout.page_size
     rows = captured.prompts([4, size + 1, 2, size])
     for count, _ in itertools.product(COUNTS, range(2)):
@@ -176,8 +176,8 @@ def _in_turn(kit: Kit, setup: Setup) -> None:
         captured.step(rows[:2], "replay of two rows", 2)
 
 
-def _each(kit: Kit, check: Callable[[Kit, Setup], None]) -> str:
-    chosen = some_setups(kit, most=1, head_sizes=HEAD_SIZES, captured=True)
+def _run_each(kit: Kit, check: Callable[[Kit, Setup], None]) -> str:
+    chosen = select_setups(kit, max_page_sizes=1, max_head_sizes=MAX_HEAD_SIZES, captured=True)
     for setup in chosen:
         check(kit, setup)
     return "; ".join(str(setup) for setup in chosen)

@@ -1,6 +1,6 @@
-"""What a check is given: the plugin under examination, its device, and its live platform, made when first asked for.
+"""The argument of every check: the plugin, its device, and its live platform, which is created on first use.
 
-Lives in a child process of the run. Imports torch only where a live platform is wanted.
+It lives in a child process of the run, and imports torch only if a check needs the live platform.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROBE_SECONDS = 15.0
 
 @dataclass
 class Kit:
-    """`device_text` is what `--device` said: NAME or NAME:VARIANT. `scratch`: a folder for what checks write."""
+    """`device_text`: the value of `--device`, NAME or NAME:VARIANT. `scratch`: a folder for files of the checks."""
 
     device_text: str
     scratch: Path
@@ -46,30 +46,30 @@ class Kit:
         return find_platforms()
 
     @functools.cached_property
-    def found(self) -> InstalledPlatform:
-        """The plugin as discovery found it, refused or not. Fault if no distribution brings the name."""
+    def installed(self) -> InstalledPlatform:
+        """The plugin as discovery found it, refused or not. Fault if no distribution provides the name."""
         if self.name not in self.platforms:
-            installed = ", ".join(sorted(self.platforms)) or "none"
+            names = ", ".join(sorted(self.platforms)) or "none"
             raise Fault(
-                f"no installed distribution brings a platform called {self.name}; installed: {installed}",
+                f"no installed distribution provides a platform named {self.name}; installed: {names}",
                 f'Install the plugin, and register it: [project.entry-points."srv.platforms"] {self.name} = "..."',
             )
         return self.platforms[self.name]
 
     @property
     def manifest(self) -> Manifest:
-        """The checked manifest; PluginError if it was refused."""
-        return self.found.loaded
+        """The validated manifest. Raises PluginError if it was refused."""
+        return self.installed.loaded
 
     @functools.cached_property
-    def probed(self) -> ProbeResult:
-        """What the probe answers in its child process, asked once."""
-        return probe_all({self.name: self.found}, PROBE_SECONDS)[self.name]
+    def probe_result(self) -> ProbeResult:
+        """The result of the probe in its child process, which runs once."""
+        return probe_all({self.name: self.installed}, PROBE_SECONDS)[self.name]
 
     @functools.cached_property
     def chosen(self) -> ChosenPlatform:
-        """The device that a server would be started on. PlatformUnavailable or Refusal if there is none."""
-        return choose(self.device_text, self.platforms, lambda found, timeout_s: {self.name: self.probed})
+        """The device on which a server would start. Raises PlatformUnavailable or Refusal if there is none."""
+        return choose(self.device_text, self.platforms, lambda installed, timeout_s: {self.name: self.probe_result})
 
     @property
     def device_facts(self) -> DeviceFacts:
@@ -81,19 +81,19 @@ class Kit:
 
     @property
     def platform(self) -> Platform:
-        """The live platform, ready to compute in this process. SrvError if it cannot be made."""
+        """The live platform, initialized in this process. Raises SrvError if it cannot be created."""
         if isinstance(self._created, SrvError):
             raise self._created
         return self._created
 
     @functools.cached_property
     def _created(self) -> Platform | SrvError:
-        """Made once: a second try in the same process would fail for reasons of its own, such as an undone patch."""
+        """Created once: a second attempt in the same process could fail for another reason, such as an undone patch."""
         from srv.platform.contract import create_platform
 
         context = EngineContext(self.device_facts, local_rank=0, options=self._options())
         try:
-            live = create_platform(self.found, context)
+            live = create_platform(self.installed, context)
         except SrvError as error:
             return error
         live.init_worker(0)
@@ -105,7 +105,7 @@ class Kit:
         return self.platform.device(0)
 
     def _options(self) -> dict[str, object]:
-        """Values of the arguments that the manifest asked for, as they are where nobody sets one."""
+        """Default values of the arguments that the manifest requests."""
         from srv.args.resolve import resolve
         from srv.args.statement import UserInput
         from srv.testing.conformance.facts import small_model
@@ -115,10 +115,10 @@ class Kit:
         resolved = resolve(UserInput(), manifest=self.manifest, device=self.device_facts, model=small_model())
         return {name: resolved.config.get(name) for name in self.manifest.options}
 
-    def why_unavailable(self) -> str:
-        """Why nothing can be computed here, in the plugin's own words; empty if it can."""
+    def unavailable_reason(self) -> str:
+        """Why the device cannot be used on this machine, in the plugin's own words; empty if it can."""
         try:
-            self.chosen  # noqa: B018 - asked for, so that it is made
+            self.chosen  # noqa: B018 - read, so that it is created
         except PlatformUnavailable as error:
             return f"{error.reason}. {error.remedy}"
         except (SrvError, Fault) as error:

@@ -1,5 +1,4 @@
-"""The real engine in the check's own process, with the small model, and watched: after every step every page is
-accounted for."""
+"""The real engine with the small model, in the check's own process. After every step, every page is accounted for."""
 
 from __future__ import annotations
 
@@ -17,23 +16,23 @@ from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.reference import Reference
-from srv.testing.conformance.setups import HEAD_DIMS, declared_dtypes, resolved
+from srv.testing.conformance.setups import HEAD_DIMS, declared_dtypes, resolve_for
 from srv.testing.conformance.small import write_model
-from srv.testing.conformance.values import says
+from srv.testing.conformance.values import user_statement
 from srv.testing.engine import CheckedEngine, GenerationResult
 from srv.types import RequestSpec, SamplingParams
 
-CONTEXT = 1024
+CONTEXT_LENGTH = 1024
 POOL_TOKENS = 6144
-RUNNING = 16
-OUTPUT = 10
-LEAST_STRETCH = 8
-FIRST_TOKEN, LAST_TOKEN = 3, 258  # the bytes
+MAX_RUNNING = 16
+OUTPUT_TOKENS = 10
+MIN_SPAN = 8
+FIRST_TOKEN, LAST_TOKEN = 3, 258  # of the byte tokens
 
 
 @dataclass
-class Stand:
-    """An engine at work, the reference of its model, and prompts about the engine's pages."""
+class EngineUnderTest:
+    """A running engine, the reference for its model, and prompts that fit its page size."""
 
     engine: CheckedEngine
     reference: Reference
@@ -45,18 +44,20 @@ class Stand:
         return self.engine.ready.page_size
 
     @property
-    def stretch(self) -> int:
-        """A page, or as many pages as make a text worth the name."""
-        return stretch(self.page_size)
+    def page_span(self) -> int:
+        """See the function `page_span`."""
+        return page_span(self.page_size)
 
     def prompts(self) -> list[list[int]]:
-        """Prompts of lengths about those of pages, each beginning with another token, so that none shares pages."""
-        size = self.stretch
+        """Prompts with lengths around multiples of the page size. Their first tokens differ, so none shares pages."""
+        size = self.page_span
         lengths = (1, 2, 7, size - 1, size, size + 1, 2 * size + 3)
         return [prompt(length, number) for number, length in enumerate(lengths)]
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int = OUTPUT, **params: Any) -> list[GenerationResult]:
-        """Greedy output that only its length ends, unless `params` say otherwise. Fault if a request fails."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], count: int = OUTPUT_TOKENS, **params: Any
+    ) -> list[GenerationResult]:
+        """Greedy output of `count` tokens, unless `params` say otherwise. Fault if a request fails."""
         results = self.engine.generate(
             [request(f"{number}", each, count, **params) for number, each in enumerate(prompts)]
         )
@@ -66,74 +67,76 @@ class Stand:
         return results
 
     def check(self, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult], what: str) -> None:
-        """Every output token is the reference's, or as good as."""
+        """Fault unless every output token is that of the reference, within the tolerance."""
         for each, result in zip(prompts, results, strict=True):
             self.reference.check_greedy(each, result.tokens, self.dtype, what)
 
 
-def stretch(page_size: int) -> int:
-    """The least multiple of a page that is no shorter than `LEAST_STRETCH` tokens."""
-    return page_size * -(-LEAST_STRETCH // page_size)
+def page_span(page_size: int) -> int:
+    """The smallest multiple of the page size that is at least `MIN_SPAN` tokens."""
+    return page_size * -(-MIN_SPAN // page_size)
 
 
 def prompt(length: int, number: int) -> list[int]:
-    """`length` bytes' tokens, the first of which tells the prompt's number."""
+    """`length` byte tokens; the first one depends on the prompt's number."""
     generator = torch.Generator().manual_seed(100 + number)
     rest = torch.randint(FIRST_TOKEN, LAST_TOKEN + 1, (length - 1,), generator=generator).tolist()
     return [FIRST_TOKEN + number, *rest]
 
 
-def request(name: str, tokens: Sequence[int], count: int = OUTPUT, **params: Any) -> RequestSpec:
+def request(name: str, tokens: Sequence[int], count: int = OUTPUT_TOKENS, **params: Any) -> RequestSpec:
     sampling = SamplingParams(max_tokens=count, **{"temperature": 0.0, "ignore_eos": True, **params})
     return RequestSpec(id=name, tokens=tuple(tokens), params=sampling)
 
 
-def model_for(kit: Kit, dtype: str, quantization: str | None = None) -> ModelFacts:
-    """The first of the small models that the plugin takes in a dtype, with nothing else set."""
-    refused: list[str] = []
+def accepted_model(kit: Kit, dtype: str, quantization: str | None = None) -> ModelFacts:
+    """The first small model that the plugin accepts in a dtype, with no other argument set."""
+    refusals: list[str] = []
     for head_dim in HEAD_DIMS:
-        facts = small_model(dtype, head_dim=head_dim, context_length=CONTEXT, quantization=quantization)
+        facts = small_model(dtype, head_dim=head_dim, context_length=CONTEXT_LENGTH, quantization=quantization)
         try:
-            resolved(kit, facts, says("dtype", dtype))
+            resolve_for(kit, facts, user_statement("dtype", dtype))
         except Refusal as refusal:
-            refused += [str(each) for each in refusal.rejections]
+            refusals += [str(each) for each in refusal.rejections]
             continue
         return facts
-    raise Fault(f"it takes no small model in {dtype}: {'; '.join(dict.fromkeys(refused))}")
+    raise Fault(f"it accepts no small model in {dtype}: {'; '.join(dict.fromkeys(refusals))}")
 
 
-def folder_for(kit: Kit, facts: ModelFacts) -> Path:
-    """The model on disk. Its weights are the same numbers in every dtype; only the configuration names one."""
+def model_folder(kit: Kit, facts: ModelFacts) -> Path:
+    """The model on disk. Its weights have the same values in every dtype; only the configuration differs."""
     return write_model(kit.scratch / f"model-{facts.dtype}-{facts.head_dim}-{facts.quantization or 'plain'}", facts)
 
 
 @contextmanager
-def stand(kit: Kit, dtype: str = "", stored: str | None = None, **flags: object) -> Iterator[Stand]:
-    """An engine as `srv launch` would build it. Flags that are True stand alone; without more, no graphs.
+def engine_under_test(
+    kit: Kit, dtype: str = "", quantization: str | None = None, **flags: object
+) -> Iterator[EngineUnderTest]:
+    """An engine as `srv launch` builds it. A flag that is True has no value; graphs are disabled by default.
 
-    `stored`: the method by which the weights are quantized, if they are.
+    quantization: the method by which the weights are quantized, if they are.
     """
     chosen = dtype or declared_dtypes(kit)[0]
-    facts = model_for(kit, chosen, stored)
-    folder = folder_for(kit, facts)
-    words: dict[str, object] = {
+    facts = accepted_model(kit, chosen, quantization)
+    folder = model_folder(kit, facts)
+    settings: dict[str, object] = {
         "device": kit.device_text,
         "model_path": folder,
         "dtype": chosen,
         "max_total_tokens": POOL_TOKENS,
-        "max_running_requests": RUNNING,
+        "max_running_requests": MAX_RUNNING,
         "disable_graphs": True,
         **flags,
     }
     reference = Reference(folder)
-    with CheckedEngine.launch(arguments(words)) as engine:
-        yield Stand(engine, reference, chosen, facts.end_tokens)
+    with CheckedEngine.launch(command_line(settings)) as engine:
+        yield EngineUnderTest(engine, reference, chosen, facts.end_tokens)
 
 
-def arguments(words: dict[str, object]) -> list[str]:
-    """A command line. None and False leave a flag out."""
-    line: list[str] = []
-    for name, value in words.items():
+def command_line(settings: dict[str, object]) -> list[str]:
+    """The command line; flags that are None or False are omitted."""
+    arguments: list[str] = []
+    for name, value in settings.items():
         if value is not None and value is not False:
-            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return line
+            arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return arguments

@@ -1,4 +1,4 @@
-"""What the kit says: levels, checks, outcomes, and the report that holds them. Data alone; imports no torch."""
+"""Levels, checks, outcomes, and the report that contains them. Data only; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-FACTS = "?"  # what the parent of a run says to a child to learn what is there; any other word is a check's name
+FACTS = "?"  # the request to a child process for the plugin's facts; every other request is a check's name
 Status = Literal["passed", "failed", "skipped", "undeclared"]
 
 
 class Level(enum.IntEnum):
-    """How deep a run looks. Each level contains those below it."""
+    """The depth of a run. Each level includes those below it."""
 
     L0 = 0  # static: the manifest and the probe; needs no device
-    L1 = 1  # laws that hold on any device: platform, KV pool, sampler
-    L2 = 2  # ops, attention and captured steps against a reference in higher precision
+    L1 = 1  # rules that hold on any device: platform, KV pool, sampler
+    L2 = 2  # ops, attention and captured steps, compared with a reference in higher precision
     L3 = 3  # the real engine with a small model, each feature on and off
-    L4 = 4  # arguments: what is declared, against a real server
+    L4 = 4  # arguments: declared and accepted values on a real server
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that the kit looks at.
+    """One check of the kit.
 
-    name: stable dotted words. summary: one line of what holds if it passes. target: "module:function" within this
-    package; the function takes a `Kit`, returns what it saw (one line), and raises `Fault`, `NotApplicable` or
-    `Undeclared`. remedy: what its maker should do if it fails and the fault itself says nothing better. needs: a
-    capability that must be declared. after: checks, or groups of them ("pool"), without which this one means
-    nothing: where one of those failed, it is skipped. seconds: how long it may take. fresh: it wants a process in
-    which the platform was never started.
+    name: a stable dotted name. summary: what is true if it passes, in one line. target: "module:function" in this
+    package; the function takes a `Kit`, returns its findings (one line), and raises `Fault`, `NotApplicable` or
+    `Undeclared`. remedy: what the plugin's author should do if it fails, unless the fault has its own. needs: a
+    capability that must be declared. after: checks, or groups of checks ("pool"), that this one depends on: if one of
+    them failed, it is skipped. seconds: its time limit. fresh: it needs a process in which no platform was started.
     """
 
     name: str
@@ -47,15 +46,15 @@ class Check:
 
     @property
     def group(self) -> str:
-        """The first word of the name."""
+        """The part of the name before the dot."""
         return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check. `message` and `remedy` are sentences; a check that passed needs no remedy.
+    """The result of one check. `message` and `remedy` are sentences; a check that passed has no remedy.
 
-    "undeclared": it works, though the plugin does not declare it. `seconds` that it took.
+    "undeclared": the feature works, but the plugin does not declare it. seconds: how long the check took.
     """
 
     check: str
@@ -67,7 +66,7 @@ class Outcome:
 
 
 class Fault(Exception):
-    """Raised by a check: the plugin breaks this law. Without a remedy, the check's own is given."""
+    """Raised by a check: the plugin violates it. Without a remedy, that of the check is reported."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         self.message, self.remedy = message, remedy
@@ -75,11 +74,11 @@ class Fault(Exception):
 
 
 class NotApplicable(Exception):
-    """Raised by a check: the plugin does not declare what it looks at, or it cannot be looked at here."""
+    """Raised by a check: the plugin does not declare the feature, or it cannot be checked on this machine."""
 
 
 class Undeclared(Exception):
-    """Raised by a check: something works that the plugin does not declare."""
+    """Raised by a check: a feature works that the plugin does not declare."""
 
     def __init__(self, message: str, remedy: str) -> None:
         self.message, self.remedy = message, remedy
@@ -88,7 +87,7 @@ class Undeclared(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """All outcomes of a run, and what is needed to judge and repeat it.
+    """All outcomes of a run, and what is needed to assess and repeat it.
 
     versions: of srv, the plugin's distribution, torch, by name. device: facts of the probe ("platform", "variant",
     "name", "memory_bytes", "count", "simulated", "available", ...). date: UTC, ISO 8601. command: repeats the run.
@@ -103,7 +102,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed. What was skipped is not counted against the plugin."""
+        """Whether no check failed. Skipped checks do not count."""
         return not self.failures
 
     @property
@@ -122,7 +121,7 @@ class Report:
         raise KeyError(check)
 
     def write(self, path: str | Path) -> None:
-        """JSON lines: first what was run where ("kind": "run"), then one line an outcome ("kind": "outcome")."""
+        """Write JSON lines: first the run ("kind": "run"), then one line per outcome ("kind": "outcome")."""
         head = {
             "kind": "run",
             "level": self.level.name,
@@ -136,7 +135,7 @@ class Report:
 
 
 def read_report(path: str | Path) -> Report:
-    """What `Report.write` wrote. ValueError if it is no report."""
+    """Read what `Report.write` wrote. Raises ValueError if the file is no report."""
     head, *rest = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
     if head.get("kind") != "run":
         raise ValueError(f"{path} is no conformance report: its first line is of kind {head.get('kind')!r}")
@@ -151,33 +150,33 @@ def read_report(path: str | Path) -> Report:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as JSON can hold it."""
+    """An outcome as a JSON object."""
     return {**asdict(outcome), "level": outcome.level.name}
 
 
 def from_json(line: Mapping[str, Any]) -> Outcome:
-    """What `to_json` gave; further keys are left out."""
+    """The inverse of `to_json`; additional keys are ignored."""
     return Outcome(
         line["check"], Level[line["level"]], line["status"], line["message"], line["remedy"], float(line["seconds"])
     )
 
 
 def select(checks: Iterable[Check], level: Level, only: Iterable[str] = ()) -> tuple[Check, ...]:
-    """The checks up to a level; with `only`, those of these names or groups ("pool"). ValueError for an unknown one."""
-    known, wanted = tuple(checks), tuple(only)
-    unknown = [word for word in wanted if not any(_named(check, word) for check in known)]
+    """The checks up to a level; with `only`, those with these names or groups. ValueError for an unknown one."""
+    known, selected = tuple(checks), tuple(only)
+    unknown = [name for name in selected if not any(_matches(check, name) for check in known)]
     if unknown:
         raise ValueError(f"there is no check {', '.join(unknown)}; `srv conformance list` shows them")
     within = (check for check in known if check.level <= level)
-    return tuple(check for check in within if not wanted or any(_named(check, word) for word in wanted))
+    return tuple(check for check in within if not selected or any(_matches(check, name) for name in selected))
 
 
 def builds_on(check: Check, other: Check) -> bool:
-    """Whether `check` means nothing where `other` failed."""
+    """Whether `check` depends on `other`: if `other` failed, `check` is skipped."""
     if other.level is Level.L0 or check.level >= Level.L3:
-        return other.level < check.level or any(_named(other, word) for word in check.after)
-    return any(_named(other, word) for word in check.after)
+        return other.level < check.level or any(_matches(other, name) for name in check.after)
+    return any(_matches(other, name) for name in check.after)
 
 
-def _named(check: Check, word: str) -> bool:
-    return word in (check.name, check.group)
+def _matches(check: Check, name: str) -> bool:
+    return name in (check.name, check.group)

@@ -1,7 +1,7 @@
-"""L2: every implementation of an op against its contract.
+"""L2: every implementation of an op, compared with the op's contract.
 
-The contracts (float64 oracles, generated inputs, tolerances by dtype) are those of the distribution srv-kernels, which
-srv depends on; core imports none of its modules, so they are found by name here and at run time.
+The contracts (float64 oracles, generated inputs, tolerances per dtype) are in the distribution srv-kernels. srv depends
+on it, but core does not import its modules, so they are looked up by name at run time.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from srv.testing.conformance.setups import declared_dtypes, dtype_of
 
 CONTRACTS = "srv_kernels.contracts:CONTRACTS"
 VIOLATIONS = "srv_kernels.contracts:violations"
-MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # those that every model's layers bind
+MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # the ops that the layers of every model use
 OPS_OF = {
     "w8a8": ("linear_w8a8", "linear_w8a8_static"),
     "int8_weights": ("linear_int8",),
     "gguf_blocks": ("linear_gguf", "rows_gguf"),
-}  # those that layers bind where a capability is declared
-_SIZE = 64  # of every dimension that an implementation is asked about
+}  # the ops that layers use if a capability is declared
+_SIZE = 64  # of every dimension when `supports_args` is called
 
 
 def coverage(kit: Kit) -> str:
-    """Each op that models need has an implementation in every declared dtype, and each one is of a known op."""
+    """Each op that models need has an implementation in every declared dtype, and no op is unknown."""
     known = contracts()
-    further = [op for word, ops in OPS_OF.items() if word in kit.capabilities for op in ops]
-    for op in (*MODEL_OPS, *further):
+    optional = [op for capability, ops in OPS_OF.items() if capability in kit.capabilities for op in ops]
+    for op in (*MODEL_OPS, *optional):
         for dtype in declared_dtypes(kit):
             if not list(_implementations(kit, op, dtype_of(dtype))):
-                raise Fault(f"no implementation of {op} takes {dtype}, which is among the capabilities")
+                raise Fault(f"no implementation of {op} supports {dtype}, which is among the capabilities")
     unknown = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if unknown:
-        raise Fault(f"it implements {', '.join(unknown)}, which no contract describes", f"Known: {', '.join(known)}.")
+        raise Fault(
+            f"it implements {', '.join(unknown)}, for which there is no contract", f"Known ops: {', '.join(known)}."
+        )
     return f"{len(kit.platform.ops)} implementations of {len({impl.op for impl in kit.platform.ops})} ops"
 
 
@@ -50,22 +52,22 @@ def placement(kit: Kit) -> str:
         case = next(iter(contract.cases(dtype, 0)))
         args = [arg.to(kit.device) if isinstance(arg, torch.Tensor) else arg for arg in case.args]
         for impl in _implementations(kit, name, dtype):
-            given: object = _function(impl)(*args)
-            for result in given if isinstance(given, tuple) else (given,):
+            results: object = _function(impl)(*args)
+            for result in results if isinstance(results, tuple) else (results,):
                 if not isinstance(result, torch.Tensor):
-                    raise Fault(f"{name} ({impl.name}) gave a {type(result).__name__}, not a tensor")
+                    raise Fault(f"{name} ({impl.name}) returned a {type(result).__name__}, not a tensor")
                 if not same_device(result.device, kit.device):
-                    raise Fault(f"{name} ({impl.name}) gave its result on {result.device}, not on {kit.device}")
+                    raise Fault(f"{name} ({impl.name}) returned its result on {result.device}, not on {kit.device}")
     return f"on {kit.device}"
 
 
 def rms_norm(kit: Kit) -> str:
-    """Root-mean-square norm."""
+    """RMS norm."""
     return _check(kit, "rms_norm")
 
 
 def add_rms_norm(kit: Kit) -> str:
-    """The same of a sum, which is returned too."""
+    """RMS norm of a sum, which is returned too."""
     return _check(kit, "add_rms_norm")
 
 
@@ -80,27 +82,27 @@ def silu_and_mul(kit: Kit) -> str:
 
 
 def linear_w8a8(kit: Kit) -> str:
-    """A product of 8-bit weights with rows that are rounded each by its own largest magnitude."""
+    """8-bit weights times dynamically quantized activations, with a scale per row."""
     return _check(kit, "linear_w8a8")
 
 
 def linear_w8a8_static(kit: Kit) -> str:
-    """A product of 8-bit weights with inputs that are rounded by a scale of the checkpoint's."""
+    """8-bit weights times statically quantized activations, with the checkpoint's scale."""
     return _check(kit, "linear_w8a8_static")
 
 
 def linear_int8(kit: Kit) -> str:
-    """A product of 8-bit weights with rows as they are."""
+    """8-bit weights times unquantized activations."""
     return _check(kit, "linear_int8")
 
 
 def linear_gguf(kit: Kit) -> str:
-    """A product with the blocks of a GGUF file, of every type."""
+    """A product with GGUF blocks of every type."""
     return _check(kit, "linear_gguf")
 
 
 def rows_gguf(kit: Kit) -> str:
-    """Rows of a matrix in the blocks of a GGUF file."""
+    """Rows of a matrix of GGUF blocks."""
     return _check(kit, "rows_gguf")
 
 
@@ -109,12 +111,12 @@ def others(kit: Kit) -> str:
     known = (*MODEL_OPS, *(op for ops in OPS_OF.values() for op in ops))
     names = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if not names:
-        raise NotApplicable("the plugin implements no further op")
+        raise NotApplicable("the plugin implements no other op")
     return "; ".join(_check(kit, name) for name in names)
 
 
 def _check(kit: Kit, name: str) -> str:
-    """Every implementation in every dtype that it takes, on the contract's ordinary and adversarial inputs."""
+    """Every implementation in every dtype that it supports, with the contract's ordinary and adversarial inputs."""
     contract, violations = contracts()[name], pkgutil.resolve_name(VIOLATIONS)
     seen: list[str] = []
     for dtype in contract.dtypes:
@@ -133,7 +135,7 @@ def _check(kit: Kit, name: str) -> str:
 
 
 def _implementations(kit: Kit, op: str, dtype: torch.dtype) -> Iterator[OpImpl]:
-    """Those that take the dtype, at an ordinary size."""
+    """The implementations that support the dtype, at an ordinary size."""
     args = OpArgs(dtype, dict.fromkeys(contracts()[op].sizes, _SIZE))
     return (impl for impl in kit.platform.ops if impl.op == op and impl.supports_args(args) is None)
 
@@ -147,6 +149,6 @@ def contracts() -> Mapping[str, Any]:
         found: Mapping[str, Any] = pkgutil.resolve_name(CONTRACTS)
     except ImportError as error:
         raise NotApplicable(
-            f"the contracts of ops are in the distribution srv-kernels, which is missing: {error}"
+            f"the contracts of ops are in the distribution srv-kernels, which is not installed: {error}"
         ) from error
     return found

@@ -1,7 +1,7 @@
-"""What an engine's output is held against: the same model on the host in float32, attention without pages.
+"""The reference for an engine's output: the same model on the host in float32, with attention without pages.
 
-Rounding may tip a choice between two tokens that are nearly equal, so a token is right if the reference finds none
-that is better by more than the dtype explains.
+Rounding may decide between two tokens with nearly equal logits, so a token is accepted unless the reference has one
+whose logit is higher by more than the dtype's tolerance.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from srv.testing.conformance.model import Fault
 from srv.testing.conformance.ops import contracts
 from srv.types import SamplingParams
 
-# By how much a logit (or the logarithm of a probability) may differ, on logits of a spread of about 3.
-SLACK = {"float32": 0.01, "bfloat16": 0.35, "float16": 0.06}
+# Tolerances of a logit or log-probability; the logits have a standard deviation of about 3.
+LOGIT_TOLERANCE = {"float32": 0.01, "bfloat16": 0.35, "float16": 0.06}
+# The largest distance of an embedding of length 1 from the reference's.
+EMBEDDING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 
-Change = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]  # logits, prompt, output so far -> logits
+AdjustLogits = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]  # logits, prompt, output so far -> logits
 
 
 class Reference:
-    """The model of a folder, on the host."""
+    """The model in a folder, on the host."""
 
     def __init__(self, folder: Path) -> None:
         known = contracts()
@@ -44,41 +46,46 @@ class Reference:
             load_format="auto",
         )
 
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        """float32 [tokens, vocab]: what follows each token."""
+    def hidden_states(self, tokens: Sequence[int]) -> Tensor:
+        """float32 [tokens, hidden]: the hidden states after the last norm."""
         cache = DenseCache()
         cache.rows = (("one", 0, len(tokens)),)
         with torch.inference_mode():
             inputs = ModelInputs(torch.tensor(tokens), torch.arange(len(tokens)))
-            hidden = self._model(inputs, ForwardContext(cache.attend))
-            return self._model.logits(hidden).float()
+            hidden: Tensor = self._model(inputs, ForwardContext(cache.attend))
+            return hidden
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """float32 [tokens, vocab]: the logits after each token."""
+        with torch.inference_mode():
+            return self._model.logits(self.hidden_states(tokens)).float()
 
     def logprobs(self, tokens: Sequence[int]) -> Tensor:
-        """Their logarithmic probabilities, natural."""
+        """The same as log-probabilities (natural logarithm)."""
         return self.logits(tokens).log_softmax(-1)
 
     def check_greedy(
-        self, prompt: Sequence[int], output: Sequence[int], dtype: str, what: str, change: Change | None = None
+        self, prompt: Sequence[int], output: Sequence[int], dtype: str, what: str, adjust: AdjustLogits | None = None
     ) -> None:
-        """Fault unless each output token is the best one, or as good as. `change` is done to the logits first."""
+        """Fault unless each output token has the largest logit, within the tolerance, after `adjust`."""
         logits = self.logits([*prompt, *output])
         for index, token in enumerate(output):
             row = logits[len(prompt) + index - 1]
-            if change is not None:
-                row = change(row.clone(), prompt, output[:index])
-            short = float(row.max() - row[token])
-            if short > SLACK[dtype]:
+            if adjust is not None:
+                row = adjust(row.clone(), prompt, output[:index])
+            deficit = float(row.max() - row[token])
+            if deficit > LOGIT_TOLERANCE[dtype]:
                 best = int(row.argmax())
                 raise Fault(
-                    f"{what}, in {dtype}: after {len(prompt)} prompt and {index} output tokens it gave token {token}, "
-                    f"but token {best} is better by {short:.3g} ({SLACK[dtype]} is what rounding explains)"
+                    f"{what}, in {dtype}: after {len(prompt)} prompt and {index} output tokens came token {token}, "
+                    f"but the logit of token {best} is higher by {deficit:.3g} (tolerance {LOGIT_TOLERANCE[dtype]})"
                 )
 
 
-def penalties(params: SamplingParams, end_tokens: Sequence[int]) -> Change:
-    """What these parameters do to logits, written from their definitions."""
+def penalties(params: SamplingParams, end_tokens: Sequence[int]) -> AdjustLogits:
+    """Penalties, logit bias and min_tokens, written from their definitions."""
 
-    def change(logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    def adjust(logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         counts = Counter(output)
         for token in {*prompt, *output}:
             factor = params.repetition_penalty
@@ -92,4 +99,4 @@ def penalties(params: SamplingParams, end_tokens: Sequence[int]) -> Change:
                 logits[token] = float("-inf")
         return logits
 
-    return change
+    return adjust

@@ -1,9 +1,9 @@
-"""Running checks: each level in a child process, each check with a time limit; whatever happens is an outcome.
+"""Runs checks: each level in a child process, each check with a time limit; a crash or a timeout is an outcome too.
 
-    run ──► first child: what is there?  ──► L0 ──► a child a level: check by check ──► Report
-                                              a child that crashed or hung is ended, a new one goes on with the next
+    run ──► L0 ──► facts about plugin and device ──► L1, L2, ...: one child per level, one check at a time ──► Report
+                                                     after a crash or timeout a new child continues with the next check
 
-The parent imports neither torch nor the plugin, so that no plugin can harm the report.
+The parent imports neither torch nor the plugin, so that a plugin cannot damage the report.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _STDERR_KEPT = 4096
 
 
 class ChildFailed(Exception):
-    """The child gave no answer: it crashed or hung. Says how, as a clause."""
+    """The child did not answer: it crashed or hung. The message is a clause."""
 
 
 class Child:
-    """One child process. `ask` raises ChildFailed, and the child has ended then."""
+    """One child process. If `ask` raises ChildFailed, the child has been terminated."""
 
     def __init__(self, device: str, scratch: str, environment: Mapping[str, str]) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self._read_end, write_end = os.pipe()
-        self._heard = bytearray()
+        self._received = bytearray()
         try:
-            # -P: the folder that the run was started in is no place to import from.
+            # -P: nothing is imported from the current folder.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "srv.testing.conformance.child", str(write_end)],
                 stdin=subprocess.PIPE,
@@ -60,43 +60,43 @@ class Child:
         finally:
             os.close(write_end)
         path = [os.path.abspath(entry) for entry in sys.path]
-        self._say(json.dumps({"device": device, "scratch": scratch, "path": path}))
+        self._send(json.dumps({"device": device, "scratch": scratch, "path": path}))
 
-    def ask(self, word: str, seconds: float) -> dict[str, Any]:
-        """The answer to one word. ChildFailed if none comes within `seconds`."""
-        self._say(word)
+    def ask(self, request: str, seconds: float) -> dict[str, Any]:
+        """The answer to one request. Raises ChildFailed if there is none within `seconds`."""
+        self._send(request)
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._heard:
-            if not self._listen(deadline):
+        while b"\n" not in self._received:
+            if not self._receive(deadline):
                 self.close()
-                raise ChildFailed(f"did not end within {seconds:g} s, so its process was ended")
-        line, _, rest = bytes(self._heard).partition(b"\n")
-        self._heard[:] = rest
+                raise ChildFailed(f"did not end within {seconds:g} s, so its process was terminated")
+        line, _, rest = bytes(self._received).partition(b"\n")
+        self._received[:] = rest
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _listen(self, deadline: float) -> bool:
-        """Read what there is; False once time is up. ChildFailed if the child has ended."""
+    def _receive(self, deadline: float) -> bool:
+        """Read available output; False at the deadline. Raises ChildFailed if the child has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._read_end, selectors.EVENT_READ)
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 return False
         chunk = os.read(self._read_end, 1 << 16)
         if not chunk:
-            ending = self._ending()
+            description = self._describe_exit()
             self.close()
-            raise ChildFailed(ending)
-        self._heard.extend(chunk)
+            raise ChildFailed(description)
+        self._received.extend(chunk)
         return True
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # a child that has died is noticed where its answer is awaited
+        with suppress(BrokenPipeError):  # `_receive` reports a child that has ended
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
-    def _ending(self) -> str:
-        """How the process ended, and the last thing it said."""
+    def _describe_exit(self) -> str:
+        """How the process ended, and its last line of output."""
         try:
             status = self._process.wait(_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -107,12 +107,12 @@ class Child:
         how = (
             f"crashed its process with {signal.Signals(-status).name}"
             if status < 0
-            else f"ended its process ({status})"
+            else f"ended its process with status {status}"
         )
-        return f"{how}; last words: {lines[-1].strip()}" if lines else how
+        return f"{how}; last line: {lines[-1].strip()}" if lines else how
 
     def close(self) -> None:
-        """End the child and whatever it started; its group bears its id, which lives on while any member does."""
+        """Terminate the child and its children, which are in its process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -126,88 +126,88 @@ class Child:
 
 @dataclass
 class Session:
-    """A run on its way; checks come in the order of their levels.
+    """A run in progress; checks are performed in the order of their levels.
 
-    `scratch`: a folder for what checks write. `facts`: what a child found, asked for after the static checks.
+    scratch: a folder for files of the checks. facts: a child's answer to FACTS, requested after the static checks.
     """
 
     device: str
     scratch: str
     facts: dict[str, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
-    done: dict[str, Check] = field(default_factory=dict)
+    performed: dict[str, Check] = field(default_factory=dict)
     observe: Callable[[Outcome], None] | None = None
     _child: Child | None = None
     _crashed: bool = False
     _level: Level = Level.L0
 
     def perform(self, check: Check) -> Outcome:
-        """Run one check, or say why it is not run."""
+        """Run one check, or skip it with a reason."""
         if check.level is not self._level:
-            self._begin(check.level)
-        reason = self._against(check)
-        outcome = Outcome(check.name, check.level, "skipped", reason) if reason else self._ask(check)
+            self._start_level(check.level)
+        reason = self._skip_reason(check)
+        outcome = Outcome(check.name, check.level, "skipped", reason) if reason else self._run_in_child(check)
         self.outcomes.append(outcome)
-        self.done[check.name] = check
+        self.performed[check.name] = check
         if self.observe is not None:
             self.observe(outcome)
         return outcome
 
-    def _against(self, check: Check) -> str:
+    def _skip_reason(self, check: Check) -> str:
         for outcome in self.outcomes:
-            if outcome.status == "failed" and builds_on(check, self.done[outcome.check]):
-                return f"{outcome.check} failed, and what builds on it would only repeat that"
+            if outcome.status == "failed" and builds_on(check, self.performed[outcome.check]):
+                return f"{outcome.check} failed, and this check depends on it"
         if check.level is Level.L0:
             return ""
         if self.facts.get("unavailable"):
-            return f"there is no such device here: {self.facts['unavailable']}"
+            return f"the device is not available: {self.facts['unavailable']}"
         if check.needs and check.needs not in self.facts.get("capabilities", ()):
             return f"the plugin does not declare the capability {check.needs}"
         return ""
 
-    def _ask(self, check: Check) -> Outcome:
+    def _run_in_child(self, check: Check) -> Outcome:
         started = time.monotonic()
         if check.fresh:
             self.end_child()
         try:
-            return from_json(self._child_now().ask(check.name, check.seconds))
+            return from_json(self._current_child().ask(check.name, check.seconds))
         except ChildFailed as failure:
             self._child, self._crashed = None, True
             seconds = round(time.monotonic() - started, 3)
             return Outcome(check.name, check.level, "failed", f"it {failure}", check.remedy, seconds)
 
-    def _begin(self, level: Level) -> None:
-        """A level gets a child of its own, with what the plugin's workers want in their environment."""
+    def _start_level(self, level: Level) -> None:
+        """Each level has its own child, with the environment of the plugin's workers."""
         if not self.facts:
-            self.facts = self._survey()
+            self.facts = self._query_facts()
         self.end_child()
         self._level = level
 
-    def _survey(self) -> dict[str, Any]:
-        """What is there. Where even asking fails, the plugin cannot be used and nothing is known of it."""
+    def _query_facts(self) -> dict[str, Any]:
+        """Facts about the plugin and its device. If the request fails, the plugin is unusable and nothing is known."""
         if self._crashed:  # it would crash or hang again
-            return {"platform": self.device, "unavailable": "looking at the plugin ended the process that did"}
+            return {"platform": self.device, "unavailable": "examining the plugin crashed or blocked the process"}
         try:
-            return self._child_now().ask(FACTS, FACTS_SECONDS)
+            return self._current_child().ask(FACTS, FACTS_SECONDS)
         except ChildFailed as failure:
             self._child = None
             return {"platform": self.device, "unavailable": f"finding the plugin {failure}"}
 
-    def _child_now(self) -> Child:
+    def _current_child(self) -> Child:
         if self._child is None:
             self._child = Child(self.device, self.scratch, self.facts.get("environment", {}))
         return self._child
 
     def end_child(self) -> None:
-        """What comes next gets a new one."""
+        """Terminate the child; the next check starts a new one."""
         if self._child is not None:
             self._child.close()
             self._child = None
 
     def report(self, level: Level, only: Sequence[str] = ()) -> Report:
-        """All outcomes so far, with what is needed to judge and repeat them."""
+        """All outcomes so far, with what is needed to assess and repeat them."""
         if not self.facts:
-            self.facts = self._survey()
+            self.facts = self._query_facts()
         facts = self.facts
         versions = {"srv": srv.__version__}
         if facts.get("distribution"):
@@ -223,26 +223,26 @@ class Session:
             "capabilities": facts.get("capabilities", []),
         }
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return Report(level, tuple(self.outcomes), versions, device, date, command(self.device, level, only))
+        return Report(level, tuple(self.outcomes), versions, device, date, command_line(self.device, level, only))
 
 
-def command(device: str, level: Level, only: Sequence[str] = ()) -> str:
-    """What a shell is told to repeat a run: the variables that srv and its plugins read, and the words."""
+def command_line(device: str, level: Level, only: Sequence[str] = ()) -> str:
+    """The shell command that repeats a run, with the variables that srv and its plugins read."""
     settings = [f"{name}={shlex.quote(os.environ[name])}" for name in sorted(os.environ) if name.startswith("SRV_")]
-    words = ["srv", "conformance", "run", "--device", device, "--level", level.name]
-    return " ".join([*settings, shlex.join([*words, "--only", *only] if only else words)])
+    arguments = ["srv", "conformance", "run", "--device", device, "--level", level.name]
+    return " ".join([*settings, shlex.join([*arguments, "--only", *only] if only else arguments)])
 
 
 @contextmanager
 def session(device: str, observe: Callable[[Outcome], None] | None = None) -> Iterator[Session]:
-    """A run whose child never outlives it. Refusal if `device` cannot be read."""
+    """A run whose child never outlives it. Raises Refusal if `device` cannot be parsed."""
     parse_device(device)
     with tempfile.TemporaryDirectory(prefix="srv-conformance-") as scratch:
-        made = Session(device, scratch, observe=observe)
+        current = Session(device, scratch, observe=observe)
         try:
-            yield made
+            yield current
         finally:
-            made.end_child()
+            current.end_child()
 
 
 def run(
@@ -250,9 +250,9 @@ def run(
 ) -> Report:
     """Check a plugin up to a level.
 
-    device: "NAME", or "NAME:VARIANT" if it must be of that variant. only: names of checks, or of groups ("pool"); all
-    if empty. observe: called with each outcome as it comes. Never raises for what the plugin does; ValueError for an
-    unknown check, Refusal for a `device` that cannot be read.
+    device: "NAME", or "NAME:VARIANT" to require a variant. only: names of checks, or of groups ("pool"); all if empty.
+    observe: called with each outcome. Errors of the plugin become outcomes. Raises ValueError for an unknown check, and
+    Refusal for a `device` that cannot be parsed.
     """
     return run_checks(device, level, select(CHECKS, level, only), only, observe)
 
@@ -264,8 +264,8 @@ def run_checks(
     only: Sequence[str] = (),
     observe: Callable[[Outcome], None] | None = None,
 ) -> Report:
-    """The same for a given set of checks, which must be in the order of their levels."""
-    with session(device, observe) as running:
+    """Like `run`, for the given checks, which must be in the order of their levels."""
+    with session(device, observe) as current:
         for check in checks:
-            running.perform(check)
-        return running.report(level, only)
+            current.perform(check)
+        return current.report(level, only)

@@ -1,7 +1,7 @@
-"""L1: sampling backends, against the distribution that the contract describes, computed here in float64.
+"""L1: sampling backends, compared with the distribution that the contract defines, computed here in float64.
 
-The order of the kept tokens is the backend's own, so the exact check asks what every order must give: as the noise
-rises from 0 to 1, each kept token is drawn for one stretch of it, as long as the token is probable.
+A backend may order the kept tokens as it likes, so the exact check tests what holds for every order: as the noise rises
+from 0 to 1, each kept token is drawn for one interval, whose length is the token's probability.
 
     noise   0 ────────────────┬───────┬──────────────────────┬──┬──── 1
     token          17         │   3   │          40          │ 5│ 22
@@ -27,18 +27,18 @@ from srv.testing.conformance.setups import sampling_backends
 
 Floats = npt.NDArray[np.float64]
 
-ROWS = 256  # drawn at once
-STEPS = 2048  # noise values of the exact check
-DRAWS = 8192  # of the statistical one
-SMALL, LARGE = 50, 32003  # vocabularies; the large one is no multiple of anything
-LEAST_EXPECTED = 8.0  # draws of a token below which the statistical check takes it with others
-CHANCE = 1e-9  # of the statistical check failing a right sampler; the draws are always the same
+ROWS = 256  # rows per call
+NOISE_VALUES = 2048  # of the exact check
+DRAWS = 8192  # of the statistical check
+SMALL, LARGE = 50, 32003  # vocabulary sizes; the large one is odd
+MIN_EXPECTED = 8.0  # tokens with fewer expected draws are counted together
+SIGNIFICANCE = 1e-9  # below it the statistical check fails; the noise is the same in every run
 LARGEST_NOISE = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row to draw from: logits, float32 [vocab], and what is kept of them."""
+    """One row to sample: logits, float32 [vocab], and sampling parameters."""
 
     logits: npt.NDArray[np.float32]
     temperature: float = 1.0
@@ -47,7 +47,7 @@ class Row:
     min_p: float = 0.0
 
     def probabilities(self) -> Floats:
-        """float64 [vocab]: temperature, then top-k, top-p, min-p, each on what the one before has left."""
+        """float64 [vocab]: after temperature, top-k, top-p and min-p, in this order."""
         scaled = self.logits.astype(np.float64) / (self.temperature or 1.0)
         weights = np.exp(scaled - scaled.max())
         order = np.argsort(-weights, kind="stable")
@@ -65,18 +65,18 @@ class Row:
 
 
 def draw(kit: Kit, backend: SamplingBackend, rows: Sequence[Row], noise: Floats) -> npt.NDArray[np.int64]:
-    """One token a row, as the engine would ask for them. Fault if the answer is no row of tokens on the device."""
+    """Sample one token per row, as the engine does. Fault unless the result is int64 [rows] on the device."""
     batch = make_batch(kit, rows, noise)
     tokens: object = backend.sample(batch)
     if not isinstance(tokens, torch.Tensor) or tokens.dtype != torch.int64 or tuple(tokens.shape) != (len(rows),):
         shown = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, torch.Tensor) else type(tokens).__name__
-        raise Fault(f"sample gave {shown} for {len(rows)} rows, not int64 [{len(rows)}]")
+        raise Fault(f"sample returned {shown} for {len(rows)} rows, not int64 [{len(rows)}]")
     if not same_device(tokens.device, kit.device):
-        raise Fault(f"sample gave tokens on {tokens.device}, but the platform's device is {kit.device}")
+        raise Fault(f"sample returned tokens on {tokens.device}, but the platform's device is {kit.device}")
     found: npt.NDArray[np.int64] = tokens.to("cpu").numpy()
     vocabulary = len(rows[0].logits)
     if found.min() < 0 or found.max() >= vocabulary:
-        raise Fault(f"sample gave tokens from {found.min()} to {found.max()}; the vocabulary has {vocabulary}")
+        raise Fault(f"sample returned tokens from {found.min()} to {found.max()}; the vocabulary has {vocabulary}")
     return found
 
 
@@ -104,7 +104,7 @@ def make_batch(kit: Kit, rows: Sequence[Row], noise: Floats) -> SamplingBatch:
 
 
 def logits(vocabulary: int, seed: int = 0, spread: float = 1.5) -> npt.NDArray[np.float32]:
-    """Random logits, no two of them near each other among the likely ones."""
+    """Random logits; likely ones are not close to each other."""
     values = np.random.default_rng(seed).normal(0.0, spread, vocabulary)
     order = np.argsort(values)
     values[order] += np.arange(vocabulary) * 1e-5
@@ -112,16 +112,16 @@ def logits(vocabulary: int, seed: int = 0, spread: float = 1.5) -> npt.NDArray[n
 
 
 def placement(kit: Kit) -> str:
-    """int64 [rows] on the platform's device, within the vocabulary."""
+    """sample returns int64 [rows] on the platform's device, within the vocabulary."""
     rows = [Row(logits(SMALL, seed)) for seed in range(7)]
     for _, backend in sampling_backends(kit):
         draw(kit, backend, rows, np.linspace(0.05, 0.95, len(rows)))
         draw(kit, backend, [dataclasses.replace(row, temperature=0.0) for row in rows], np.zeros(len(rows)))
-    return "int64, one a row, on the device"
+    return "int64, one per row, on the device"
 
 
 def greedy(kit: Kit) -> str:
-    """Temperature 0 takes the largest logit, alone and beside rows that are drawn."""
+    """Temperature 0 takes the largest logit, with and without sampled rows in the batch."""
     rows = [Row(logits(SMALL, seed), temperature=0.0) for seed in range(9)]
     best = np.array([row.logits.argmax() for row in rows])
     mixed = [row if index % 2 else dataclasses.replace(row, temperature=0.7) for index, row in enumerate(rows)]
@@ -130,14 +130,14 @@ def greedy(kit: Kit) -> str:
             raise Fault(f"{name}: rows of temperature 0 do not get the token of the largest logit")
         tokens = draw(kit, backend, mixed, np.full(len(rows), LARGEST_NOISE))
         if not np.array_equal(tokens[1::2], best[1::2]):
-            raise Fault(f"{name}: rows of temperature 0 get other tokens beside rows that are drawn")
+            raise Fault(f"{name}: rows of temperature 0 get other tokens in a batch with sampled rows")
         if isinstance(backend, GreedySampling):
-            _short_way(kit, name, backend, rows)
+            _check_most_likely(kit, name, backend, rows)
     return f"{len(rows)} rows"
 
 
-def _short_way(kit: Kit, name: str, backend: GreedySampling, rows: Sequence[Row]) -> None:
-    """`most_likely` takes a largest logit of either dtype, and tells the rows that have none."""
+def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Sequence[Row]) -> None:
+    """`most_likely` returns a largest logit in either dtype, and which rows are finite."""
     values = np.stack([row.logits for row in rows])
     values[1, 5], values[3, 0], values[4] = np.nan, np.inf, -np.inf
     good = ~np.isin(np.arange(len(rows)), (1, 3, 4))
@@ -145,64 +145,66 @@ def _short_way(kit: Kit, name: str, backend: GreedySampling, rows: Sequence[Row]
         logits = torch.from_numpy(values).to(dtype)
         tokens, finite = (each.to("cpu").numpy() for each in backend.most_likely(logits.to(kit.device)))
         if not np.array_equal(finite, good):
-            raise Fault(f"{name}: most_likely calls rows finite: {finite.tolist()}, but they are: {good.tolist()}")
+            raise Fault(f"{name}: most_likely reports finite rows {finite.tolist()}, but they are {good.tolist()}")
         seen = logits.float().numpy()
         if not np.array_equal(seen[good, tokens[good]], seen[good].max(-1)) or tokens[~good].any():
-            raise Fault(f"{name}: most_likely does not give the largest logit of {dtype}, or not 0 where there is none")
+            raise Fault(
+                f"{name}: most_likely does not return the largest {dtype} logit, or 0 for a row that is not finite"
+            )
 
 
 def bias(kit: Kit) -> str:
-    """Over the engine's own noise, tokens come as often as they are probable (Pearson's chi-squared test)."""
+    """With the engine's noise, token frequencies match the probabilities (Pearson's chi-squared test)."""
     row = Row(logits(SMALL, 3), temperature=0.8)
-    wanted = row.probabilities() * DRAWS
+    expected = row.probabilities() * DRAWS
     worst = 1.0
     for name, backend in sampling_backends(kit):
-        counts = np.bincount(_tokens(kit, backend, row, uniform(np.arange(DRAWS), np.arange(DRAWS))), minlength=SMALL)
-        chance = _chance(counts, wanted)
-        worst = min(worst, chance)
-        if chance < CHANCE:
-            most = int(np.abs(counts - wanted).argmax())
+        counts = np.bincount(_draw_all(kit, backend, row, uniform(np.arange(DRAWS), np.arange(DRAWS))), minlength=SMALL)
+        p_value = _p_value(counts, expected)
+        worst = min(worst, p_value)
+        if p_value < SIGNIFICANCE:
+            worst_token = int(np.abs(counts - expected).argmax())
             raise Fault(
-                f"{name} is biased: of {DRAWS} draws, token {most} came {counts[most]} times where "
-                f"{wanted[most]:.0f} were to be expected (chance of such counts: {chance:.1g})"
+                f"{name} is biased: of {DRAWS} draws, token {worst_token} came {counts[worst_token]} times where "
+                f"{expected[worst_token]:.0f} were expected (p-value {p_value:.1g})"
             )
-    return f"{DRAWS} draws; chance of such counts if it is right: {worst:.2g}"
+    return f"{DRAWS} draws; p-value {worst:.2g}"
 
 
 def exact(kit: Kit) -> str:
-    """Without filters, each token is drawn for one stretch of the noise, as long as it is probable."""
+    """Without filters, each token is drawn for one interval of the noise, whose length is its probability."""
     rows = [Row(logits(SMALL, 11)), Row(logits(SMALL, 12), temperature=0.3), Row(logits(SMALL, 13), temperature=2.5)]
-    return _exact(kit, rows)
+    return _check_exact(kit, rows)
 
 
 def top_k(kit: Kit) -> str:
-    """The same with the k most likely tokens kept."""
-    return _exact(kit, [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)])
+    """The same with the k most likely tokens."""
+    return _check_exact(kit, [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)])
 
 
 def top_p(kit: Kit) -> str:
-    """The same with the smallest set of likely tokens kept that reaches the probability p."""
-    return _exact(kit, [_away_from_borders(Row(logits(SMALL, 30), top_p=p)) for p in (0.1, 0.55, 0.93)])
+    """The same with the smallest set of most likely tokens whose probabilities reach p."""
+    return _check_exact(kit, [_away_from_boundaries(Row(logits(SMALL, 30), top_p=p)) for p in (0.1, 0.55, 0.93)])
 
 
 def min_p(kit: Kit) -> str:
-    """The same with those tokens kept that are at least p times as likely as the most likely one."""
-    return _exact(kit, [Row(logits(SMALL, 40), min_p=p) for p in (0.02, 0.3, 1.0)])
+    """The same with the tokens that are at least p times as likely as the most likely one."""
+    return _check_exact(kit, [Row(logits(SMALL, 40), min_p=p) for p in (0.02, 0.3, 1.0)])
 
 
 def together(kit: Kit) -> str:
-    """The filters in one row: temperature, top-k, top-p, min-p, each on what the one before has left."""
+    """The same with all filters: temperature, top-k, top-p, min-p, each applied to the result of the previous one."""
     rows = [
         Row(logits(SMALL, 50), temperature=0.7, top_k=20),
-        _away_from_borders(Row(logits(SMALL, 51), temperature=1.3, top_k=9, top_p=0.8)),
-        _away_from_borders(Row(logits(SMALL, 52), temperature=1.5, top_k=30, top_p=0.9, min_p=0.15)),
-        _away_from_borders(Row(logits(SMALL, 53), top_p=0.7, min_p=0.2)),
+        _away_from_boundaries(Row(logits(SMALL, 51), temperature=1.3, top_k=9, top_p=0.8)),
+        _away_from_boundaries(Row(logits(SMALL, 52), temperature=1.5, top_k=30, top_p=0.9, min_p=0.15)),
+        _away_from_boundaries(Row(logits(SMALL, 53), top_p=0.7, min_p=0.2)),
     ]
-    return _exact(kit, rows)
+    return _check_exact(kit, rows)
 
 
 def extremes(kit: Kit) -> str:
-    """Noise of 0 and just below 1, and masked logits: a token of probability 0 never comes."""
+    """Noise of 0 and just below 1, and masked logits: a token of probability 0 is never drawn."""
     masked = logits(LARGE, 60, spread=3.0)
     masked[np.random.default_rng(1).random(LARGE) < 0.9] = -np.inf
     one = np.full(SMALL, -np.inf, dtype=np.float32)
@@ -214,13 +216,13 @@ def extremes(kit: Kit) -> str:
                 if cases[index].probabilities()[token] == 0.0:
                     raise Fault(f"{name}: with noise {noise!r} it drew token {token}, whose probability is 0")
             if draw(kit, backend, [Row(one)] * 3, np.full(3, noise)).tolist() != [17] * 3:
-                raise Fault(f"{name}: with noise {noise!r} it drew another token than the only one left")
-    return f"{len(cases)} rows over {LARGE} tokens, nine tenths of them masked"
+                raise Fault(f"{name}: with noise {noise!r} it drew another token than the only possible one")
+    return f"{len(cases)} rows of {LARGE} tokens, nine tenths of them masked"
 
 
 def batch(kit: Kit) -> str:
-    """A row's token depends on that row alone: alone, in a batch, in another order, it is the same."""
-    rows = list(_varied())
+    """A row's token depends only on that row: it is the same alone, in a batch, and in another order."""
+    rows = list(_varied_rows())
     noise = uniform(np.arange(len(rows)), np.arange(len(rows)))
     order = np.random.default_rng(2).permutation(len(rows))
     for name, backend in sampling_backends(kit):
@@ -234,7 +236,7 @@ def batch(kit: Kit) -> str:
     return f"{len(rows)} rows alone, together and shuffled"
 
 
-def _varied() -> Iterator[Row]:
+def _varied_rows() -> Iterator[Row]:
     for seed in range(6):
         values = logits(997, 70 + seed)
         yield Row(values)
@@ -244,41 +246,40 @@ def _varied() -> Iterator[Row]:
         yield Row(values, min_p=0.1, temperature=1.4)
 
 
-def _exact(kit: Kit, rows: Sequence[Row]) -> str:
-    noise = (np.arange(STEPS) + 0.5) / STEPS
+def _check_exact(kit: Kit, rows: Sequence[Row]) -> str:
+    noise = (np.arange(NOISE_VALUES) + 0.5) / NOISE_VALUES
     for name, backend in sampling_backends(kit):
         for row in rows:
-            fault = _against(_tokens(kit, backend, row, noise), row.probabilities())
+            fault = _noise_error(_draw_all(kit, backend, row, noise), row.probabilities())
             if fault:
-                raise Fault(f"{name}, {_shown(row)}: {fault}")
-    return f"{len(rows)} rows, {STEPS} values of the noise each"
+                raise Fault(f"{name}, {_describe(row)}: {fault}")
+    return f"{len(rows)} rows, {NOISE_VALUES} noise values each"
 
 
-def _against(tokens: npt.NDArray[np.int64], wanted: Floats) -> str:
-    """What is wrong with the tokens of evenly spaced, rising noise; empty if nothing is."""
-    counts = np.bincount(tokens, minlength=len(wanted))
-    dropped = np.flatnonzero((counts > 0) & (wanted == 0))
+def _noise_error(tokens: npt.NDArray[np.int64], expected: Floats) -> str:
+    """The error in the tokens for evenly spaced, increasing noise; empty if there is none."""
+    counts = np.bincount(tokens, minlength=len(expected))
+    dropped = np.flatnonzero((counts > 0) & (expected == 0))
     if len(dropped):
-        return f"token {dropped[0]} is drawn, but the filters drop it"
-    off = np.abs(counts - wanted * STEPS)
-    most = int(off.argmax())
-    if off[most] > 2.0:
-        return (
-            f"token {most} is drawn for {counts[most] / STEPS:.4f} of the noise; its probability is {wanted[most]:.4f}"
-        )
-    stretches = 1 + int((tokens[1:] != tokens[:-1]).sum())
-    if stretches != int((counts > 0).sum()):
-        return f"{int((counts > 0).sum())} tokens come in {stretches} stretches as the noise rises; each must have one"
+        return f"token {dropped[0]} is drawn, but the filters remove it"
+    off = np.abs(counts - expected * NOISE_VALUES)
+    worst = int(off.argmax())
+    if off[worst] > 2.0:
+        share = counts[worst] / NOISE_VALUES
+        return f"token {worst} is drawn for {share:.4f} of the noise; its probability is {expected[worst]:.4f}"
+    intervals = 1 + int((tokens[1:] != tokens[:-1]).sum())
+    if intervals != int((counts > 0).sum()):
+        return f"{int((counts > 0).sum())} tokens come in {intervals} intervals as the noise rises; each must have one"
     return ""
 
 
-def _tokens(kit: Kit, backend: SamplingBackend, row: Row, noise: Floats) -> npt.NDArray[np.int64]:
+def _draw_all(kit: Kit, backend: SamplingBackend, row: Row, noise: Floats) -> npt.NDArray[np.int64]:
     parts = [noise[first : first + ROWS] for first in range(0, len(noise), ROWS)]
     return np.concatenate([draw(kit, backend, [row] * len(part), part) for part in parts])
 
 
-def _away_from_borders(row: Row) -> Row:
-    """The row with top_p moved to the middle of the step that it falls on: rounding must not decide what is kept."""
+def _away_from_boundaries(row: Row) -> Row:
+    """The row with top_p halfway between two cumulative probabilities, so that rounding cannot decide what is kept."""
     without = dataclasses.replace(row, top_p=1.0, min_p=0.0).probabilities()
     ends = np.cumsum(np.sort(without)[::-1])
     index = int(np.searchsorted(ends, row.top_p))
@@ -286,11 +287,11 @@ def _away_from_borders(row: Row) -> Row:
     return dataclasses.replace(row, top_p=float((begin + ends[index]) / 2))
 
 
-def _chance(counts: npt.NDArray[np.int64], wanted: Floats) -> float:
-    """The probability of counts at least this far from what was to be expected; rare tokens are taken together."""
-    rare = wanted < LEAST_EXPECTED
+def _p_value(counts: npt.NDArray[np.int64], expected: Floats) -> float:
+    """The p-value of the counts; rare tokens are counted together."""
+    rare = expected < MIN_EXPECTED
     seen = np.append(counts[~rare], counts[rare].sum()).astype(np.float64)
-    expected = np.append(wanted[~rare], wanted[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
     if expected[-1] == 0.0:
         if seen[-1]:
             return 0.0
@@ -298,16 +299,16 @@ def _chance(counts: npt.NDArray[np.int64], wanted: Floats) -> float:
     return _chi_squared_tail(float(((seen - expected) ** 2 / expected).sum()), len(seen) - 1)
 
 
-def _chi_squared_tail(value: float, freedom: int) -> float:
-    """P(X >= value) of the chi-squared distribution, by Wilson and Hilferty's cube root (PNAS 17, 1931)."""
-    spread = 2.0 / (9.0 * freedom)
-    z = ((value / freedom) ** (1.0 / 3.0) - (1.0 - spread)) / math.sqrt(spread)
+def _chi_squared_tail(value: float, degrees_of_freedom: int) -> float:
+    """P(X >= value) of the chi-squared distribution, by the Wilson-Hilferty approximation (PNAS 17, 1931)."""
+    spread = 2.0 / (9.0 * degrees_of_freedom)
+    z = ((value / degrees_of_freedom) ** (1.0 / 3.0) - (1.0 - spread)) / math.sqrt(spread)
     return 0.5 * math.erfc(z / math.sqrt(2.0))
 
 
-def _shown(row: Row) -> str:
-    words = [f"temperature {row.temperature:g}"]
-    words += [f"top_k {row.top_k}"] if row.top_k else []
-    words += [f"top_p {row.top_p:.3f}"] if row.top_p < 1 else []
-    words += [f"min_p {row.min_p:g}"] if row.min_p else []
-    return ", ".join(words)
+def _describe(row: Row) -> str:
+    parts = [f"temperature {row.temperature:g}"]
+    parts += [f"top_k {row.top_k}"] if row.top_k else []
+    parts += [f"top_p {row.top_p:.3f}"] if row.top_p < 1 else []
+    parts += [f"min_p {row.min_p:g}"] if row.min_p else []
+    return ", ".join(parts)

@@ -1,7 +1,7 @@
-"""The ways in which a plugin's backends can be set up here: what it declares, resolved for small models.
+"""Setups of a plugin's backends: what it declares, resolved for small models on this device.
 
-A `Setup` is one backend over one KV layout that its plugin accepted. What is not accepted is not tested; it is kept
-as a refusal, so that a check can say why it had nothing to look at.
+A `Setup` is one backend with one KV layout that the plugin accepts. What it refuses is not tested; the refusal is
+kept, so that a check can say why it does not apply.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from srv.specs import KVLayout, ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
-from srv.testing.conformance.values import says, user_input
+from srv.testing.conformance.values import user_input, user_statement
 
-DTYPES = ("float32", "bfloat16", "float16")  # the order in which a check that needs one takes it
-PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn beside the plugin's own
+DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
+PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
 HEAD_DIMS = (64, 128, 32, 80)
-HEAD_SIZES = 2  # of each backend, where rows are laid out in many ways: kernels take other paths by the head size
+MAX_HEAD_SIZES = 2  # per backend, for checks of row layouts: kernels may choose their code path by the head size
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Heads of an attention layer, and fields of the model's configuration that say what else it does."""
+    """Heads of an attention layer, and further fields of the model's configuration."""
 
     heads: int
     kv_heads: int
@@ -49,7 +49,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """An attention backend that fits, over a KV layout; `dtype` is of queries and of what is attended."""
+    """An attention backend that fits, with a KV layout; `dtype` is that of the queries and of the result."""
 
     spec: BackendSpec
     shape: Shape
@@ -57,44 +57,45 @@ class Setup:
     layout: KVLayout
 
     def __str__(self) -> str:
-        kept = "" if self.layout.dtype == self.dtype else f" over {self.layout.dtype}"
-        return f"{self.spec.name}, {self.dtype}{kept}, {self.shape}, pages of {self.layout.page_size}"
+        kv = "" if self.layout.dtype == self.dtype else f" over {self.layout.dtype}"
+        return f"{self.spec.name}, {self.dtype}{kv}, {self.shape}, pages of {self.layout.page_size}"
 
 
 def declared_dtypes(kit: Kit) -> tuple[str, ...]:
-    """The dtypes that are among the capabilities."""
+    """The dtypes among the capabilities."""
     return tuple(dtype for dtype in DTYPES if dtype in kit.capabilities)
 
 
-def specs(kit: Kit, family: str) -> tuple[BackendSpec, ...]:
-    """The plugin's backends of a family, and those that others add to it."""
+def backend_specs(kit: Kit, family: str) -> tuple[BackendSpec, ...]:
+    """The backends of a family: the plugin's own, and those that other distributions add."""
     return (*kit.manifest.facts.backends.get(family, ()), *find_backends(kit.name, family))
 
 
-def resolved(kit: Kit, model: ModelFacts, *said: UserStatement) -> Resolved:
-    """Everything resolved for this device; Refusal if it cannot be."""
+def resolve_for(kit: Kit, model: ModelFacts, *statements: UserStatement) -> Resolved:
+    """The resolved configuration for this device. Raises Refusal if it is refused."""
     extra = find_all_backends(kit.name)
-    return resolve(user_input(*said), manifest=kit.manifest, device=kit.device_facts, model=model, backends=extra)
+    return resolve(user_input(*statements), manifest=kit.manifest, device=kit.device_facts, model=model, backends=extra)
 
 
-def setups(
-    kit: Kit, shape: Shape, dtype: str, most: int = 2, *, captured: bool = False, kv_dtype: str = ""
+def find_setups(
+    kit: Kit, shape: Shape, dtype: str, max_page_sizes: int = 2, *, captured: bool = False, kv_dtype: str = ""
 ) -> tuple[list[Setup], list[str]]:
-    """For each attention backend: its setups for a shape and dtype (smallest pages first, `most`), and refusals.
+    """The setups of all attention backends for a shape and dtype, smallest pages first, and the refusals.
 
-    `captured`: in steps that are captured, if the plugin declares them. `kv_dtype`: of the pool, if not left open.
+    max_page_sizes: per backend. captured: with graphs enabled, if the plugin declares them. kv_dtype: that of the pool,
+    if given.
     """
-    said = [says("disable_graphs", False)] if captured and "graphs" in kit.capabilities else []
-    said += [says("kv_cache_dtype", kv_dtype)] if kv_dtype else []
+    statements = [user_statement("disable_graphs", False)] if captured and "graphs" in kit.capabilities else []
+    statements += [user_statement("kv_cache_dtype", kv_dtype)] if kv_dtype else []
     found: list[Setup] = []
     refused: list[str] = []
-    for spec in specs(kit, "attention"):
+    for spec in backend_specs(kit, "attention"):
         fitting: dict[int, Setup] = {}
         for page_size in (*PAGE_SIZES, None):
-            if len(fitting) == most:
+            if len(fitting) == max_page_sizes:
                 break
             try:
-                setup = _setup(kit, spec, shape, dtype, page_size, said)
+                setup = _setup(kit, spec, shape, dtype, page_size, statements)
             except Refusal as refusal:
                 if page_size is None and not fitting:
                     refused.append(f"{spec.name}: {'; '.join(each.reason for each in refusal.rejections)}")
@@ -108,76 +109,78 @@ def _setup(
     kit: Kit, spec: BackendSpec, shape: Shape, dtype: str, page_size: int | None, more: Sequence[UserStatement]
 ) -> Setup:
     model = small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, fields=dict(shape.fields))
-    said = [says("attention_backend", spec.name), says("dtype", dtype), *more]
+    statements = [user_statement("attention_backend", spec.name), user_statement("dtype", dtype), *more]
     if page_size is not None:
-        said.append(says("page_size", page_size))
-    config = resolved(kit, model, *said).config
+        statements.append(user_statement("page_size", page_size))
+    config = resolve_for(kit, model, *statements).config
     (group,) = model.cache_groups
     return Setup(spec, shape, dtype, KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order))
 
 
-def some_setups(
+def select_setups(
     kit: Kit,
     heads: int = 4,
     kv_heads: int = 4,
     *,
     dtypes: Sequence[str] = (),
-    most: int = 2,
-    head_sizes: int = 1,
+    max_page_sizes: int = 2,
+    max_head_sizes: int = 1,
     fields: Mapping[str, Any] = MappingProxyType({}),
     captured: bool = False,
     kv_dtype: str = "",
 ) -> tuple[Setup, ...]:
-    """For each attention backend, setups in the first dtype and the first `head_sizes` head sizes that it takes.
+    """Setups of each attention backend in the first dtype and the first `max_head_sizes` head sizes that it supports.
 
-    `dtypes`: those to choose from, the declared ones if empty. `most`: page sizes of each head size. `fields` of the
-    model's configuration. `captured`, `kv_dtype`: as in `setups`. NotApplicable if no backend takes any.
+    dtypes: the candidates; the declared ones if empty. max_page_sizes: per head size. fields: of the model's
+    configuration. captured, kv_dtype: as in `find_setups`. Raises NotApplicable if no backend supports any.
     """
     chosen: dict[str, list[Setup]] = {}
-    refused: list[str] = []
+    refusals: list[str] = []
     for dtype in dtypes or declared_dtypes(kit):
         for head_dim in HEAD_DIMS:
             shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
-            found, against = setups(kit, shape, dtype, most, captured=captured, kv_dtype=kv_dtype)
-            refused += against
+            found, refused = find_setups(kit, shape, dtype, max_page_sizes, captured=captured, kv_dtype=kv_dtype)
+            refusals += refused
             for setup in found:
-                mine = chosen.setdefault(setup.spec.name, [])
-                sizes = {each.shape.head_dim for each in (*mine, setup)}
-                if len(sizes) <= head_sizes and all(each.dtype == setup.dtype for each in mine):
-                    mine.append(setup)
+                kept_setups = chosen.setdefault(setup.spec.name, [])
+                sizes = {each.shape.head_dim for each in (*kept_setups, setup)}
+                if len(sizes) <= max_head_sizes and all(each.dtype == setup.dtype for each in kept_setups):
+                    kept_setups.append(setup)
     flat = tuple(setup for each in chosen.values() for setup in each)
     if not flat:
-        raise NotApplicable(f"no attention backend takes such a model here: {'; '.join(dict.fromkeys(refused))}")
+        raise NotApplicable(f"no attention backend supports such a model here: {'; '.join(dict.fromkeys(refusals))}")
     return flat
 
 
-def pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
-    """A KV pool of the platform. Fault if it is none."""
+def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
+    """Allocate a KV pool. Fault if the platform returns something else."""
     buffers: object = kit.platform.kv_buffers(layout, pages)
     if not isinstance(buffers, KVBuffers):
-        raise Fault(f"kv_buffers gave a {type(buffers).__name__}, not a KVBuffers")
+        raise Fault(f"kv_buffers returned a {type(buffers).__name__}, not a KVBuffers")
     return buffers
 
 
-def build(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64) -> Any:
-    """A backend, imported and built from its context as a worker would."""
+def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64) -> Any:
+    """Import a backend and build it from its context, as a worker does."""
     context = BackendContext(kit.platform, kit.device, kv, max_rows)
     return pkgutil.resolve_name(spec.target)(context)
 
 
 def sampling_backends(kit: Kit) -> Iterator[tuple[str, Any]]:
-    """Every sampling backend that fits a small model here, built. NotApplicable if none does."""
+    """Build every sampling backend that fits a small model. Raises NotApplicable if none does."""
     dtype = (*declared_dtypes(kit), "float32")[0]
     refused: list[str] = []
     fits = False
-    for spec in specs(kit, "sampling"):
+    for spec in backend_specs(kit, "sampling"):
         try:
-            resolved(kit, small_model(dtype), says("sampling_backend", spec.name), says("dtype", dtype))
+            resolve_for(
+                kit, small_model(dtype), user_statement("sampling_backend", spec.name), user_statement("dtype", dtype)
+            )
         except Refusal as refusal:
             refused.append(f"{spec.name}: {'; '.join(each.reason for each in refusal.rejections)}")
             continue
         fits = True
-        yield spec.name, build(kit, spec, None, max_rows=256)
+        yield spec.name, build_backend(kit, spec, None, max_rows=256)
     if not fits:
         raise NotApplicable(f"no sampling backend fits here: {'; '.join(refused)}")
 

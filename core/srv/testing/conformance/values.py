@@ -1,4 +1,4 @@
-"""Values worth trying for an argument: every choice, both booleans, numbers on and beside each boundary. Torch-free."""
+"""Values to try for an argument: every choice, both booleans, numbers at and next to each boundary. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from srv.platform.manifest import Manifest
 
 SOURCE = "the conformance kit"
 _KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const")
-_NUMBERS = ("1", "2", "16", "64", "128")
+_INTEGERS = ("1", "2", "16", "64", "128")
 _FRACTIONS = ("0.25", "0.5", "1.0")
 
 
@@ -23,15 +23,15 @@ def implemented() -> tuple[Argument, ...]:
     return tuple(argument for argument in ARGUMENTS.values() if argument.status == "implemented")
 
 
-def statements(argument: Argument, manifest: Manifest) -> tuple[UserStatement, ...]:
-    """What a user could say of an argument: values of the right type that its declaration takes."""
-    read = (read_text(argument, text, Origin.COMMAND_LINE, SOURCE) for text in texts(argument, manifest))
-    said = (each for each in read if isinstance(each, UserStatement))
-    return tuple(each for each in said if argument.validation_error(each.value) is None)
+def candidate_statements(argument: Argument, manifest: Manifest) -> tuple[UserStatement, ...]:
+    """What a user could set an argument to: values of the right type that its declaration accepts."""
+    read = (read_text(argument, text, Origin.COMMAND_LINE, SOURCE) for text in candidate_texts(argument, manifest))
+    statements = (each for each in read if isinstance(each, UserStatement))
+    return tuple(each for each in statements if argument.validation_error(each.value) is None)
 
 
-def texts(argument: Argument, manifest: Manifest) -> tuple[str, ...]:
-    """The same as texts; () for free text, of which nobody can know what is worth trying."""
+def candidate_texts(argument: Argument, manifest: Manifest) -> tuple[str, ...]:
+    """The values to try, as strings; () for free text."""
     if argument.kind.base is bool:
         return ("true", "false")
     if argument.arg.family:
@@ -41,24 +41,24 @@ def texts(argument: Argument, manifest: Manifest) -> tuple[str, ...]:
         return argument.choices
     if argument.kind.many or argument.kind.base not in (int, float):
         return ()
-    return tuple(dict.fromkeys((*_boundaries(argument), *(_NUMBERS if argument.kind.base is int else _FRACTIONS))))
+    return tuple(dict.fromkeys((*_boundaries(argument), *(_INTEGERS if argument.kind.base is int else _FRACTIONS))))
 
 
-def user_input(*said: UserStatement) -> UserInput:
-    """What was said, as resolution takes it."""
-    return UserInput(said)
+def user_input(*statements: UserStatement) -> UserInput:
+    """The input of resolution."""
+    return UserInput(statements)
 
 
-def says(name: str, value: Any) -> UserStatement:
-    """One value of one argument, as if from a command line."""
+def user_statement(name: str, value: Any) -> UserStatement:
+    """A value of an argument, as if from a command line."""
     return UserStatement(name, value, Origin.COMMAND_LINE, SOURCE)
 
 
 def _boundaries(argument: Argument) -> Iterator[str]:
-    """Numbers at which the argument's law, as its schema has it, may turn; and the nearest on either side."""
+    """The limits in the argument's schema, and the nearest values on either side of each."""
     schema = dict(argument.arg.check.schema) if argument.arg.check else {}
-    laws = [schema, *schema.get("anyOf", ())]
-    found = [law[keyword] for law in laws for keyword in _KEYWORDS if keyword in law]
+    schemas = [schema, *schema.get("anyOf", ())]
+    found = [part[keyword] for part in schemas for keyword in _KEYWORDS if keyword in part]
     step = 1 if argument.kind.base is int else 1e-6
-    for number in (*found, *schema.get("enum", ())):
-        yield from (f"{number + by:.9g}" for by in (-step, 0, step))
+    for value in (*found, *schema.get("enum", ())):
+        yield from (f"{value + by:.9g}" for by in (-step, 0, step))

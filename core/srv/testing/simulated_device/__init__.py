@@ -1,21 +1,21 @@
 """A simulated accelerator on PyTorch's PrivateUse1 backend, in Python: for tests and examples.
 
-    accelerator   `torch.<name>`, and `install`, which registers it: once a process, for good
-    kernels       every operator of PyTorch, by the host's kernel over the device's bytes
-    copies        new memory, copies, single numbers
-    placement     where operands must lie
+    accelerator   `torch.<name>`, and `install`, which registers it once per process
+    kernels       every operator of PyTorch, run by the host's kernel on device memory
+    copies        allocation, copies, reading scalars
+    placement     device checks of operands
     tensors       device tensor <-> host view
     memory        capacity, accounting, addresses
-    stream        what the host must wait for
+    stream        streams and events
     graphs        operators recorded once and replayed on the same storages
-    refusals      how the device says no
+    refusals      error messages
 
-A plugin gives it a name, a capacity and, if it has them, operators of its own; who stands in for a vendor's backend
-subclasses `SimulatedAccelerator` and adds that backend's functions. There is one device: PyTorch's hooks for Python
-report no second. It knows no vendor, and nothing of `srv`: a platform takes it as it would take any torch backend.
+A plugin gives it a name, a capacity and, optionally, custom operators. To simulate a vendor's backend, subclass
+`SimulatedAccelerator` and add that backend's functions. There is one device, because PyTorch's Python hooks support no
+second. It knows no vendor and nothing of `srv`: a platform uses it like any other torch backend.
 
-It is no part of the platform contract. It keeps its form within a minor version of `srv`, so a plugin that uses it
-depends on the one that it was tested with (`srv>=0.1,<0.2`). docs/adr/0012 has the reasons.
+It is not part of the platform contract. Its API is stable within a minor version of `srv`, so a plugin that uses it
+depends on the version that it was tested with (`srv>=0.1,<0.2`). docs/adr/0012 has the reasons.
 """
 
 from srv.testing.simulated_device.accelerator import SimulatedAccelerator, install

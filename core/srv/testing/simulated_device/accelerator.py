@@ -1,7 +1,7 @@
-"""The accelerator as PyTorch sees it: what `torch.<name>` is, and the one step that registers it.
+"""The accelerator as PyTorch sees it: the module `torch.<name>`, and its registration.
 
-`install` claims PyTorch's PrivateUse1 backend for the whole process: it cannot be undone, and no second backend can
-do the same there.
+`install` claims PyTorch's PrivateUse1 backend for the whole process. It cannot be undone, and a process can have only
+one such backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from srv.testing.simulated_device.copies import Transfers
 from srv.testing.simulated_device.graphs import WAITING, Recorder
 from srv.testing.simulated_device.kernels import (
     ALSO_DIRECT,
-    STAND_INS,
+    SUBSTITUTES,
     VIEWS,
     Kernel,
     host_kernel_names,
@@ -29,20 +29,20 @@ from srv.testing.simulated_device.refusals import Refusals
 from srv.testing.simulated_device.stream import Event, Stream
 from srv.testing.simulated_device.tensors import HOST_KEY, TensorFactory
 
-# What PyTorch calls its backend for outside devices until somebody claims it.
+# PyTorch's name of the PrivateUse1 backend until it is claimed.
 _UNCLAIMED = "privateuseone"
 
 
 class SimulatedAccelerator:
-    """`torch.<name>`: one simulated device, with the functions that torch's own backends have taught people to expect.
+    """`torch.<name>`: one simulated device, with the usual functions of a torch backend.
 
-    It says nothing of graphs, which every backend offers in its own way; `recorder` and `graphs.Graph` serve them all.
-    capacity: bytes. operators: the device's own beside PyTorch's, as torch.ops.<name>: schema to function of the host.
-    Made once `name` is a device that PyTorch knows, which `install` sees to.
+    It has no API for graphs, because each backend has its own; they can all use `recorder` and `graphs.Graph`.
+    capacity: bytes. operators: custom operators in torch.ops.<name>, as schema -> host function. `install` creates it
+    after PyTorch knows `name` as a device.
     """
 
     stream_class: type[Stream] = Stream
-    # Whether a copy to the device with non_blocking reads host memory only when the device gets there.
+    # Whether a non_blocking copy to the device reads host memory only when the stream executes it.
     reads_host_late = False
 
     def __init__(
@@ -88,7 +88,7 @@ class SimulatedAccelerator:
         return 0
 
     def set_device(self, device: int | str | torch.device) -> None:
-        """Accept the one device there is; RuntimeError for another."""
+        """Accept the only device; RuntimeError for another."""
         index = device if isinstance(device, int) else torch.device(device).index or 0
         if index != 0:
             raise RuntimeError(
@@ -105,13 +105,13 @@ class SimulatedAccelerator:
         return self.memory.free, self.memory.capacity
 
     def memory_allocated(self, device: object = None) -> int:
-        return self.memory.taken
+        return self.memory.allocated
 
     def max_memory_allocated(self, device: object = None) -> int:
         return self.memory.peak
 
     def empty_cache(self) -> None:
-        """Nothing is cached: freed memory is free at once."""
+        """Do nothing: freed memory is not cached."""
 
     # Random numbers
 
@@ -137,12 +137,12 @@ class SimulatedAccelerator:
         return cast(Stream, getattr(self._thread, "stream", self._default_stream))
 
     def set_stream(self, stream: Stream) -> None:
-        """Make `stream` this thread's current one."""
+        """Make `stream` the current stream of this thread."""
         self._thread.stream = stream
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[Stream]:
-        """Make `stream` this thread's current one, for a while."""
+        """Make `stream` the current stream of this thread within the context."""
         previous = self.current_stream()
         self.set_stream(stream)
         try:
@@ -151,7 +151,7 @@ class SimulatedAccelerator:
             self.set_stream(previous)
 
     def synchronize(self, device: object = None) -> None:
-        """Wait for the work of the default and of the current stream."""
+        """Wait for the default and the current stream."""
         self.recorder.refuse(*WAITING)
         self._default_stream.synchronize()
         self.current_stream().synchronize()
@@ -159,19 +159,19 @@ class SimulatedAccelerator:
     # Registration
 
     def register(self) -> None:
-        """Bring the device's kernels to PyTorch's dispatcher."""
+        """Register the device's kernels with PyTorch's dispatcher."""
         kernels: dict[str, Callable[..., Any]] = {
             name: self._kernel(name) for name in (*host_kernel_names(), *ALSO_DIRECT)
         }
         kernels |= Transfers(
             self._device, self.memory, self.factory, self.recorder, self.current_stream, self.reads_host_late
         ).kernels()
-        kernels |= {name: self._kernel(host_name) for name, host_name in STAND_INS.items()}
+        kernels |= {name: self._kernel(host_name) for name, host_name in SUBSTITUTES.items()}
         kernels |= {name: view_kernel(name) for name in VIEWS}
         aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, kernel in kernels.items():
             aten.impl(name, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
-        self.keep(aten)
+        self.keep_alive(aten)
         if self._operators:
             self._define(self._operators)
 
@@ -182,10 +182,10 @@ class SimulatedAccelerator:
             own.define(schema)  # type: ignore[no-untyped-call]
             own.impl(name, function, HOST_KEY)  # type: ignore[no-untyped-call]
             own.impl(name, self._kernel(f"{self.name}::{name}"), "PrivateUse1")  # type: ignore[no-untyped-call]
-        self.keep(own)
+        self.keep_alive(own)
 
-    def keep(self, library: torch.library.Library) -> None:
-        """A library's registrations end when it is collected."""
+    def keep_alive(self, library: torch.library.Library) -> None:
+        """Keep a reference: a library's registrations end when it is garbage-collected."""
         self._libraries.append(library)
 
     def _kernel(self, name: str) -> Kernel:
@@ -196,10 +196,10 @@ Accelerator = TypeVar("Accelerator", bound=SimulatedAccelerator)
 
 
 def install(name: str, kind: type[Accelerator], make: Callable[[], Accelerator], title: str = "") -> Accelerator:
-    """Register what `make` gives as `torch.<name>` in this process, once, and return it; later calls give the same.
+    """Register the result of `make` as `torch.<name>`, once per process, and return it; later calls return the same.
 
-    RuntimeError, which calls the device `title`, if another backend has claimed PrivateUse1, or what `torch.<name>` is
-    now is no `kind`.
+    Raises RuntimeError, with `title` as the device's name, if another backend has claimed PrivateUse1, or if
+    `torch.<name>` exists and is no `kind`.
     """
     title = title or f"{name} (simulated)"
     claimed = torch._C._get_privateuse1_backend_name()
@@ -216,7 +216,7 @@ def install(name: str, kind: type[Accelerator], make: Callable[[], Accelerator],
             f"{title} cannot be loaded: torch.{name} is there already, from another backend. Load it in a "
             "process of its own."
         )
-    # First, so that the name is a device that torch.device knows.
+    # This comes first, so that torch.device knows the name.
     rename_privateuse1_backend(name)
     accelerator = make()
     _setup_privateuseone_for_python_backend(name, backend_module=accelerator)

@@ -1,4 +1,4 @@
-"""The operators that no host kernel can stand in for: new memory, copies between memories, single numbers."""
+"""Operators that need their own kernels: allocation, copies between host and device, reading scalars."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from srv.testing.simulated_device.graphs import CROSSING, READING, Call, Recorder
 from srv.testing.simulated_device.memory import DeviceMemory
-from srv.testing.simulated_device.stream import Stream, deliver_later
+from srv.testing.simulated_device.stream import Stream, enqueue_copy
 from srv.testing.simulated_device.tensors import TensorFactory, host_view, is_device_tensor
 
 
 class Transfers:
-    """Kernels that make device memory and cross between it and the host's."""
+    """Kernels that allocate device memory and copy between device and host."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Transfers:
         self._reads_late = reads_late
 
     def kernels(self) -> dict[str, Callable[..., Any]]:
-        """By the name of the operator."""
+        """The kernels by operator name."""
         return {
             "empty.memory_format": self.empty,
             "empty_strided": self.empty_strided,
@@ -92,12 +92,12 @@ class Transfers:
             return destination
         self._recorder.refuse(*CROSSING)
         if onto:
-            # Read at once, since operators run at once; for a device that reads late, the memory must still be there.
+            # The copy runs immediately; for a device that reads late, the host memory must still exist later.
             host_view(destination).copy_(source)
             if non_blocking and self._reads_late:
-                self._current_stream().enqueue(_still_there(source))
+                self._current_stream().enqueue(_check_not_freed(source))
         elif non_blocking:
-            deliver_later(self._current_stream(), host_view(source), destination)
+            enqueue_copy(self._current_stream(), host_view(source), destination)
         else:
             self._current_stream().synchronize()
             destination.copy_(host_view(source))
@@ -135,7 +135,7 @@ class Transfers:
         return host_view(source).item()
 
     def record_stream(self, source: Tensor, stream: object) -> None:
-        """Nothing to do: memory is never reused while an operator is at work on it."""
+        """Do nothing: memory is never reused while an operator uses it."""
 
     def _record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], inputs: list[Tensor]) -> None:
         graph = self._recorder.active
@@ -154,17 +154,17 @@ class Transfers:
             raise NotImplementedError(f"{name} (simulated) cannot pin host memory; leave pin_memory out")
 
 
-class _Lent:
-    """Lives as long as the storage that it is tied to."""
+class _Lifetime:
+    """An object that lives as long as the storage that refers to it."""
 
     __slots__ = ("__weakref__",)
 
 
-def _still_there(source: Tensor) -> Callable[[], None]:
-    """Work for a stream: RuntimeError if the memory of `source` is freed by then."""
-    lent = _Lent()
-    source.untyped_storage().lent = lent  # type: ignore[attr-defined]
-    reference, described = weakref.ref(lent), f"{source.dtype} of shape {tuple(source.shape)}"
+def _check_not_freed(source: Tensor) -> Callable[[], None]:
+    """A stream operation that raises RuntimeError if the memory of `source` has been freed."""
+    lifetime = _Lifetime()
+    source.untyped_storage().lifetime = lifetime  # type: ignore[attr-defined]
+    reference, described = weakref.ref(lifetime), f"{source.dtype} of shape {tuple(source.shape)}"
 
     def check() -> None:
         if reference() is None:

@@ -1,10 +1,9 @@
-"""Kernels: each of PyTorch's operators on the device, run by the host's kernel over the device's bytes.
+"""Kernels: PyTorch's operators on the device, run by the host's kernels on device memory.
 
-    call ─> operands on one device? ─> host views ─> host kernel ─> results onto the device ─> into the graph
+    call ─> operands on one device? ─> host views ─> host kernel ─> results to the device ─> recorded in the graph
 
-Every operator of the "aten" library that the host has is registered under its own name. Without that,
-PyTorch would compose many from two or three others, each with a call of its own. Custom operators of other
-libraries have no kernel here, as a new device has none: they raise NotImplementedError.
+Every "aten" operator with a host kernel is registered. Without that, PyTorch would decompose many into several calls.
+Custom operators of other libraries raise NotImplementedError, as on a new device.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv.testing.simulated_device.graphs import Call, Graph, Recorder, draws
-from srv.testing.simulated_device.placement import HOST, INDEX_ARGUMENTS, is_number, operator_name
+from srv.testing.simulated_device.graphs import Call, Graph, Recorder, random_source
+from srv.testing.simulated_device.placement import HOST, INDEX_ARGUMENTS, is_host_scalar, operator_name
 from srv.testing.simulated_device.refusals import Refusals
 from srv.testing.simulated_device.tensors import HOST_KEY, HOST_KEYS, ForeignTensor, TensorFactory, host_view
 
-# Operators that only make another view, or rewrite a tensor's shape: the host's kernel never touches bytes.
+# Operators that only create a view or change a tensor's metadata: the host's kernel does not access data.
 VIEWS = (
     "as_strided",
     "view",
@@ -33,25 +32,25 @@ VIEWS = (
     "set_.source_Tensor",
 )
 
-# Composed from others by PyTorch, but common enough here to run in one call.
+# PyTorch decomposes these, but they are common enough to run in one call.
 ALSO_DIRECT = ("clone", "embedding", "stack", "index_put_", "index_put", "repeat", "_safe_softmax")
 
-# What PyTorch asks a device it does not know for, and the host's operator that answers.
-STAND_INS = {
+# Operators that PyTorch calls for an unknown device, and the host's operators that replace them.
+SUBSTITUTES = {
     "convolution_overrideable": "convolution",
     "convolution_backward_overrideable": "convolution_backward",
 }
 
 
 def operator_named(name: str) -> torch._ops.OpOverload:
-    """The operator of that name, with or without overload ("add.Tensor", "clone"); of aten unless it says another."""
+    """The operator of that name, with or without overload ("add.Tensor", "clone"); of aten by default."""
     library, _, short = name.rpartition("::")
     base, _, overload = short.partition(".")
     return getattr(getattr(getattr(torch.ops, library or "aten"), base), overload or "default")  # type: ignore[no-any-return]
 
 
 def host_kernel_names() -> list[str]:
-    """Names of the aten operators that the host implements itself, without the library's prefix."""
+    """Names of the aten operators that have a host kernel, without the library's prefix."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return [name.removeprefix("aten::") for name in names if has_kernel(name, HOST_KEY)]
@@ -68,20 +67,20 @@ def view_kernel(name: str) -> Callable[..., Tensor]:
 
 
 class Kernel:
-    """One operator on the device. Reads its schema at the first call, since most are never called."""
+    """One operator on the device. It reads its schema at the first call, because most are never called."""
 
     __slots__ = (
+        "_device_only",
         "_factory",
         "_generator",
         "_name",
-        "_no_numbers",
+        "_no_scalars",
         "_operator",
         "_positions",
         "_random",
         "_recorder",
         "_refusals",
         "_returned",
-        "_strict",
         "_written",
     )
 
@@ -99,44 +98,48 @@ class Kernel:
         self._recorder = recorder
         self._refusals = refusals
         self._operator: torch._ops.OpOverload | None = None
-        # Filled from the schema: arguments that are written, as (position, name); positions that may not hold
-        # a host number; for each result, the place in `_written` of the argument that it is, or None.
+        # From the schema: written arguments as (position, name); positions that do not accept a host scalar; for
+        # each result, the index in `_written` of the argument that it is, or None.
         self._written: tuple[tuple[int, str], ...] = ()
-        self._strict: frozenset[int] = frozenset()
+        self._device_only: frozenset[int] = frozenset()
         self._positions: dict[str, int] = {}
         self._returned: tuple[int | None, ...] = ()
         self._random = ""
-        # PyTorch hands `x & 1` to the overload for tensors, as a Python number; these are the positions where
-        # that overload, called from Python, would not take one back, and another must be found.
-        self._no_numbers: frozenset[int] = frozenset()
+        # PyTorch calls the tensor overload with a Python number for `x & 1`. These are the positions where that
+        # overload, called from Python, does not accept a number, so that another overload is needed.
+        self._no_scalars: frozenset[int] = frozenset()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         overload = self._operator or self._read_schema()
         operator: Callable[..., Any] = overload
         graph = self._recorder.active
         if graph is not None:
-            self._recorder.admit(overload, args, kwargs)
+            self._recorder.check_capturable(overload, args, kwargs)
         host_args: list[Any] = []
         try:
             for position, value in enumerate(args):
                 if isinstance(value, Tensor):
-                    host_args.append(self._lower(value, position))
+                    host_args.append(self._to_host(value, position))
                 elif type(value) in (list, tuple):
-                    host_args.append(_lower_list(value))
+                    host_args.append(_to_host_list(value))
                 else:
                     host_args.append(value)
-                    if position in self._no_numbers and isinstance(value, (int, float, complex)):
+                    if position in self._no_scalars and isinstance(value, (int, float, complex)):
                         operator = overload.overloadpacket
-            host_kwargs = self._lower_kwargs(kwargs) if kwargs else {}
+            host_kwargs = self._to_host_kwargs(kwargs) if kwargs else {}
         except ForeignTensor:
             raise self._refusals.mixed_devices(overload._schema, args, kwargs) from None
         if self._random:
-            operator = self._drawing(operator, host_args, host_kwargs)
+            operator = self._with_device_generator(operator, host_args, host_kwargs)
         result = operator(*host_args, **host_kwargs)
-        raised = self._settle(args, kwargs, host_args, host_kwargs, result) if self._written else self._raise(result)
+        outputs = (
+            self._written_results(args, kwargs, host_args, host_kwargs, result)
+            if self._written
+            else self._to_device(result)
+        )
         if graph is not None:
-            self._record(graph, operator, host_args, host_kwargs, [*args, *kwargs.values()], raised)
-        return raised
+            self._record(graph, operator, host_args, host_kwargs, [*args, *kwargs.values()], outputs)
+        return outputs
 
     def _record(
         self,
@@ -145,13 +148,13 @@ class Kernel:
         host_args: list[Any],
         host_kwargs: dict[str, Any],
         inputs: list[Any],
-        raised: Any,
+        outputs: Any,
     ) -> None:
-        results = [raised] if len(self._returned) == 1 else list(raised or ())
+        results = [outputs] if len(self._returned) == 1 else list(outputs or ())
         targets: list[Tensor | None] = []
-        for place, value in zip(self._returned, results, strict=True):
-            some = value if isinstance(value, (list, tuple)) else [value]
-            targets += [host_view(one) if place is None and isinstance(one, Tensor) else None for one in some]
+        for written, value in zip(self._returned, results, strict=True):
+            tensors = value if isinstance(value, (list, tuple)) else [value]
+            targets += [host_view(one) if written is None and isinstance(one, Tensor) else None for one in tensors]
         name = operator_name(operator_named(self._name)._schema)
         graph.add(Call(name, operator, tuple(host_args), host_kwargs, tuple(targets)), inputs)
 
@@ -167,8 +170,8 @@ class Kernel:
         self._written = tuple((position, name) for position, name, _ in written)
         names = {argument.name: position for position, argument in enumerate(arguments)}
         self._positions = names
-        self._strict = frozenset(position for position, _ in self._written)
-        self._strict |= {names[name] for name in INDEX_ARGUMENTS & names.keys()}
+        self._device_only = frozenset(position for position, _ in self._written)
+        self._device_only |= {names[name] for name in INDEX_ARGUMENTS & names.keys()}
         aliases = [alias for _, _, alias in written]
         self._returned = tuple(
             aliases.index(result.alias_info.before_set) if result.alias_info is not None else None
@@ -176,39 +179,39 @@ class Kernel:
         )
         if not torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::")):
             tensors = (position for position, argument in enumerate(arguments) if str(argument.type) == "Tensor")
-            self._no_numbers = frozenset(tensors)
-        self._random = draws(operator)
+            self._no_scalars = frozenset(tensors)
+        self._random = random_source(operator)
         self._operator = operator
         return operator
 
-    # Operands, down to the host
+    # Operands, device to host
 
-    def _lower(self, value: Tensor, position: int) -> Tensor:
-        """The host view of a device tensor, or a host tensor that stands for a number at `position`."""
+    def _to_host(self, value: Tensor, position: int) -> Tensor:
+        """The host view of a device tensor, or the host scalar itself if `position` accepts one."""
         try:
             return host_view(value)
         except ForeignTensor:
-            if is_number(value) and position not in self._strict:
+            if is_host_scalar(value) and position not in self._device_only:
                 return value
             raise
 
-    def _lower_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        lowered: dict[str, Any] = {}
+    def _to_host_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        converted: dict[str, Any] = {}
         for name, value in kwargs.items():
             if isinstance(value, Tensor):
-                lowered[name] = self._lower(value, self._positions[name])
+                converted[name] = self._to_host(value, self._positions[name])
             elif isinstance(value, torch.device):
-                lowered[name] = HOST
+                converted[name] = HOST
             elif type(value) in (list, tuple):
-                lowered[name] = _lower_list(value)
+                converted[name] = _to_host_list(value)
             else:
-                lowered[name] = value
-        return lowered
+                converted[name] = value
+        return converted
 
-    def _drawing(
+    def _with_device_generator(
         self, operator: Callable[..., Any], host_args: list[Any], host_kwargs: dict[str, Any]
     ) -> Callable[..., Any]:
-        """`operator`, drawing its random numbers from the device's own generator."""
+        """`operator`, with random numbers from the device's generator."""
         if self._random == "generator":
             given = next((value for value in host_args if isinstance(value, torch.Generator)), None)
             given = host_kwargs.get("generator", given)
@@ -231,9 +234,9 @@ class Kernel:
 
         return draw
 
-    # Results, up to the device
+    # Results, host to device
 
-    def _settle(
+    def _written_results(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -241,7 +244,7 @@ class Kernel:
         host_kwargs: Mapping[str, Any],
         result: Any,
     ) -> Any:
-        """Results of an operator that writes arguments: those arguments themselves, resized if they were."""
+        """The results of an operator that writes arguments: those arguments, resized if necessary."""
         originals = []
         for position, name in self._written:
             if name in kwargs:
@@ -257,30 +260,30 @@ class Kernel:
         if not self._returned:
             return None
         results = (result,) if len(self._returned) == 1 else result
-        raised = tuple(
-            originals[place] if place is not None else self._raise(value)
-            for place, value in zip(self._returned, results, strict=True)
+        outputs = tuple(
+            originals[written] if written is not None else self._to_device(value)
+            for written, value in zip(self._returned, results, strict=True)
         )
-        return raised[0] if len(raised) == 1 else raised
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _follow(self, tensor: Tensor, view: Tensor) -> None:
         if view.shape != tensor.shape or view.stride() != tensor.stride():
             self._factory.follow(tensor, view)
 
-    def _raise(self, result: Any) -> Any:
+    def _to_device(self, result: Any) -> Any:
         if isinstance(result, Tensor):
             return self._factory.on_device(result)
         if isinstance(result, (list, tuple)):
-            return type(result)(self._raise(value) for value in result)
+            return type(result)(self._to_device(value) for value in result)
         return result
 
 
-def _lower_list(values: Any) -> Any:
-    """A list argument: sizes, or tensors, none of which may be the host's."""
+def _to_host_list(values: Any) -> Any:
+    """A list argument: sizes, or device tensors."""
     if not values or type(values[0]) is int:
         return values
-    return [_lower_entry(value) for value in values]
+    return [_to_host_entry(value) for value in values]
 
 
-def _lower_entry(value: object) -> object:
+def _to_host_entry(value: object) -> object:
     return host_view(value) if isinstance(value, Tensor) else value

@@ -1,9 +1,9 @@
-"""The device's memory: how much there is, how much is taken, and at which addresses.
+"""The device's memory: capacity, accounting and addresses.
 
-The bytes really lie in host memory. Their device address is the host address plus `ADDRESS_OFFSET`, which
-no process can have mapped: a host kernel that is handed a device pointer faults, as it would beside a real
-accelerator. A device may have more memory than the machine that simulates it: a large block is mapped without being
-reserved, and costs the host only the pages that are touched. This module knows no operators.
+The data is in host memory. Its device address is the host address plus `ADDRESS_OFFSET`, which no process can have
+mapped, so a host kernel that gets a device pointer crashes, as with a real accelerator. A device may have more memory
+than the machine that simulates it: a large block is mapped without being reserved, and uses only host pages that are
+touched. This module knows no operators.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from srv.testing.simulated_device.refusals import Refusals
 
-# Bit 55: above every user-space address that Linux and macOS hand out, and within what PyTorch can carry in
-# a signed 64-bit pointer. Two live host blocks never overlap, so neither do two live device blocks.
+# Bit 55 is above every user-space address of Linux and macOS, and fits the signed 64-bit pointers of
+# PyTorch. Two live host blocks never overlap, so neither do two live device blocks.
 ADDRESS_OFFSET = 1 << 55
 
 # Blocks are counted in whole granules, as caching device allocators do.
 GRANULE = 512
 
-# From this size on a block is a mapping of its own.
-MAPPED_FROM = 1 << 20
+# Blocks of at least this size are separate mappings.
+MMAP_THRESHOLD = 1 << 20
 
 # Python's mmap module does not name MAP_NORESERVE; this is Linux's on x86 and ARM.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
@@ -36,25 +36,25 @@ _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 
 
 class Block(Protocol):
-    """What a device storage holds on to: its memory is taken for as long as this lives."""
+    """A block of device memory, allocated for as long as this object lives; its storage holds a reference."""
 
     @property
     def host(self) -> torch.UntypedStorage:
-        """The storage that really holds the bytes."""
+        """The host storage with the data."""
 
 
 class Blocks(Protocol):
-    """Where new tensors come from: the device's memory, or a graph's part of it."""
+    """The memory for new tensors: the device's, or a graph's part of it."""
 
     def place(self, host: Tensor) -> Tensor:
-        """`host`, a tensor that nobody else holds, or a copy of it in a block that is there already."""
+        """`host`, a tensor without other references, or a copy of it in an existing block."""
 
     def allocate(self, host: torch.UntypedStorage) -> Block:
-        """Count `host` as device memory; torch.OutOfMemoryError if there is too little left."""
+        """Count `host` as device memory. Raises torch.OutOfMemoryError if there is not enough."""
 
 
 class Allocation:
-    """One block of device memory. Its bytes count as taken for as long as this object lives."""
+    """One block of device memory. Its bytes count as allocated for as long as this object lives."""
 
     __slots__ = ("__weakref__", "_memory", "_size", "host")
 
@@ -64,53 +64,53 @@ class Allocation:
         self.host = host
 
     def __del__(self) -> None:
-        self._memory.give_back(self._size)
+        self._memory.release(self._size)
 
 
 class DeviceMemory:
-    """Counts the blocks of one device against its capacity (bytes). Safe to use from several threads."""
+    """Accounts for the blocks of one device, with a capacity in bytes. It is thread-safe."""
 
     def __init__(self, capacity: int, refusals: Refusals) -> None:
         self.capacity = capacity
         self.peak = 0
         self._refusals = refusals
-        self._taken = 0
-        # Re-entrant, because the garbage collector may end an Allocation inside `allocate`.
+        self._allocated = 0
+        # Re-entrant, because the garbage collector may delete an Allocation inside `allocate`.
         self._lock = threading.RLock()
         self._mapped: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
     @property
-    def taken(self) -> int:
-        return self._taken
+    def allocated(self) -> int:
+        return self._allocated
 
     @property
     def free(self) -> int:
-        return self.capacity - self._taken
+        return self.capacity - self._allocated
 
     def reset_peak(self) -> None:
-        self.peak = self._taken
+        self.peak = self._allocated
 
     def place(self, host: Tensor) -> Tensor:
-        """`host` itself: its own memory becomes the device's."""
+        """`host` itself: its memory becomes device memory."""
         return host
 
     def allocate(self, host: torch.UntypedStorage) -> Allocation:
-        """Count `host` as device memory; torch.OutOfMemoryError if there is too little left."""
+        """Count `host` as device memory. Raises torch.OutOfMemoryError if there is not enough."""
         nbytes = host.nbytes()
         size = -(-nbytes // GRANULE) * GRANULE
         with self._lock:
-            if self._taken + size > self.capacity:
+            if self._allocated + size > self.capacity:
                 raise self._exhausted(nbytes)
-            self._taken += size
-            if self._taken > self.peak:
-                self.peak = self._taken
+            self._allocated += size
+            if self._allocated > self.peak:
+                self.peak = self._allocated
         return Allocation(self, host, size)
 
     def reserve(self, nbytes: int) -> Tensor:
-        """uint8 [nbytes] of host memory for a block; torch.OutOfMemoryError if the device has less than that left."""
-        if self._taken + nbytes > self.capacity:
+        """uint8 [nbytes] of host memory for a block. Raises torch.OutOfMemoryError if the device has less free."""
+        if self._allocated + nbytes > self.capacity:
             raise self._exhausted(nbytes)
-        if nbytes < MAPPED_FROM:
+        if nbytes < MMAP_THRESHOLD:
             return torch.empty(nbytes, dtype=torch.uint8)
         try:
             mapping = mmap.mmap(-1, nbytes, flags=_MAP_FLAGS)
@@ -124,7 +124,7 @@ class DeviceMemory:
         return block
 
     def clear(self, view: Tensor) -> None:
-        """Set a host view to zero. A whole mapped block is dropped instead of written, and costs nothing again."""
+        """Zero a host view. A whole mapped block is discarded instead of written, so that it uses no host memory."""
         mapping = self._mapped.get(view.data_ptr())
         whole = mapping is not None and view.is_contiguous() and view.nbytes == len(mapping)
         if mapping is not None and whole and hasattr(mmap, "MADV_DONTNEED"):
@@ -132,9 +132,9 @@ class DeviceMemory:
         else:
             view.zero_()
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
-            self._taken -= size
+            self._allocated -= size
 
     def _exhausted(self, nbytes: int) -> torch.OutOfMemoryError:
         return self._refusals.out_of_memory(nbytes, self.free, self.capacity)

@@ -1,7 +1,7 @@
-"""Where operands must lie: the rule, and how a call that breaks it is described.
+"""Devices of operands: the rule, and the description of a call that violates it.
 
-An operator takes tensors of one device. The exceptions are PyTorch's own: a host tensor without dimensions
-is a number (unless it is written, or is an index), and copies exist to cross. This module runs nothing.
+An operator takes tensors of one device. The exceptions are those of PyTorch: a 0-dim host tensor is a scalar (unless it
+is written, or is an index), and copies. This module runs no operators.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from torch import Tensor
 
 HOST = torch.device("cpu")
 
-# PyTorch's own accelerators copy host indices to the device silently. Each such copy stalls the device, so a
-# program that does it has a fault worth finding.
+# PyTorch's own accelerators silently copy host indices to the device. Each such copy stalls the device, so it is an
+# error here.
 INDEX_ARGUMENTS = frozenset({"index", "indices"})
 
 
 def operator_name(schema: torch.FunctionSchema) -> str:
-    """With its library and, if there is one, its overload: "aten::add.Tensor"."""
+    """The name with library and, if there is one, overload: "aten::add.Tensor"."""
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
-def is_number(value: Tensor) -> bool:
-    """True for a host tensor that stands for one number."""
+def is_host_scalar(value: Tensor) -> bool:
+    """True for a 0-dim host tensor."""
     return value.dim() == 0 and value.device == HOST
 
 
-def places(schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
-    """Each tensor argument of a call, with the device that it lies on."""
+def tensor_locations(schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
+    """Each tensor argument of a call, with its device."""
     names = [argument.name for argument in schema.arguments]
     named = [(names[position], position, value) for position, value in enumerate(args)]
     named += [(name, names.index(name), value) for name, value in kwargs.items()]

@@ -1,6 +1,6 @@
-"""How the device says no: one text for each rule, which who stands in for a vendor's backend words as that one does.
+"""The device's error messages, which a simulated vendor backend can replace by the vendor's.
 
-It decides nothing: the rules are in `placement`, `memory` and `graphs`.
+The rules themselves are in `placement`, `memory` and `graphs`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from srv.testing.simulated_device.placement import operator_name, places
+from srv.testing.simulated_device.placement import operator_name, tensor_locations
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """The texts of one device. `device` is its name with its index, such as "toy:0".
+    """The messages of one device. `device` is its name with its index, such as "toy:0".
 
-    mixed: with {operator} and {places}. exhausted: with {device}, {nbytes}, {free} and {capacity}. capturing: what is
-    going on while a graph is captured, with {device}.
+    mixed: has the fields {operator} and {places}. exhausted: {device}, {nbytes}, {free} and {capacity}. capturing: a
+    clause about the running capture, with {device}.
     """
 
     device: str
@@ -35,15 +35,15 @@ class Refusals:
     def mixed_devices(
         self, schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> RuntimeError:
-        """Operands on several devices: names the operator, and each tensor argument's place."""
-        where = ", ".join(places(schema, args, kwargs))
+        """Operands on several devices: names the operator, and the device of each tensor argument."""
+        where = ", ".join(tensor_locations(schema, args, kwargs))
         return RuntimeError(self.mixed.format(operator=operator_name(schema), places=where))
 
     def out_of_memory(self, nbytes: int, free: int, capacity: int) -> torch.OutOfMemoryError:
-        """All in bytes."""
+        """The device has too little free memory. All arguments are in bytes."""
         text = self.exhausted.format(device=self.device, nbytes=nbytes, free=free, capacity=capacity)
         return torch.OutOfMemoryError(text)
 
-    def in_a_capture(self, what: str, instead: str) -> RuntimeError:
+    def not_permitted(self, what: str, instead: str) -> RuntimeError:
         """`what` cannot be part of a graph; `instead` says why, or what to do."""
         return RuntimeError(f"{what}: not permitted {self.capturing.format(device=self.device)}; {instead}")

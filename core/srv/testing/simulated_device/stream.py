@@ -1,11 +1,10 @@
-"""Streams and events: what the host must wait for, and what happens if it does not.
+"""Streams and events, and errors of a host that does not wait for them.
 
-Operators run at once and in program order, so the device's own view of its memory is always in order. What a
-stream holds back is what only the *host* can see: copies to host memory that were asked for with
-`non_blocking=True`, and events. They arrive in order when the host waits (`synchronize` of the stream, of a
-later event, a blocking copy, `item()`), or, one at a time, when it looks (`query`). A program that reads
-such a copy before it has waited reads NaN, or the dtype's largest integer, here every time; on real hardware it
-would fail now and then.
+Operators run immediately and in program order, so device memory is always up to date. A stream delays only what the
+*host* can see: copies to host memory with `non_blocking=True`, and events. They complete in order when the host waits
+(`synchronize` of the stream or of a later event, a blocking copy, `item()`), or one at a time with `query`. A program
+that reads such a copy without waiting always reads NaN, or the dtype's largest integer; on real hardware it would fail
+only occasionally.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# A device has a bounded queue; when it is full the host is held up until the oldest work is done.
+# A device has a bounded queue; if it is full, the host blocks until the oldest operation is complete.
 QUEUE_LIMIT = 1024
 
 
 class Stream:
-    """Work in order. Created through `torch.<name>.Stream()`."""
+    """A queue of operations. Created with `torch.<name>.Stream()`."""
 
     def __init__(self) -> None:
         self._pending: deque[Callable[[], None]] = deque()
-        # Held while a piece of work is done, so that another thread that waits for it really waits.
+        # Held while an operation runs, so that a waiting thread waits until it is complete.
         self._lock = threading.RLock()
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -37,40 +36,40 @@ class Stream:
                 self.advance()
 
     def advance(self) -> None:
-        """Do the oldest piece of work, if there is one."""
+        """Run the oldest operation, if there is one."""
         with self._lock:
             if self._pending:
                 self._pending.popleft()()
 
     def query(self) -> bool:
-        """Whether all work is done. Time passes by one piece of work each time the host looks."""
+        """Whether all operations are complete. Each call completes one more operation."""
         done = not self._pending
         self.advance()
         return done
 
     def synchronize(self) -> None:
-        """Wait for all work enqueued so far."""
+        """Wait for all operations enqueued so far."""
         with self._lock:
             while self._pending:
                 self.advance()
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Mark the present end of the stream with `event`, or a new one."""
+        """Mark the current end of the stream with `event`, or a new one."""
         event = event if event is not None else Event()
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Hold later work of this stream back until `event`, as it is recorded now, is complete."""
+        """Delay later operations of this stream until `event`, as recorded now, is complete."""
         event.wait(self)
 
     def wait_stream(self, other: Stream) -> None:
-        """Hold later work of this stream back until what `other` now holds is done."""
+        """Delay later operations of this stream until those enqueued in `other` now are complete."""
         self.wait_event(other.record_event())
 
 
-class Mark:
-    """One place in one stream, and the moment (seconds) at which it was reached."""
+class StreamPosition:
+    """A position in a stream, and the time (seconds) at which it was reached."""
 
     __slots__ = ("_stream", "reached", "when")
 
@@ -84,7 +83,7 @@ class Mark:
         self.when = time.perf_counter()
         self.reached = True
 
-    def look(self) -> bool:
+    def query(self) -> bool:
         reached = self.reached
         if not reached:
             self._stream.advance()
@@ -96,40 +95,40 @@ class Mark:
 
 
 class Event:
-    """A point in a stream. One that was never recorded counts as complete, as elsewhere in torch."""
+    """A point in a stream. An event that was never recorded is complete, as in torch."""
 
     def __init__(self) -> None:
-        self._mark: Mark | None = None
+        self._position: StreamPosition | None = None
 
     def record(self, stream: Stream) -> None:
-        """Mark the present end of `stream`; recording again moves the event."""
-        self._mark = Mark(stream)
+        """Mark the current end of `stream`; recording again moves the event."""
+        self._position = StreamPosition(stream)
 
     def query(self) -> bool:
-        """Whether the event is complete. Time passes by one piece of work each time the host looks."""
-        return self._mark is None or self._mark.look()
+        """Whether the event is complete. Each call completes one more operation."""
+        return self._position is None or self._position.query()
 
     def synchronize(self) -> None:
-        """Block until everything enqueued before the event is done."""
-        if self._mark is not None:
-            self._mark.wait()
+        """Block until all operations enqueued before the event are complete."""
+        if self._position is not None:
+            self._position.wait()
 
     def wait(self, stream: Stream) -> None:
-        """Hold later work of `stream` back until the event, as it is recorded now, is complete."""
-        if self._mark is not None:
-            stream.enqueue(self._mark.wait)
+        """Delay later operations of `stream` until the event, as recorded now, is complete."""
+        if self._position is not None:
+            stream.enqueue(self._position.wait)
 
 
-def deliver_later(stream: Stream, source: Tensor, destination: Tensor) -> None:
+def enqueue_copy(stream: Stream, source: Tensor, destination: Tensor) -> None:
     """Enqueue a copy from `source`, a host view of device memory, to `destination` in host memory.
 
-    The device reads the source in program order, hence the snapshot; the host sees it when it has waited.
+    The device reads the source in program order, hence the snapshot; the host sees it after waiting.
     """
     snapshot = source.clone()
     poison(destination)
 
     def deliver() -> None:
-        # The destination may be an inference tensor, which may only be written in inference mode.
+        # The destination may be an inference tensor, which can only be written in inference mode.
         with torch.inference_mode():
             destination.copy_(snapshot)
 
@@ -137,7 +136,7 @@ def deliver_later(stream: Stream, source: Tensor, destination: Tensor) -> None:
 
 
 def poison(tensor: Tensor) -> None:
-    """Fill with what no program expects: NaN, True, or the dtype's largest integer."""
+    """Fill with values that no program expects: NaN, True, or the dtype's largest integer."""
     with torch.inference_mode():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             tensor.fill_(float("nan"))

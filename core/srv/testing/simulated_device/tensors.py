@@ -1,13 +1,13 @@
-"""Device tensors and the host memory behind them: from one to the other, without copying.
+"""Device tensors and their host memory, and the conversion between them without copying.
 
-A device tensor is a plain torch.Tensor on the device. Its storage carries a `Block`; `host_view` gives
-the host tensor over the same bytes, `TensorFactory.on_device` the reverse. Only kernels may use these.
+A device tensor is a plain torch.Tensor on the device. Its storage has a `Block`; `host_view` returns the host tensor
+with the same memory, `TensorFactory.on_device` does the reverse. Only kernels may use these.
 
         device tensor ──storage──> device storage (device address)
               │                        └─ .simulated_block ─> Block ─> host storage
-              └─ .simulated_host_view ──────────────────────────────────┘  (remembered, checked)
+              └─ .simulated_host_view ──────────────────────────────────┘  (cached, validated)
 
-Which device that is, is asked of PyTorch: a process has one PrivateUse1 backend, under one name.
+The device's name comes from PyTorch, because a process has only one PrivateUse1 backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from srv.testing.simulated_device.graphs import Recorder
 from srv.testing.simulated_device.memory import ADDRESS_OFFSET, Block, DeviceMemory
 from srv.testing.simulated_device.placement import HOST
 
-# Under which key PyTorch keeps the host's kernels.
+# The dispatch key of the host's kernels.
 HOST_KEY: str = torch._C._dispatch_key_for_device(HOST.type)
 HOST_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(HOST_KEY))
 
@@ -34,7 +34,7 @@ class ForeignTensor(Exception):
 
 
 def is_device_tensor(value: object) -> bool:
-    """True for a tensor of the simulated device. Tensors of torch's other devices are all "host" or foreign."""
+    """True for a tensor of the simulated device."""
     return isinstance(value, Tensor) and value.device.type == torch._C._get_privateuse1_backend_name()
 
 
@@ -44,12 +44,11 @@ def block_of(tensor: Tensor) -> Block:
 
 
 def host_view(tensor: Tensor) -> Tensor:
-    """A host tensor over the bytes of `tensor`: same shape, strides and dtype.
+    """A host tensor that shares the memory of `tensor`, with the same shape, strides and dtype.
 
-    Remembered on the tensor, since making one costs more than the smallest operators. `tensor.data = other`
-    and in-place view operators change a tensor without any kernel being told, so what was remembered is
-    compared first. An address cannot have been taken over by another block: the view keeps its block alive.
-    Raises ForeignTensor for a tensor of another device.
+    It is cached on the tensor, because creating one costs more than the smallest operators. `tensor.data = other` and
+    in-place view operators change a tensor without calling a kernel, so the cached view is validated first. Its address
+    cannot belong to another block, because the view keeps its block alive. Raises ForeignTensor for another device.
     """
     try:
         view = cast(Tensor, tensor.simulated_host_view)  # type: ignore[attr-defined]
@@ -67,7 +66,7 @@ def host_view(tensor: Tensor) -> Tensor:
 
 def _new_host_view(tensor: Tensor) -> Tensor:
     if not is_device_tensor(tensor):
-        raise ForeignTensor(f"a tensor on {tensor.device} has no bytes on the simulated device")
+        raise ForeignTensor(f"a tensor on {tensor.device} has no memory on the simulated device")
     view = torch.empty(0, dtype=tensor.dtype)
     view.set_(block_of(tensor).host, tensor.storage_offset(), tensor.shape, tensor.stride())
     if tensor.is_complex() and tensor.is_conj():
@@ -79,7 +78,7 @@ def _new_host_view(tensor: Tensor) -> Tensor:
 
 
 class TensorFactory:
-    """Makes device tensors over host memory, counting it as the device's, or as that of the graph being recorded."""
+    """Creates device tensors on host memory, which counts as the device's, or as that of the graph being captured."""
 
     def __init__(self, device: torch.device, memory: DeviceMemory, recorder: Recorder) -> None:
         self._device = device
@@ -87,7 +86,7 @@ class TensorFactory:
         self._recorder = recorder
 
     def on_device(self, host: Tensor) -> Tensor:
-        """A new device tensor that takes over the memory of `host`, a tensor that nobody else holds."""
+        """A new device tensor that takes over the memory of `host`, a tensor without other references."""
         graph = self._recorder.active
         if graph is not None:
             host = graph.memory.place(host)
@@ -100,14 +99,14 @@ class TensorFactory:
     def uninitialised(self, like: Tensor) -> Tensor:
         """Device memory with the shape, strides and dtype of `like`, a meta tensor."""
         extents = zip(like.shape, like.stride(), strict=True)
-        last = sum((extent - 1) * step for extent, step in extents)
+        last = sum((extent - 1) * stride for extent, stride in extents)
         block = self._memory.reserve((last + 1) * like.dtype.itemsize if like.numel() else 0)
         host = torch.empty(0, dtype=like.dtype)
         host.set_(block.untyped_storage(), 0, like.shape, like.stride())
         return self.on_device(host)
 
     def follow(self, tensor: Tensor, view: Tensor) -> None:
-        """Make `tensor` follow its host view, which an operator has resized (`resize_`, `out=`)."""
+        """Update `tensor` to its host view, which an operator has resized (`resize_`, `out=`)."""
         storage = tensor.untyped_storage()
         host = view.untyped_storage()
         if storage.nbytes() != host.nbytes() or storage.data_ptr() != host.data_ptr() + ADDRESS_OFFSET:
@@ -121,7 +120,7 @@ class TensorFactory:
     def _storage(self, host: Tensor) -> torch.UntypedStorage:
         block = host.untyped_storage()
         address = block.data_ptr()
-        # PyTorch's stub says torch.Storage for what is an UntypedStorage.
+        # PyTorch's stub declares torch.Storage, but it is an UntypedStorage.
         storage: Any = torch._C._construct_storage_from_data_pointer(
             address + ADDRESS_OFFSET if address else 0, self._device, block.nbytes()
         )

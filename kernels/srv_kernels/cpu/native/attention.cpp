@@ -28,11 +28,11 @@ constexpr int QK_ROWS = 3, QK_CHAINS = 1, PV_ROWS = 3, PV_VECTORS = 1;
 // their own, and a little more than MAX_HEAD_DIM, so that the rows do not map to the same cache sets.
 constexpr int64_t QUERY_STRIDE = MAX_HEAD_DIM + LANES;
 
-// A thread's buffers for one tile. They are reused, because fresh memory costs more than the work.
+// A thread's buffers for one tile. They are reused, because allocating them takes longer than the tile.
 template <class P>
 struct Workspace {
     std::vector<KVOperand<P>> query, weights;
-    std::vector<P> masked;  // unless the pool is int8
+    std::vector<P> masked;  // unused if the pool is int8
     std::vector<float> scores, out, row_max, row_sum;
     std::vector<float> query_scales, weight_scales;  // for int8 pools
 
@@ -91,8 +91,8 @@ public:
             work += static_cast<int64_t>(a.query_lens[row]) * a.kv_lens[row];
         }
         const bool serial = work * a.heads * a.dim < 256 * 1024;
-        parallel(serial || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int share, int shares) {
-            for (int64_t row = 0; row < a.rows; ++row) write(row, share, shares);
+        parallel(serial || tokens * a.kv_heads * a.dim < 16 * 1024, [&](int chunk, int chunks) {
+            for (int64_t row = 0; row < a.rows; ++row) write(row, chunk, chunks);
         });
         std::atomic<int64_t> next{0};
         const int64_t count = tiles.count(), batch = count < 8 * a.kv_heads ? 1 : a.kv_heads;  // all KV heads of a row
@@ -120,10 +120,10 @@ private:
         return static_cast<const P*>(pool) + number * elements_of_block<P>(a.dim);
     }
 
-    // Writes a share of the new keys and values of a row; shares consist of whole blocks.
-    void write(int64_t row, int share, int shares) const {
+    // Writes a chunk of the new keys and values of a row; chunks consist of whole blocks.
+    void write(int64_t row, int chunk, int chunks) const {
         const int64_t prefix = a.kv_lens[row] - a.query_lens[row], first = prefix / BLOCK_TOKENS;
-        const Range blocks = part(ceiling(a.kv_lens[row], BLOCK_TOKENS) - first, share, shares);
+        const Range blocks = chunk_range(ceiling(a.kv_lens[row], BLOCK_TOKENS) - first, chunk, chunks);
         for (int64_t number = first + blocks.begin; number < first + blocks.end; ++number) {
             const int64_t begin = max_of(prefix, number * BLOCK_TOKENS);
             const int64_t end = min_of(a.kv_lens[row], (number + 1) * BLOCK_TOKENS);
@@ -183,8 +183,8 @@ private:
         finish(space, tile, rows);
     }
 
-    // The block of keys to prefetch while this block of values is read: in the next tile of keys, or in the next head's
-    // first.
+    // The block of keys to prefetch while this block of values is read: of the next tile of keys, or of the next head's
+    // first tile.
     const P* next_block(const AttentionTile& tile, int64_t row, int64_t at) const {
         const int64_t next = at + KV_TILE, first = tile.first_key / KV_TILE * KV_TILE + at % KV_TILE;
         if (next < tiles.end_of(tile, row)) return block(a.keys, row, tile.kv_head, next);
@@ -229,8 +229,8 @@ private:
     }
 
     // Scores of COUNT rows from `first` on with block `number` of the tile. Several accumulators per row hide the
-    // latency of additions if there are few rows. KV blocks are too far apart for the hardware prefetcher, so that as
-    // much of `next` is prefetched as is read of `keys`, and the scales behind it.
+    // latency of additions if there are few rows. KV blocks are too far apart for the hardware prefetcher, so this
+    // prefetches as much of `next` as it reads of `keys`, and the scales that follow.
     template <int COUNT>
     inline void score_rows(Workspace<P>& space, int64_t first, const P* keys, int number, const P* next) const {
         constexpr int64_t INTERLEAVE = KV_INTERLEAVE<P>;
@@ -261,7 +261,7 @@ private:
     }
 
     // Turns the scores of a tile into softmax weights, and rescales earlier sums when a larger score appears. All
-    // maximums come first, so that one row's exponentials do not wait for another's maximum.
+    // maxima are computed first, so that one row's exponentials do not wait for another's maximum.
     void update_softmax(Workspace<P>& space, const AttentionTile& tile, Range range, int64_t key,
                         const KVBlocks<P>& blocks) const {
         const int64_t count = blocks.count * BLOCK_TOKENS;

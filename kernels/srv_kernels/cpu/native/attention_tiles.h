@@ -7,7 +7,7 @@
 //
 // Rows with one query whose page tables start with the same pages share a tile for this prefix, wherever they are in
 // the batch, so that its keys are read once for all of them (Hydragen, arXiv:2402.05099, separates the prefix
-// likewise). Each row accumulates in the order in which it would alone. Rows with a window or several queries do not
+// likewise). Each row accumulates in the same order as it would alone. Rows with a window or several queries do not
 // share.
 #pragma once
 
@@ -30,7 +30,7 @@ inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows [first, end), in sorted order, whose first `shared` keys are the same; 0 for a single row.
+// Rows [first, end), in sorted order, that have their first `shared` keys in common; `shared` is 0 for a single row.
 struct PrefixRun {
     int64_t first, end, shared;
 };
@@ -57,7 +57,7 @@ public:
             end = end_of_run(index);
             const int64_t count = ceiling(end - index, queries_of_tile());
             for (int64_t i = 0; i < count; ++i) {  // of equal size, to balance the threads
-                const Range mine = part(end - index, static_cast<int>(i), static_cast<int>(count));
+                const Range mine = chunk_range(end - index, static_cast<int>(i), static_cast<int>(count));
                 runs.push_back(run_of(index + mine.begin, index + mine.end));
                 first_tile.push_back(first_tile.back() + a.kv_heads * tiles_per_head(runs.back()));
             }

@@ -23,7 +23,7 @@ constexpr bool WIDENS_BFLOAT16 = true;
 template <class T>
 using Operand = std::conditional_t<WIDENS_BFLOAT16, float, T>;
 
-// How many of a pair's two weights are contiguous for an output: both, or one for float32.
+// The number of contiguous weights of an output: both of a pair, or one for float32.
 template <class W>
 constexpr int64_t INTERLEAVE_OF = std::is_same_v<W, float> ? 1 : INTERLEAVE;
 
@@ -96,8 +96,8 @@ inline void add_products_at(Float32x16 (&sums)[COUNT][VECTORS], const W* weights
 }
 
 // sums[r] += weights of two inputs * the two inputs of row r, for COUNT rows that are `stride` apart and VECTORS *
-// LANES outputs. Without a pairwise dot product the inputs are processed one by one, so that only one's weights occupy
-// registers.
+// LANES outputs. Without a pairwise dot product the inputs are processed one by one, so that the weights of only one
+// occupy registers.
 template <int COUNT, int VECTORS, class W>
 inline void add_products(Float32x16 (&sums)[COUNT][VECTORS], const W* weights, const float* x, int64_t stride) {
     add_products_at<0>(sums, weights, x, stride);

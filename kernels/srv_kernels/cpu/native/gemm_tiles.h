@@ -1,4 +1,4 @@
-// Tiling of a matrix product with a packed weight: one block of outputs by a few rows, distributed over the threads.
+// Tiles of a matrix product with a packed weight: one block of outputs by a few rows. Threads share the tiles.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,13 @@ inline void tile_of(int64_t count, const Tile& tile, const Weight* weight, int64
 template <int ROWS, class Where, class Tile>
 void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Where& where, const Tile& tile) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
-    parallel(rows * outputs * inputs < SERIAL_BELOW, [&](int share, int shares) {
-        const Range mine = part(blocks(outputs) * tiles, share, shares);
+    parallel(rows * outputs * inputs < SERIAL_BELOW, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(blocks(outputs) * tiles, chunk, chunks);
         decltype(where(0)) weight = nullptr;
         for (int64_t item = mine.begin; item < mine.end; ++item) {
             const int64_t block = item / tiles, place = item % tiles;
             if (item == mine.begin || place == 0) weight = where(block);
-            const Range high = part(rows, static_cast<int>(place), static_cast<int>(tiles));
+            const Range high = chunk_range(rows, static_cast<int>(place), static_cast<int>(tiles));
             tile_of<ROWS>(high.end - high.begin, tile, weight, block, high.begin);
         }
     });
@@ -41,8 +41,8 @@ void for_tiles(int64_t rows, int64_t inputs, int64_t outputs, const Where& where
 // work(row) for every row.
 template <class Work>
 void for_rows(int64_t rows, int64_t inputs, const Work& work) {
-    parallel(rows * inputs < SERIAL_BELOW, [&](int share, int shares) {
-        const Range mine = part(rows, share, shares);
+    parallel(rows * inputs < SERIAL_BELOW, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) work(row);
     });
 }

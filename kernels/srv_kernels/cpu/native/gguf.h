@@ -12,7 +12,7 @@ namespace srv {
 constexpr int64_t K_BLOCK = 32;         // inputs per K block: the unit of the packed layout, together with 32 outputs
 constexpr int64_t MAX_QUANT_BYTES = 2;  // bytes of a quantized input, at most
 
-// How a type is repacked.
+// The packed format of a type.
 struct PackedFormat {
     int bits, group;
     bool has_min;
@@ -91,7 +91,7 @@ struct KBlock {
 // Unpacks K block `index` of a row in the file's format.
 void read_k_block(GgmlType type, const uint8_t* row, int64_t index, KBlock& to);
 
-// Bytes of a row of `inputs` weights in the file; -1 if that is no whole number of blocks.
+// Bytes of a row of `inputs` weights in the file; -1 if it is not a whole number of blocks.
 int64_t gguf_row_bytes(GgmlType type, int64_t inputs);
 
 }  // namespace srv

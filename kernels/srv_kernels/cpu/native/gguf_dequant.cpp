@@ -55,7 +55,7 @@ void read_q5_1(const uint8_t* block, KBlock& to) {
 
 void read_q8_0(const uint8_t* block, KBlock& to) {
     to.scale[0] = half_at(block);
-    for (int i = 0; i < 32; ++i) to.quants[i] = block[2 + i] ^ 128;  // two's complement, offset by 128
+    for (int i = 0; i < 32; ++i) to.quants[i] = block[2 + i] ^ 128;  // signed to unsigned: adds 128
 }
 
 // A 6-bit scale and a 6-bit minimum for each of 8 K blocks, in 12 bytes.
@@ -110,7 +110,7 @@ void read_q2_k(const uint8_t* block, int k_block, KBlock& to) {
     }
 }
 
-// 16 scales of 6 bits: 8 bytes with the low nibbles of two, then 4 bytes with the high bits of four.
+// 16 scales of 6 bits: 8 bytes with the low nibbles of two scales each, then 4 bytes with the high bits of four each.
 int q3_k_scale(const uint8_t* scales, int index) {
     const int low = index < 8 ? scales[index] & 15 : scales[index - 8] >> 4;
     const int high = scales[8 + index % 4] >> (2 * (index / 4)) & 3;

@@ -13,7 +13,7 @@
 //
 // One scale per 32 inputs raises the perplexity of the demo model by 0.5 %, one per 16 by half as much. The zero point
 // is applied by means of the sum of x_quant. For many rows, a block of 4-bit weights is first unpacked to bytes in
-// memory of the thread: unpacking it and widening its scales for every tile took a sixth of the computation.
+// a thread-local buffer: unpacking it and widening its scales for every tile would take a sixth of the time.
 //
 // Groups are added in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
@@ -77,7 +77,7 @@ constexpr int64_t max_sub_scale(int bits, int group, bool has_min) {
 }
 static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
 
-// How many steps the four weights of an output take: all at once, or the even ones and then the odd ones.
+// The number of dot products for the four weights of an output: one for all, or one each for the even and odd ones.
 template <DotPath PATH>
 constexpr int PARTS = PATH == DotPath::int16 ? 2 : 1;
 
@@ -142,7 +142,7 @@ private:
 #endif
 
 // How x is quantized for a format, and which sums of x it needs: values for the minimums, per group, or compensations
-// of the zero point, per half K block or group. Halves of groups of 16 count as groups.
+// of the zero point, per half K block or group. With groups of 16, a half K block is a group.
 template <int BITS, int GROUP, bool WITH_MIN>
 struct QuantScheme {
     static constexpr bool HAS_MIN = WITH_MIN;
@@ -153,7 +153,7 @@ struct QuantScheme {
     static constexpr int64_t sums(int64_t inputs) { return inputs / (PER_HALF ? LANES : K_BLOCK); }
 };
 
-// The bits of the largest magnitude of each half K block; returns that of the row. Non-finite ones are >= INFINITE.
+// Stores the bits of the largest magnitude of each half K block; returns those of the row. >= INFINITE: not finite.
 template <class T>
 inline int32_t largest_magnitudes(const T* x, int64_t inputs, int32_t* to) {
     Int32x4 largest = {};
@@ -176,7 +176,7 @@ inline void store_sub_scales(SubScale* to, const Int32x4& sub_scales) {
     }
 }
 
-// Stores the sums of two halves, as values or compensations. Returns the address of the next ones.
+// Stores the sums of two halves, as values or compensations. Returns the address of the next sums.
 template <class Scheme>
 inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int32x4& sub_scales, int32_t zero_point) {
     const Float32x4 values = sums * __builtin_convertvector(sub_scales, Float32x4);
@@ -417,7 +417,7 @@ void multiply(const GgufLinearArgs& a) {
 }
 
 template <class T>
-void multiply_of(const GgufLinearArgs& a) {
+void multiply_impl(const GgufLinearArgs& a) {
     const PackedFormat format = packed_format_of(a.ggml_type);
     if (format.bits == 4 && format.group == 32) {
         return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
@@ -452,7 +452,7 @@ void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
 }
 
 template <class T>
-void rows_of(const GgufRowsArgs& a) {
+void rows_impl(const GgufRowsArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t i) {
         dequantize_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
     });
@@ -463,18 +463,18 @@ void rows_of(const GgufRowsArgs& a) {
 void gguf_linear(Type type, const GgufLinearArgs& given) {
     GgufLinearArgs args = given;
     args.zero_point = packed_format_of(args.ggml_type).zero_point;
-    type == Type::float32 ? multiply_of<float>(args) : multiply_of<BFloat16>(args);
+    type == Type::float32 ? multiply_impl<float>(args) : multiply_impl<BFloat16>(args);
 }
 
 void gguf_rows(Type type, const GgufRowsArgs& args) {
-    type == Type::float32 ? rows_of<float>(args) : rows_of<BFloat16>(args);
+    type == Type::float32 ? rows_impl<float>(args) : rows_impl<BFloat16>(args);
 }
 
 void pack_gguf(const PackGgufArgs& a) {
     const PackedFormat format = packed_format_of(a.ggml_type);
     const int64_t k_blocks = a.inputs / K_BLOCK, size = k_block_bytes(format), groups = K_BLOCK / format.group;
-    parallel(false, [&](int share, int shares) {
-        const Range mine = part(blocks(a.outputs), share, shares);
+    parallel(false, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(blocks(a.outputs), chunk, chunks);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             uint8_t* to = a.packed + block * k_blocks * size;
             std::memset(to, 0, k_blocks * size);

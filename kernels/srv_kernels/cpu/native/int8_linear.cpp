@@ -3,8 +3,8 @@
 // A packed weight is [outputs / 32][inputs / 4][32 outputs][4 inputs], zero-padded and read sequentially. Four inputs
 // are interleaved for the processor's 4-byte dot product (VPDPBUSD, USDOT). One of its operands is unsigned, so 128 is
 // added to the quantized x; `compensation` includes -128 * (sum of an output's weights), which corrects the result.
-// Without such an instruction AVX2 multiplies int16 pairs: x is stored as int16, and the even and odd weights of four
-// are widened in turn.
+// Without such an instruction, AVX2 multiplies int16 pairs: x is stored as int16, and the even, then the odd weights of
+// each four are widened.
 //
 // Integer sums are exact, so that a row's result depends neither on its batch nor on the threads.
 #include <algorithm>
@@ -130,7 +130,7 @@ inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, i
 }
 
 template <class T>
-void w8a8_linear_of(const W8a8LinearArgs& a) {
+void w8a8_linear_impl(const W8a8LinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
     const int64_t block_size = BLOCK_OUTPUTS * padded_quads(a.inputs);
     const auto where = [&](int64_t block) { return a.weight + block * block_size; };
@@ -145,13 +145,13 @@ void w8a8_linear_of(const W8a8LinearArgs& a) {
 }  // namespace
 
 void w8a8_linear(Type type, const W8a8LinearArgs& args) {
-    type == Type::float32 ? w8a8_linear_of<float>(args) : w8a8_linear_of<BFloat16>(args);
+    type == Type::float32 ? w8a8_linear_impl<float>(args) : w8a8_linear_impl<BFloat16>(args);
 }
 
 void pack_w8a8(const PackW8a8Args& a) {
     const int64_t padded = padded_quads(a.inputs);
-    parallel(false, [&](int share, int shares) {
-        const Range mine = part(blocks(a.outputs), share, shares);
+    parallel(false, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(blocks(a.outputs), chunk, chunks);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             int8_t* to = a.packed + block * BLOCK_OUTPUTS * padded;
             for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {

@@ -1,9 +1,9 @@
 // Symmetric quantization to integers, and integer dot products: sixteen int32 accumulators, each plus the products of
 // four bytes with four bytes or int16s. All of it is exact.
 //
-// Without a 4-byte dot product (VPDPBUSD, USDOT), the even bytes and then the odd ones go through the one of int16
-// pairs (PMADDWD). Products of small values (PMADDUBSW) can be summed in 16 bits first; for larger weights, activations
-// are quantized to 16 bits, which costs nothing more there.
+// Without a 4-byte dot product (VPDPBUSD, USDOT), the even bytes and then the odd ones are widened and multiplied as
+// int16 pairs (PMADDWD). Products of small values (PMADDUBSW) can be summed in 16 bits first; for larger weights,
+// activations are quantized to 16 bits, at no extra cost.
 #pragma once
 
 #include <bit>
@@ -21,8 +21,8 @@ inline Float32x16 quantize(const Float32x16& x, const float inverse) {
     return select(nearest == nearest, nearest, Float32x16{});
 }
 
-// The scale that maps magnitudes up to `largest` (given by its bits) to integers up to `limit`, and its inverse. If the
-// largest is not finite, they are NaN and 0, so that no product with the scale is finite.
+// The scale that maps magnitudes up to `largest` (given by its bits) to integers up to `limit`, and its inverse. If
+// `largest` is not finite, they are NaN and 0, so that no product with the scale is finite.
 struct QuantScale {
     float value, inverse;
 

@@ -1,4 +1,4 @@
-// y = x W^T + b over packed weights.
+// y = x W^T + b with packed weights.
 //
 // A packed weight consists of blocks of 32 outputs and all inputs. A block is read sequentially; its layout is [inputs
 // / 2][32 outputs][2 inputs], zero-padded. Pairs of inputs are interleaved for the processor's bfloat16 dot product
@@ -69,7 +69,7 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
 }
 
 template <class T, class W>
-void linear_of(const LinearArgs& given) {
+void linear_impl(const LinearArgs& given) {
     LinearArgs a = given;
     if constexpr (!std::is_same_v<T, Operand<T>>) {
         for_rows(a.rows, a.inputs, [&](int64_t row) {
@@ -90,10 +90,10 @@ void linear_of(const LinearArgs& given) {
 }
 
 template <class T>
-void pack_of(const PackArgs& a) {
+void pack_impl(const PackArgs& a) {
     const int64_t pairs = padded_inputs(a.inputs) / INTERLEAVE;
-    parallel(false, [&](int share, int shares) {
-        const Range mine = part(blocks(a.outputs), share, shares);
+    parallel(false, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(blocks(a.outputs), chunk, chunks);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
             T* to = static_cast<T*>(a.packed) + block * BLOCK_OUTPUTS * pairs * INTERLEAVE;
             for (int64_t output = 0; output < BLOCK_OUTPUTS; ++output) {
@@ -113,17 +113,17 @@ void pack_of(const PackArgs& a) {
 void linear(Type type, const LinearArgs& args) {
     const bool integers = args.scales != nullptr;
     if (type == Type::float32) {
-        integers ? linear_of<float, int8_t>(args) : linear_of<float, float>(args);
+        integers ? linear_impl<float, int8_t>(args) : linear_impl<float, float>(args);
     } else {
-        integers ? linear_of<BFloat16, int8_t>(args) : linear_of<BFloat16, BFloat16>(args);
+        integers ? linear_impl<BFloat16, int8_t>(args) : linear_impl<BFloat16, BFloat16>(args);
     }
 }
 
 void pack(Type type, const PackArgs& args) {
     switch (type) {
-        case Type::float32: return pack_of<float>(args);
-        case Type::bfloat16: return pack_of<BFloat16>(args);
-        case Type::int8: return pack_of<int8_t>(args);
+        case Type::float32: return pack_impl<float>(args);
+        case Type::bfloat16: return pack_impl<BFloat16>(args);
+        case Type::int8: return pack_impl<int8_t>(args);
         case Type::float16: return;  // weights are never float16
     }
 }

@@ -1,5 +1,5 @@
-// RMS norm, SiLU-and-mul and rotary embedding. They round to the dtype where the published models do: the normalized
-// value before it is multiplied by the weight, and silu(gate) before it is multiplied by up.
+// RMS norm, SiLU-and-mul and rotary embedding. They round to the dtype where transformers does: the normalized value
+// before it is multiplied by the weight, and silu(gate) before it is multiplied by up.
 #include "kernels.h"
 #include "thread_pool.h"
 #include "vector.h"
@@ -56,17 +56,17 @@ void rms_norm_row(const RmsNormArgs& a, int64_t row) {
 }
 
 template <class T>
-void rms_norm_of(const RmsNormArgs& a) {
-    parallel(a.rows * a.dim < SERIAL_BELOW, [&](int share, int shares) {
-        const Range mine = part(a.rows, share, shares);
+void rms_norm_impl(const RmsNormArgs& a) {
+    parallel(a.rows * a.dim < SERIAL_BELOW, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) rms_norm_row<T>(a, row);
     });
 }
 
 template <class T>
-void silu_and_mul_of(const SiluAndMulArgs& a) {
-    parallel(a.rows * a.dim < SERIAL_BELOW, [&](int share, int shares) {
-        const Range mine = part(a.rows, share, shares);
+void silu_and_mul_impl(const SiluAndMulArgs& a) {
+    parallel(a.rows * a.dim < SERIAL_BELOW, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
             const T* gates = static_cast<const T*>(a.x) + row * a.x_stride;
             const T* values = gates + a.dim;
@@ -75,8 +75,8 @@ void silu_and_mul_of(const SiluAndMulArgs& a) {
                 const Float32x16 gate = load_lanes(gates + i, count);
                 // e^-|gate| cannot overflow: gate / (1 + e^-gate), or gate e^gate / (e^gate + 1) if gate is negative.
                 const Float32x16 e = exponential_for(select(gate < 0.0f, gate, -gate), out);
-                const Float32x16 open = rounded(gate * select(gate < 0.0f, e, broadcast(1.0f)) / (e + 1.0f), out);
-                store_lanes(out + i, open * load_lanes(values + i, count), count);
+                const Float32x16 silu = rounded(gate * select(gate < 0.0f, e, broadcast(1.0f)) / (e + 1.0f), out);
+                store_lanes(out + i, silu * load_lanes(values + i, count), count);
             });
         }
     });
@@ -98,9 +98,9 @@ void rotate_heads(const T* from, T* to, int64_t heads, int64_t dim, int64_t rota
 }
 
 template <class T>
-void rotary_of(const RotaryArgs& a) {
-    parallel(a.tokens * (a.heads + a.kv_heads) * a.dim < SERIAL_BELOW, [&](int share, int shares) {
-        const Range mine = part(a.tokens, share, shares);
+void rotary_impl(const RotaryArgs& a) {
+    parallel(a.tokens * (a.heads + a.kv_heads) * a.dim < SERIAL_BELOW, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.tokens, chunk, chunks);
         for (int64_t token = mine.begin; token < mine.end; ++token) {
             const float* cos = a.cos_sin + a.positions[token] * a.rotary_dim;
             const float* sin = cos + a.rotary_dim / 2;
@@ -116,15 +116,15 @@ void rotary_of(const RotaryArgs& a) {
 }  // namespace
 
 void rms_norm(Type type, const RmsNormArgs& args) {
-    type == Type::float32 ? rms_norm_of<float>(args) : rms_norm_of<BFloat16>(args);
+    type == Type::float32 ? rms_norm_impl<float>(args) : rms_norm_impl<BFloat16>(args);
 }
 
 void silu_and_mul(Type type, const SiluAndMulArgs& args) {
-    type == Type::float32 ? silu_and_mul_of<float>(args) : silu_and_mul_of<BFloat16>(args);
+    type == Type::float32 ? silu_and_mul_impl<float>(args) : silu_and_mul_impl<BFloat16>(args);
 }
 
 void rotary(Type type, const RotaryArgs& args) {
-    type == Type::float32 ? rotary_of<float>(args) : rotary_of<BFloat16>(args);
+    type == Type::float32 ? rotary_impl<float>(args) : rotary_impl<BFloat16>(args);
 }
 
 }  // namespace srv::SRV_ISA

@@ -64,9 +64,9 @@ Argmax argmax_of(const T* row, int64_t count) {
 }
 
 template <class T>
-void most_likely_of(const MostLikelyArgs& a) {
-    parallel(a.rows == 1, [&](int share, int shares) {
-        const Range mine = part(a.rows, share, shares);
+void most_likely_impl(const MostLikelyArgs& a) {
+    parallel(a.rows == 1, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
             const Argmax found = argmax_of(static_cast<const T*>(a.logits) + row * a.stride, a.vocab);
             a.tokens[row] = found.finite() ? found.at : 0;
@@ -103,7 +103,7 @@ struct Row {
     }
 };
 
-// The threshold for the cumulative weight: below the total, so that rounding cannot lead past the last token.
+// The threshold for the cumulative weight: below the total, so that rounding cannot select past the last token.
 inline double threshold_of(double uniform, double total) {
     const double threshold = uniform * total, limit = __builtin_nextafter(total, 0.0);
     return threshold < limit ? threshold : limit;
@@ -153,7 +153,7 @@ public:
         scale_ = buckets_ / row.temperature < __FLT_MAX__ ? buckets_ / row.temperature : __FLT_MAX__;
         Float32x16 outside{};
         double total = 0, weight_of[BUCKETS] = {};
-        int64_t quantize[BUCKETS] = {};
+        int64_t count_in[BUCKETS] = {};
         for (int64_t from = 0; from < row.vocab; from += LANES) {
             const Float32x16 logits = row.at(from), positions = positions_of(row, logits);
             const Float32x16 weights = row.weights(logits);
@@ -166,14 +166,14 @@ public:
             for (int lane = 0; lane < LANES; ++lane) {
                 if (position[lane] < BUCKETS) {
                     const int bucket = static_cast<int>(position[lane]);
-                    ++quantize[bucket], weight_of[bucket] += weight[lane];
+                    ++count_in[bucket], weight_of[bucket] += weight[lane];
                 } else {
                     total += weight[lane];
                 }
             }
         }
         for (int bucket = 0; bucket < BUCKETS; ++bucket) {
-            count_[bucket + 1] = count_[bucket] + quantize[bucket];
+            count_[bucket + 1] = count_[bucket] + count_in[bucket];
             weight_[bucket + 1] = weight_[bucket] + weight_of[bucket];
         }
         total_ = total + reduce_add(outside) + weight_[BUCKETS];
@@ -185,7 +185,7 @@ public:
         return (row.largest - logits) * scale_;
     }
 
-    // Tokens and weight of all buckets before one; total() is the weight of the whole row.
+    // The number and the weight of the tokens in all buckets before `bucket`; total() is the weight of the row.
     int64_t count_before(int bucket) const { return count_[bucket]; }
     double weight_before(int bucket) const { return weight_[bucket]; }
     double total() const { return total_; }
@@ -193,7 +193,7 @@ public:
     // The bucket of a weight, off by one at most.
     float position_of(float weight) const { return -__builtin_logf(weight) * buckets_; }
 
-    // The first bucket up to whose end the count, or the weight, is reached; BUCKETS if there is none.
+    // The first bucket with which the cumulative count, or weight, reaches a value; BUCKETS if there is none.
     int bucket_reaching(int64_t count) const { return first_reaching(count_, count); }
     int bucket_reaching(double weight) const { return first_reaching(weight_, weight); }
 
@@ -272,7 +272,7 @@ public:
 
     // Computes what a filter keeps; false if tokens beyond the histogram's range may belong to it.
     bool find(const Filter& filter, KeptSet& kept) const {
-        kept = {BUCKETS - 1, quantize(BUCKETS - 1), histogram_.weight_before(BUCKETS)};
+        kept = {BUCKETS - 1, tokens_in(BUCKETS - 1), histogram_.weight_before(BUCKETS)};
         bool found = covers_all_;
         double total = histogram_.total();
         if (filter.has_top_k) {
@@ -299,7 +299,7 @@ public:
             const auto lighter = [=](int64_t, double, float weight) { return weight < filter.min_p; };
             int bucket = position > 1 ? static_cast<int>(position < BUCKETS ? position : BUCKETS) - 1 : 0;
             KeptSet heavier = take_until(bucket, lighter);
-            while (heavier.count == quantize(bucket) && bucket < BUCKETS - 1 && bucket <= position) {
+            while (heavier.count == tokens_in(bucket) && bucket < BUCKETS - 1 && bucket <= position) {
                 heavier = take_until(++bucket, lighter);
             }
             kept.limit(heavier);
@@ -314,7 +314,7 @@ public:
         int bucket = 0;
         while (bucket < kept.bucket && histogram_.weight_before(bucket + 1) <= threshold) ++bucket;
         double upto = histogram_.weight_before(bucket);
-        int64_t last = 0, left = bucket == kept.bucket ? kept.count : quantize(bucket);
+        int64_t last = 0, left = bucket == kept.bucket ? kept.count : tokens_in(bucket);
         for (const Candidate& candidate : Sorted(row_, histogram_, bucket)) {
             if (left-- == 0 || candidate.weight <= 0) break;
             last = candidate.token;
@@ -324,10 +324,10 @@ public:
     }
 
 private:
-    int64_t quantize(int bucket) const { return histogram_.count_before(bucket + 1) - histogram_.count_before(bucket); }
+    int64_t tokens_in(int bucket) const { return histogram_.count_before(bucket + 1) - histogram_.count_before(bucket); }
 
-    // All tokens before the first one of a bucket with stop(tokens before it in the bucket, total weight before it, its
-    // weight); the whole bucket if there is none. At least one token.
+    // Keeps the tokens of a bucket before the first for which stop(tokens before it in the bucket, total weight before
+    // it, its weight) is true, or the whole bucket. Keeps at least one token of the row.
     template <class Stop>
     KeptSet take_until(int bucket, const Stop& stop) const {
         KeptSet found = {bucket, 0, histogram_.weight_before(bucket)};
@@ -366,9 +366,9 @@ int64_t draw_row(const DrawArgs& a, int64_t row) {
 }
 
 template <class T>
-void draw_of(const DrawArgs& a) {
-    parallel(a.rows == 1, [&](int share, int shares) {
-        const Range mine = part(a.rows, share, shares);
+void draw_impl(const DrawArgs& a) {
+    parallel(a.rows == 1, [&](int chunk, int chunks) {
+        const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) a.tokens[row] = draw_row<T>(a, row);
     });
 }
@@ -376,9 +376,11 @@ void draw_of(const DrawArgs& a) {
 }  // namespace
 
 void most_likely(Type type, const MostLikelyArgs& args) {
-    type == Type::float32 ? most_likely_of<float>(args) : most_likely_of<BFloat16>(args);
+    type == Type::float32 ? most_likely_impl<float>(args) : most_likely_impl<BFloat16>(args);
 }
 
-void draw(Type type, const DrawArgs& args) { type == Type::float32 ? draw_of<float>(args) : draw_of<BFloat16>(args); }
+void draw(Type type, const DrawArgs& args) {
+    type == Type::float32 ? draw_impl<float>(args) : draw_impl<BFloat16>(args);
+}
 
 }  // namespace srv::SRV_ISA

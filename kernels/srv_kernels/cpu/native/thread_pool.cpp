@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::chrono::microseconds SPIN{100};  // longer than Python takes between two kernels
 constexpr int PAUSES = 64;                      // polls between two reads of the clock
-constexpr int SHARES = 4;                       // per thread
+constexpr int CHUNKS = 4;                       // per thread
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -37,11 +37,11 @@ bool spin_until(Ready&& ready) {
     return ready();
 }
 
-// The next share to claim, the number of shares, and the run that they belong to. One 64-bit value, so that a claim is
+// The next chunk to claim, the number of chunks, and the run that they belong to. One 64-bit value, so that a claim is
 // a single compare-and-swap; aligned to its size, or Clang calls libatomic.
 struct alignas(uint64_t) Claims {
     uint32_t run;
-    uint16_t shares, next;
+    uint16_t chunks, next;
 };
 static_assert(std::atomic<Claims>::is_always_lock_free);
 
@@ -63,12 +63,12 @@ public:
 
     void run(Body body, void* context) {
         std::lock_guard<std::mutex> turn(turn_);
-        const int shares = min_of(count_ * SHARES, UINT16_MAX);
+        const int chunks = min_of(count_ * CHUNKS, UINT16_MAX);
         body_ = body;
         context_ = context;
-        left_.store(shares, std::memory_order_relaxed);
+        left_.store(chunks, std::memory_order_relaxed);
         const uint32_t run = runs_.load(std::memory_order_relaxed) + 1;
-        claims_.store({run, static_cast<uint16_t>(shares), 0}, std::memory_order_release);
+        claims_.store({run, static_cast<uint16_t>(chunks), 0}, std::memory_order_release);
         runs_.store(run, std::memory_order_release);
         runs_.notify_all();
         work();
@@ -91,14 +91,14 @@ private:
         }
     }
 
-    // Claims and runs shares until none is left. A run ends only when all claimed shares are done, so `body_` is still
+    // Claims and runs chunks until none is left. A run ends only when all claimed chunks are done, so `body_` is still
     // its own.
     void work() {
         int done = 0;
-        for (Claims found = claims_.load(std::memory_order_acquire); found.next < found.shares;) {
-            const Claims claimed{found.run, found.shares, static_cast<uint16_t>(found.next + 1)};
+        for (Claims found = claims_.load(std::memory_order_acquire); found.next < found.chunks;) {
+            const Claims claimed{found.run, found.chunks, static_cast<uint16_t>(found.next + 1)};
             if (!claims_.compare_exchange_weak(found, claimed, std::memory_order_acq_rel)) continue;
-            body_(context_, found.next, found.shares);
+            body_(context_, found.next, found.chunks);
             ++done;
             found = claims_.load(std::memory_order_acquire);
         }
@@ -140,6 +140,6 @@ int threads() { return thread_count.load(std::memory_order_relaxed); }
 
 void set_threads(int count) { thread_count.store(count < 1 ? 1 : count); }
 
-void run_shared(Body body, void* context) { current()->run(body, context); }
+void run_chunks(Body body, void* context) { current()->run(body, context); }
 
 }  // namespace srv

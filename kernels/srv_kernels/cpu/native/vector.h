@@ -214,14 +214,14 @@ inline void store_partial(T* to, const Float32x16& value, int64_t count) {
     std::memcpy(to, padded, count * sizeof(T));
 }
 
-// The value after rounding to T: published models round intermediate results to their dtype.
+// The value after rounding to T: transformers rounds intermediate results to the model's dtype.
 inline Float32x16 rounded(const Float32x16& value, const float*) { return value; }
 
 inline Float32x16 rounded(const Float32x16& value, const BFloat16*) {
 #if defined(__AVX512BF16__)
-    BFloat16 ggml_type[LANES];
-    store(ggml_type, value);
-    return load(ggml_type);
+    BFloat16 lanes[LANES];
+    store(lanes, value);
+    return load(lanes);
 #else
     return bits_as<float>(bfloat16_bits(value));
 #endif
@@ -288,7 +288,7 @@ inline Float32x16 exponential(const Float32x16& x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // 2^128 is no float32, so 2^n is applied as two factors.
+    // 2^128 overflows float32, so 2^n is applied as two factors.
     const Int32x16 power = convert<int32_t>(n);
     const Int32x16 half = power >> 1;
     const Float32x16 first = bits_as<float>((half + 127) << 23);

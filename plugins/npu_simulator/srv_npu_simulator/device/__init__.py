@@ -1,10 +1,10 @@
-"""A simulated NPU: what `torch.npu` has beside the simulated device of `srv.testing.simulated_device`.
+"""A simulated NPU: the API of `torch.npu`, on top of `srv.testing.simulated_device`.
 
     accelerator   `torch.npu` and `install()`
-    stream        streams and events as torch_npu makes them
+    stream        streams and events with torch_npu's API
     graph         capture, replay, update
 
-It knows none of torch_npu's operators: they are one level up.
+torch_npu's operators are in `srv_npu_simulator.operators`.
 """
 
 from srv_npu_simulator.device.accelerator import Accelerator, install

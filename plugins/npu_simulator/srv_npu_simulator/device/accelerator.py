@@ -1,7 +1,7 @@
-"""The card as PyTorch sees it: what `torch.npu` is, and the one step that registers it.
+"""The card as PyTorch sees it: the module `torch.npu`, and its registration.
 
-`install()` claims PyTorch's PrivateUse1 backend for the whole process under the name "npu": it cannot be undone,
-and no second backend can do the same there.
+`install()` claims PyTorch's PrivateUse1 backend for the whole process under the name "npu". It cannot be undone, and a
+process can have only one such backend.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ REFUSALS = Refusals(
 
 
 class Accelerator(simulated_device.SimulatedAccelerator):
-    """`torch.npu`, also known as `torch_npu.npu`: one simulated card, with the names that torch_npu has."""
+    """`torch.npu`, also known as `torch_npu.npu`: one simulated card, with torch_npu's names."""
 
     stream_class = Stream
-    reads_host_late = True  # torch_npu queues the copy with the bare address
+    reads_host_late = True  # torch_npu enqueues the copy with only the address
 
     def __init__(self, soc: Soc, capacity: int) -> None:
         super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS)
         self.soc = soc
         self.config = SimpleNamespace(allow_internal_format=False)
-        self._compiles = True
+        self._jit_compile = True
         self.Event = partial(Event, self.current_stream)
         self.NPUGraph = partial(NPUGraph, self.recorder, self.memory, self.current_stream)
 
@@ -69,26 +69,26 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         return "simulated"
 
     def set_compile_mode(self, jit_compile: bool = False) -> None:
-        """Kept for `is_jit_compile_false`, without effect otherwise: nothing is compiled here."""
-        self._compiles = jit_compile
+        """It only changes `is_jit_compile_false`: nothing is compiled here."""
+        self._jit_compile = jit_compile
 
     def is_jit_compile_false(self) -> bool:
-        """Whether the program has asked for ready-made kernels. Until it has, not: some cards begin so."""
-        return not self._compiles
+        """Whether the program has disabled JIT compilation, which some cards enable by default."""
+        return not self._jit_compile
 
     # Memory
 
     def memory_reserved(self, device: object = None) -> int:
-        return self.memory.taken
+        return self.memory.allocated
 
     def reset_peak_memory_stats(self, device: object = None) -> None:
         self.memory.reset_peak()
 
     def memory_stats(self, device: object = None) -> dict[str, int]:
         return {
-            "allocated_bytes.all.current": self.memory.taken,
+            "allocated_bytes.all.current": self.memory.allocated,
             "allocated_bytes.all.peak": self.memory.peak,
-            "reserved_bytes.all.current": self.memory.taken,
+            "reserved_bytes.all.current": self.memory.allocated,
         }
 
     # Graphs
@@ -121,7 +121,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 
 
 def install(soc: Soc, capacity: int) -> Accelerator:
-    """Register the card in this process, once, and return `torch.npu`.
+    """Register the card, once per process, and return `torch.npu`.
 
     RuntimeError if another backend has claimed PrivateUse1, or another card was simulated here before.
     """

@@ -1,15 +1,15 @@
-"""NPU graphs: what ran between begin and end of a capture, to be run again on the same memory.
+"""NPU graphs: operators captured once and replayed on the same memory.
 
-    capture   operators run once, so that shapes are known; their results are then poisoned, since a real capture
-              computes nothing. What a capturing stream may not do (wait for the device, copy from or to the host,
-              give a result whose size depends on data) raises RuntimeError.
-    replay    the same operators on the same storages, in the same order, with the host values that they were
-              captured with: sequence lengths stay what they were unless `update` changes them.
-    update    for the replay that follows. While an earlier one may still run, the card would give it the new values,
-              or lose them: here the host must have waited for that replay.
+    capture   operators run once, so that shapes are known; their results are then poisoned, because a real capture
+              computes nothing. Operations that are not permitted in a capture (waiting for the device, copies from or
+              to the host, results whose size depends on data) raise RuntimeError.
+    replay    the same operators on the same storages, in the same order, with the captured host values: sequence
+              lengths do not change unless `update` changes them.
+    update    sets host values for the next replay. While an earlier replay may still run, the card would apply the new
+              values to it, or lose them: here the host must have waited for that replay.
 
-Memory made during a capture belongs to the graph for as long as it lives. Unlike `srv.testing.simulated_device.graphs`,
-whose calls these are: values are changed operator by operator, and an input that was freed is an error.
+Memory allocated during a capture belongs to the graph for its lifetime. Unlike in
+`srv.testing.simulated_device.graphs`, values are updated per operator, and a freed input is an error.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from torch import Tensor
 from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, Graph, Recorder, may_depend_on_data
 from srv.testing.simulated_device.memory import Block, DeviceMemory
 from srv.testing.simulated_device.placement import operator_name
-from srv.testing.simulated_device.stream import Mark, Stream, poison
+from srv.testing.simulated_device.stream import Stream, StreamPosition, poison
 from srv.testing.simulated_device.tensors import block_of, host_view, is_device_tensor
 
 
 @dataclass(slots=True)
 class Task(Call):
-    """A recorded operator of torch_npu. `updatable`: names of host values that may be changed between replays."""
+    """A recorded operator of torch_npu. `updatable`: names of host values that `update` can change."""
 
     updatable: frozenset[str] = frozenset()
 
 
 class Recording(Graph):
-    """What one graph holds."""
+    """The capture of one graph."""
 
     def __init__(self, can_update: bool) -> None:
         super().__init__()
         self.can_update = can_update
-        self._made: list[Tensor] = []
-        self._own: set[int] = set()
+        self._created: list[Tensor] = []
+        self._own_blocks: set[int] = set()
         self._inputs: dict[int, tuple[str, weakref.ref[Block]]] = {}
 
     @property
     def tasks(self) -> list[Task]:
-        """The operators with host values."""
+        """The operators with updatable host values."""
         return [call for call in self._calls if isinstance(call, Task) and call.updatable]
 
-    def objection(
+    def capture_error(
         self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[str, str] | None:
-        """Numbers may be drawn, and each replay draws new ones; an index is refused whatever it holds."""
+        """Random numbers are permitted, and each replay draws new ones; every index is refused."""
         return (operator_name(operator._schema), DATA_DEPENDENT) if may_depend_on_data(operator) else None
 
     def created(self, tensor: Tensor) -> None:
-        self._made.append(tensor)
-        self._own.add(id(block_of(tensor)))
+        self._created.append(tensor)
+        self._own_blocks.add(id(block_of(tensor)))
 
     def add(self, call: Call, inputs: Sequence[Any]) -> None:
         for tensor in _tensors(inputs):
             block = block_of(tensor)
-            if id(block) not in self._own:
+            if id(block) not in self._own_blocks:
                 self._inputs.setdefault(id(block), (call.name, weakref.ref(block)))
         super().add(call, inputs)
 
     def finish(self) -> None:
-        """After the capture its results hold nothing that a program may read."""
-        for tensor in self._made:
+        """Poison the results after the capture: a program must not read them before a replay."""
+        for tensor in self._created:
             poison(host_view(tensor))
 
     def replay(self) -> None:
@@ -91,7 +91,7 @@ class NPUGraph:
         self._memory = memory
         self._current_stream = current_stream
         self._recording: Recording | None = None
-        self._replayed: Mark | None = None  # behind the last replay
+        self._replayed: StreamPosition | None = None  # behind the last replay
 
     def capture_begin(
         self, pool: object = None, capture_error_mode: str = "global", auto_dispatch_capture: bool = False
@@ -111,23 +111,23 @@ class NPUGraph:
         self._recording.finish()
 
     def abandon(self) -> None:
-        """End a capture that failed, and forget it."""
+        """End and discard a failed capture."""
         self._recorder.end()
         self._recording = None
 
     def replay(self) -> None:
-        """Run what was captured, on the memory it was captured with."""
+        """Run the captured operators on the captured memory."""
         self._recorder.refuse("NPUGraph.replay", "replay after the capture has ended")
-        self._held("replay").replay()
-        self._replayed = Mark(self._current_stream())
+        self._captured("replay").replay()
+        self._replayed = StreamPosition(self._current_stream())
 
     def update(self, cpu_update_input: Sequence[Mapping[str, Any]]) -> None:
-        """Change host values of captured operators, for the replays that follow.
+        """Change host values of captured operators for the following replays.
 
-        One mapping (argument name: value) is applied to every operator that has such values; otherwise there is
-        one for each of them, in the order of the capture. Argument names are the operator's own.
+        A single mapping (argument name: value) applies to all operators with such values; otherwise there is one
+        mapping per such operator, in the order of the capture.
         """
-        recording = self._held("update")
+        recording = self._captured("update")
         if not recording.can_update:
             raise RuntimeError(
                 "NPUGraph.update: this graph was captured without auto_dispatch_capture=True, so its operators' host "
@@ -157,22 +157,22 @@ class NPUGraph:
                 task.kwargs[name] = host_integers("NPUGraph.update", name, value)
 
     def reset(self) -> None:
-        """Let go of the capture and its memory."""
+        """Release the capture and its memory."""
         self._recording = None
 
     def pool(self) -> tuple[int, int]:
         return (0, id(self))
 
-    def _held(self, what: str) -> Recording:
+    def _captured(self, what: str) -> Recording:
         if self._recording is None:
             raise RuntimeError(f"NPUGraph.{what}: nothing was captured into this graph; use torch.npu.graph(g) first")
         return self._recording
 
 
 def host_integers(operator: str, name: str, value: Any) -> list[int] | None:
-    """A host value of an operator (list, tuple, numpy array, host integer tensor) as a list of its own.
+    """A copy of a host value (list, tuple, numpy array, host integer tensor) as a list.
 
-    RuntimeError for a device tensor: the operator reads these numbers on the host.
+    Raises RuntimeError for a device tensor, because the operator reads these numbers on the host.
     """
     if value is None:
         return None

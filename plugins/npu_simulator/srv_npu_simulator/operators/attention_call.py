@@ -1,4 +1,4 @@
-"""A call of npu_fused_infer_attention_score: its options as given, and in plain numbers once it is allowed."""
+"""A call of npu_fused_infer_attention_score: its options, and the plan of a valid call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNBOUNDED = 2147483647
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """The keyword arguments, with the operator's own names and defaults."""
+    """The keyword arguments, with the operator's names and defaults."""
 
     pse_shift: Tensor | None = None
     atten_mask: Tensor | None = None
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A call that is allowed, in plain numbers. `tokens`: S of the query, 0 for TND."""
+    """A valid call with its shapes. `tokens`: S of the query, 0 for TND."""
 
     layout: str
     heads: int
@@ -83,5 +83,5 @@ class AttentionPlan:
 
 
 def query_tokens(query: Tensor, layout: str) -> int:
-    """S of the query; 0 for TND, which has none."""
+    """S of the query; 0 for TND, which has no S."""
     return 0 if layout == "TND" else query.shape[2 if layout == "BNSD" else 1]

@@ -1,4 +1,4 @@
-"""One of torch_npu's operators at work: placement, reference on host views, results onto the device, recording."""
+"""The kernel of an operator: check placement, run the reference on host views, move results to the device, record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from srv_npu_simulator.operators.schemas import LIBRARY, OPERATORS, Operator
 
 
 class OperatorKernel:
-    """What PyTorch calls for `operator`, wherever its tensors are."""
+    """The function that PyTorch calls for `operator`, on any device."""
 
     def __init__(self, operator: Operator, schema: torch.FunctionSchema, accelerator: Accelerator) -> None:
         self._operator = operator
@@ -27,7 +27,7 @@ class OperatorKernel:
             for argument in schema.arguments
             if argument.alias_info is not None
         }
-        # For each result: the argument that it is, or None for new memory.
+        # For each result: the argument that it aliases, or None for new memory.
         self._returned = [
             written[result.alias_info.before_set.pop()] if result.alias_info is not None else None
             for result in schema.returns
@@ -35,18 +35,18 @@ class OperatorKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         check_placement(self._operator.name, self._names, args, kwargs)
-        host_args = tuple(_lowered(value) for value in args)
-        host_kwargs = {name: _lowered(value) for name, value in kwargs.items()}
+        host_args = tuple(_to_host(value) for value in args)
+        host_kwargs = {name: _to_host(value) for name, value in kwargs.items()}
         result = self._operator.reference(*host_args, **host_kwargs)
         given = dict(zip(self._names, args, strict=False)) | kwargs
         results = result if isinstance(result, tuple) else (result,)
-        raised = [
+        outputs = [
             given[name] if name is not None else self._factory.on_device(value)
             for name, value in zip(self._returned, results, strict=True)
         ]
         if (recording := self._recorder.active) is not None:
             targets = tuple(
-                host_view(value) if name is None else None for name, value in zip(self._returned, raised, strict=True)
+                host_view(value) if name is None else None for name, value in zip(self._returned, outputs, strict=True)
             )
             task = Task(
                 self._operator.name,
@@ -57,20 +57,20 @@ class OperatorKernel:
                 frozenset(self._operator.updatable),
             )
             recording.add(task, list(given.values()))
-        return raised[0] if len(raised) == 1 else tuple(raised)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _lowered(value: Any) -> Any:
+def _to_host(value: Any) -> Any:
     if is_device_tensor(value):
         return host_view(value)
-    # A graph keeps the host values of the capture, whatever the program does to its list.
+    # Lists are copied, because a graph keeps the host values of the capture.
     return list(value) if isinstance(value, (list, tuple)) and not isinstance(value, Tensor) else value
 
 
 def register_operators(accelerator: Accelerator) -> None:
-    """Declare every operator to PyTorch, for tensors of the host as well: there they are refused by name."""
+    """Register every operator with PyTorch, also for host tensors, which are refused by name."""
     library = torch.library.Library(LIBRARY, "FRAGMENT")  # type: ignore[no-untyped-call]
-    accelerator.keep(library)
+    accelerator.keep_alive(library)
     for operator in OPERATORS:
         library.define(operator.schema)  # type: ignore[no-untyped-call]
         schema = torch._C.parse_schema(f"{LIBRARY}::{operator.schema}")

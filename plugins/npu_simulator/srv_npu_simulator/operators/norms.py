@@ -1,4 +1,4 @@
-"""RMS norms and the gated activation, over host views. Computed in float32 and rounded once."""
+"""RMS norms and SwiGLU, on host views. Computed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from srv_npu_simulator.operators.checks import FLOATS, Rules
 
 
 def rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """(y, rstd): y = self * rstd * gamma over the dimensions of gamma; rstd float32, those dimensions 1."""
+    """(y, rstd): y = self * rstd * gamma over the dimensions of gamma; rstd float32, of size 1 there."""
     rules = Rules("npu_rms_norm")
     rules.dtype("self", self, FLOATS)
     rules.dtype("gamma", gamma, (self.dtype, torch.float32))
@@ -31,11 +31,11 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -
 
 
 def _check_gamma(rules: Rules, of: str, x: Tensor, gamma: Tensor, epsilon: float) -> None:
-    rules.that(1 <= x.dim() <= 8, of, f"of shape {tuple(x.shape)}", "must have 1 to 8 dimensions")
+    rules.require(1 <= x.dim() <= 8, of, f"of shape {tuple(x.shape)}", "must have 1 to 8 dimensions")
     described = f"of shape {tuple(gamma.shape)}"
-    rules.that(1 <= gamma.dim() <= x.dim(), "gamma", described, f"must have 1 to {x.dim()} dimensions")
+    rules.require(1 <= gamma.dim() <= x.dim(), "gamma", described, f"must have 1 to {x.dim()} dimensions")
     rules.shape("gamma", gamma, x.shape[x.dim() - gamma.dim() :], f"the last dimensions of {of}")
-    rules.that(epsilon > 0, "epsilon", epsilon, "must be above 0")
+    rules.require(epsilon > 0, "epsilon", epsilon, "must be above 0")
 
 
 def _normalised(x: Tensor, gamma: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -49,8 +49,8 @@ def swiglu(self: Tensor, dim: int = -1) -> Tensor:
     rules = Rules("npu_swiglu")
     rules.dtype("self", self, FLOATS)
     rules.contiguous("self", self)
-    rules.that(-self.dim() <= dim < self.dim(), "dim", dim, f"must be a dimension of self, which has {self.dim()}")
+    rules.require(-self.dim() <= dim < self.dim(), "dim", dim, f"must be a dimension of self, which has {self.dim()}")
     described = f"of shape {tuple(self.shape)}"
-    rules.that(self.shape[dim] % 2 == 0, "self", described, f"must have an even size along dim {dim}")
+    rules.require(self.shape[dim] % 2 == 0, "self", described, f"must have an even size along dim {dim}")
     gate, up = self.float().chunk(2, dim)
     return (torch.nn.functional.silu(gate) * up).to(self.dtype)

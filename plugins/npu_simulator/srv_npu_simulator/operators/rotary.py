@@ -1,4 +1,4 @@
-"""Rotary position embeddings, over host views. Computed in float32 and rounded once."""
+"""Rotary position embeddings, on host views. Computed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", 
     """self * r1 + rotated(self) * r2, with r1 = cos and r2 = sin broadcast over dimensions of size 1."""
     rules = Rules("npu_rotary_mul")
     rules.absent(rotate=rotate)
-    rules.that(
+    rules.require(
         rotary_mode in ("half", "interleave"), "rotary_mode", repr(rotary_mode), "must be 'half' or 'interleave'"
     )
     rules.dtype("self", self, FLOATS)
     rules.dims("self", self, 3, 4)
     size, described = self.shape[-1], f"of shape {tuple(self.shape)}"
-    rules.that(
+    rules.require(
         size % 2 == 0 and size < MAX_ROTARY_DIM, "self", described, f"its head dim must be even and < {MAX_ROTARY_DIM}"
     )
     for name, value in (("r1", r1), ("r2", r2)):
         rules.same_dtype(name, value, "self", self.dtype)
         rules.dims(name, value, self.dim())
-        rules.that(
+        rules.require(
             value.shape[-1] == size, name, f"of shape {tuple(value.shape)}", f"must have the head dim of self, {size}"
         )
     rules.shape("r2", r2, r1.shape, "the shape of r1")
     layouts = _fitting(self, r1, rotary_mode)
     described = f"of shape {tuple(r1.shape)} for self {tuple(self.shape)}"
     rule = "must be 1 in the dimension of the heads, in that of the batch too or not (half mode: or all of self's)"
-    rules.that(bool(layouts), "r1", described, rule)
+    rules.require(bool(layouts), "r1", described, rule)
     small = any(_within(self, layout, rotary_mode) for layout in layouts)
-    rules.that(small, "self", f"of shape {tuple(self.shape)}", f"batch and heads must be below {MAX_ROTARY_HEADS}")
+    rules.require(small, "self", f"of shape {tuple(self.shape)}", f"batch and heads must be below {MAX_ROTARY_HEADS}")
     return _rotated(self, r1, r2, rotary_mode)
 
 
@@ -63,7 +63,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     wide = x.float()
     if mode == "half":
         first, second = wide.chunk(2, -1)
-        turned = torch.cat((-second, first), -1)
+        rotated_half = torch.cat((-second, first), -1)
     else:
-        turned = torch.stack((-wide[..., 1::2], wide[..., 0::2]), -1).flatten(-2)
-    return (wide * cos.float() + turned * sin.float()).to(x.dtype)
+        rotated_half = torch.stack((-wide[..., 1::2], wide[..., 0::2]), -1).flatten(-2)
+    return (wide * cos.float() + rotated_half * sin.float()).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Every operator that the NPU platform calls: its schema as torch_npu declares it, and its reference. Data alone."""
+"""Every operator that the NPU platform calls: its schema as torch_npu declares it, and its reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ATTENTION = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`reference` works on host views. `updatable`: host values that a graph can change."""
+    """`reference`: runs on host views. `updatable`: host values that `NPUGraph.update` can change."""
 
     schema: str
     reference: Callable[..., Any]

@@ -7,7 +7,7 @@ from every import every
 from srv.args.dialects.conversions import convert
 from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable
 from srv.args.dialects.table import Row
-from srv.args.dialects.values import fraction_of, inverted, json_text, scaled, size_in_bytes, tokens, whole
+from srv.args.dialects.values import fraction_of, inverted, json_text, parse_integer, scaled, size_in_bytes, tokens
 from srv.args.dialects.words import FALSE, TRUE
 
 GIB = 2**30
@@ -74,7 +74,7 @@ def test_scaling_is_decimal(text: str, factor: str, result: str | None) -> None:
 
 
 def test_integers() -> None:
-    assert [whole(text) for text in ("7", "-7", " 7 ", "7.0", "", "9" * 20)] == [7, -7, 7, None, None, None]
+    assert [parse_integer(text) for text in ("7", "-7", " 7 ", "7.0", "", "9" * 20)] == [7, -7, 7, None, None, None]
 
 
 def test_fractions_are_rounded_down() -> None:

@@ -9,10 +9,10 @@ import pytest
 from dialects_reference import RTP_LLM_PAGE, SGLANG_FLAGS
 from every import every
 
-from srv.args.config import ARGUMENTS, find_any
+from srv.args.config import ARGUMENTS, find_argument_or_deprecated
 from srv.args.dialects import DIALECTS, Row, read_dialect
 from srv.args.dialects.conversions import CONVERSIONS
-from srv.args.dialects.table import STATUSES, plain
+from srv.args.dialects.table import STATUSES, normalize_flag
 from srv.errors import Refusal
 
 ROWS = [(name, row) for name in DIALECTS for row in read_dialect(name).rows]
@@ -29,7 +29,7 @@ def inner_rows(row: Row) -> Iterator[Row]:
 def test_every_row_of_the_page_of_rtp_llm_has_a_row_here() -> None:
     known = read_dialect("rtp-llm").by_flag
     assert len(RTP_LLM_PAGE) == 94
-    assert [flag for flag, _ in RTP_LLM_PAGE if plain(flag) not in known] == []
+    assert [flag for flag, _ in RTP_LLM_PAGE if normalize_flag(flag) not in known] == []
     listed = [flag for flag, _ in RTP_LLM_PAGE]
     for row in read_dialect("rtp-llm").rows:
         assert row.page_rows == listed.count(row.name), row.name
@@ -47,7 +47,11 @@ def test_vllm_covers_the_most_used_flags() -> None:
 
 @every("flag", SGLANG_FLAGS)
 def test_every_flag_of_sglang_is_known(flag: str) -> None:
-    known = flag == "--config" or find_any(flag) is not None or plain(flag) in read_dialect("sglang").by_flag
+    known = (
+        flag == "--config"
+        or find_argument_or_deprecated(flag) is not None
+        or normalize_flag(flag) in read_dialect("sglang").by_flag
+    )
     assert known, f"{flag} is neither an argument of srv nor in a row"
 
 
@@ -82,7 +86,7 @@ def test_reasons_are_clauses_and_remedies_are_sentences(name: str, row: Row) -> 
         assert each.remedy == "" or each.remedy.endswith((".", ".)"))
         for flag in (word.strip("(),.;:`") for word in f"{each.remedy} {each.note}".split()):
             if flag.startswith("--"):
-                assert find_any(flag) or plain(flag) in read_dialect(name).by_flag, flag
+                assert find_argument_or_deprecated(flag) or normalize_flag(flag) in read_dialect(name).by_flag, flag
 
 
 def test_conversions_are_all_used() -> None:
@@ -97,7 +101,7 @@ def test_a_status_is_one_of_three() -> None:
 def test_spellings_are_unique_within_a_dialect() -> None:
     for name in DIALECTS:
         flags = list(itertools.chain.from_iterable(row.flags for row in read_dialect(name).rows))
-        assert len({plain(flag) for flag in flags}) == len(flags)
+        assert len({normalize_flag(flag) for flag in flags}) == len(flags)
 
 
 def test_unknown_dialect_is_refused_with_the_available_ones() -> None:

@@ -123,7 +123,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
         ({"num_hidden_layers": 4_000_000_000}, "unsupported_config", "4000000000"),
         ({"num_hidden_layers": "two"}, "unsupported_config", "'two'"),
         ({"num_attention_heads": 0}, "unsupported_config", "heads"),
-        ({"head_dim": "x"}, "unsupported_config", "makes no sense"),
+        ({"head_dim": "x"}, "unsupported_config", "holds an invalid value"),
         ({"kv_lora_rank": 512}, "unsupported_config", "kv_lora_rank"),
         ({"layer_types": ["full_attention", "mamba"]}, "unsupported_config", "mamba"),
     ],

@@ -51,14 +51,14 @@ def test_gguf_tied_embeddings_and_biases(tmp_path: Path) -> None:
     assert agree(built(path), model)
 
 
-def test_gguf_rope_divisors_are_llama3_scaling(tmp_path: Path) -> None:
-    """llama.cpp's converter writes Llama 3's scaling as one divisor per frequency."""
+def test_gguf_rope_freq_factors_are_llama3_scaling(tmp_path: Path) -> None:
+    """llama.cpp's converter writes Llama 3's scaling as one factor per frequency."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**scaling, "original_max_position_embeddings": 32, "rope_theta": 500.0}
     model = small_model("llama", rope_parameters=rope)
     plain = 1.0 / 500.0 ** (torch.arange(0, 8, 2) / 8)
-    model.config.test_divisors = (plain / model.model.rotary_emb.inv_freq).tolist()
-    assert max(model.config.test_divisors) > 2
+    model.config.test_freq_factors = (plain / model.model.rotary_emb.inv_freq).tolist()
+    assert max(model.config.test_freq_factors) > 2
     write_gguf(tmp_path / "model.gguf", model, "llama")
     assert agree(built(tmp_path / "model.gguf"), model)
 

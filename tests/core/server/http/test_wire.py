@@ -43,7 +43,14 @@ async def test_a_disconnect_during_a_stream_aborts_its_requests() -> None:
         assert (await server.post("/v1/completions", prompt="a")).status_code == 200
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {"prompt": "a"}), ("/generate", {"text": ["a", "b"]})])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/generate", {"text": ["a", "b"]}),
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+    ],
+)
 async def test_a_disconnect_before_the_response_aborts_too(path: str, body: dict[str, object]) -> None:
     async with listening(FakeEngine(hold=True)) as server:
         with pytest.raises(httpx.ReadTimeout):

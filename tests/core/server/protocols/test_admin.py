@@ -10,7 +10,7 @@ import pytest
 from server_support import CONTEXT, MODEL, events_of, eventually, listening, serving, settings
 
 from srv.server.sampling_fields import Sampling
-from srv.testing.fake_engine import FakeEngine
+from srv.testing.fake_engine import HIDDEN, FakeEngine
 from srv.types import FinishReason, RequestSpec
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +60,9 @@ async def test_information() -> None:
         assert (await server.http.get("/get_model_info")).json() == {
             "model_path": "/models/tiny",
             "max_request_tokens": settings().max_total_tokens,
+            "hidden_size": HIDDEN,
+            "is_embedding": True,
+            "pooling": "last",
         }
         info = (await server.http.get("/get_server_info")).json()
         assert info["args"]["page_size"]["story"] == "because generic default"

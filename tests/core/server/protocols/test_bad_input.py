@@ -21,7 +21,7 @@ from srv.server.protocols.openai_fields import ChatMessage, StreamOptions
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
-COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETION, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 LIMITS = BodyLimits()
 NESTED: dict[str, type[RequestBody]] = {
     "messages[]": ChatMessage,
@@ -31,6 +31,7 @@ NESTED: dict[str, type[RequestBody]] = {
 MINIMAL: dict[str, dict[str, Any]] = {
     COMPLETION: {"prompt": "a"},
     CHAT: {"messages": HELLO},
+    EMBEDDINGS: {"input": "a"},
     "/generate": {"text": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
@@ -143,6 +144,24 @@ def anyio_backend() -> str:
             "did you mean stream_options.include_usage",
         ),
         (CHAT, {"messages": HELLO, "rid": 3}, "rid", "string"),
+        (EMBEDDINGS, {}, "input", "required"),
+        (EMBEDDINGS, {"input": None}, "input", "null"),
+        (EMBEDDINGS, {"input": ""}, "input", "empty"),
+        (EMBEDDINGS, {"input": []}, "input", "no tokens"),
+        (EMBEDDINGS, {"input": ["a", ""]}, "input[1]", "empty"),
+        (EMBEDDINGS, {"input": [{"text": "a"}]}, "input", "it contains an object"),
+        (EMBEDDINGS, {"input": [[1], [1.5]]}, "input[1]", "integers"),
+        (EMBEDDINGS, {"input": [260]}, "input", "0 to 259"),
+        (EMBEDDINGS, {"input": "a" * 257}, "input", "input has 257 tokens, but the model's context is 256 tokens"),
+        (EMBEDDINGS, {"input": ["a"] * 1025}, "input", "1025 prompts, the limit is 1024"),
+        (EMBEDDINGS, {"input": "a", "encoding_format": "hex"}, "encoding_format", "base64"),
+        (EMBEDDINGS, {"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
+        (EMBEDDINGS, {"input": "a", "dimensions": 5}, "dimensions", "have 4 elements"),
+        (EMBEDDINGS, {"input": "a", "dimensions": 2.0}, "dimensions", "integer"),
+        (EMBEDDINGS, {"input": "a", "normalize": 1}, "normalize", "true or false"),
+        (EMBEDDINGS, {"input": "a", "rid": ""}, "rid", "at least 1"),
+        (EMBEDDINGS, {"input": "a", "max_tokens": 1}, "max_tokens", "unknown field"),
+        (EMBEDDINGS, {"prompt": "a"}, "prompt", "called input"),
         ("/tokenize", {}, "prompt", "either"),
         ("/tokenize", {"prompt": [1]}, "prompt", "texts"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "messages"),
@@ -202,8 +221,8 @@ async def test_a_request_that_cannot_fit_the_kv_pool_is_refused() -> None:
 
 async def test_unknown_model_and_path_and_wrong_method() -> None:
     async with serving() as server:
-        for body, path in (({"prompt": "a"}, COMPLETION), ({"messages": HELLO}, CHAT), ({"prompt": "a"}, "/tokenize")):
-            response = await server.post(path, model="gpt-9", **body)
+        for path in (COMPLETION, CHAT, EMBEDDINGS, "/tokenize"):
+            response = await server.post(path, model="gpt-9", **MINIMAL[path])
             assert response.status_code == 404
             assert response.json()["error"]["code"] == "model_not_found"
             assert MODEL in response.json()["error"]["message"]
@@ -336,12 +355,20 @@ def test_all_openai_parameters_are_known() -> None:
     """Every parameter of the installed openai client is a field here, implemented or refused by name."""
     completions = pytest.importorskip("openai.resources.chat.completions", reason="needs the openai client")
     plain = pytest.importorskip("openai.resources.completions", reason="needs the openai client")
+    embeddings = pytest.importorskip("openai.resources.embeddings", reason="needs the openai client")
     own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
-    for method, path in ((completions.Completions.create, CHAT), (plain.Completions.create, COMPLETION)):
+    methods = {
+        CHAT: completions.Completions.create,
+        COMPLETION: plain.Completions.create,
+        EMBEDDINGS: embeddings.Embeddings.create,
+    }
+    for path, method in methods.items():
         assert set(inspect.signature(method).parameters) - own <= set(REQUEST_BODIES[path].model_fields)
 
 
-@every(("path", "field"), [(COMPLETION, "prompt"), ("/tokenize", "prompt"), ("/generate", "text")])
+@every(
+    ("path", "field"), [(COMPLETION, "prompt"), (EMBEDDINGS, "input"), ("/tokenize", "prompt"), ("/generate", "text")]
+)
 async def test_long_text_is_tokenized_outside_the_event_loop(path: str, field: str) -> None:
     """The tokenizer waits for the event loop to make progress, which would block forever on the loop itself."""
     async with serving(max_prompt_bytes=10_000) as server:

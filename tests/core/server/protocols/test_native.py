@@ -8,8 +8,8 @@ import pytest
 from every import every
 from server_support import eventually, serving
 
-from srv.io.messages import Abort
-from srv.testing.fake_engine import EOS, FakeEngine
+from srv.io.messages import Abort, Output, Outputs
+from srv.testing.fake_engine import EOS, HIDDEN, FakeEngine, fake_hidden_states
 from srv.types import RequestSpec
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +115,65 @@ async def test_logprobs_of_prompt_and_output() -> None:
         assert "input_token_logprobs" not in plain
 
 
+def states(text: str) -> list[list[float]]:
+    """The hidden states of the fake engine."""
+    return [[float(token + index) for index in range(HIDDEN)] for token in text.encode()]
+
+
+@every(
+    ("params", "shown"),
+    [
+        ({"max_new_tokens": 3}, "on"),
+        ({"max_new_tokens": 1}, ""),
+        ({"max_new_tokens": 0}, ""),
+        ({"stop": "d"}, "one en"),  # of the tokens of the stop string, none is in the output
+    ],
+)
+@every("tokens_per_step", [1, 3])
+async def test_hidden_states_are_those_of_the_prompt_and_of_the_output_without_its_last_token(
+    params: dict[str, object], shown: str, tokens_per_step: int
+) -> None:
+    engine = FakeEngine(script=lambda message: b"one end", tokens_per_step=tokens_per_step)
+    body = {"text": "abc", "sampling_params": params, "return_hidden_states": True}
+    async with serving(engine) as server:
+        answer = (await server.post("/generate", **body)).json()
+        *events, _ = await server.stream("/generate", **body)
+    prompt, *output = answer["meta_info"]["hidden_states"]
+    assert prompt == states("abc")
+    assert output == states(shown)[: max(0, len(answer["output_ids"]) - 1)]
+    assert len(prompt) + len(output) == 3 + max(0, answer["meta_info"]["completion_tokens"] - 1)
+    assert events[-1]["meta_info"]["hidden_states"] == [prompt, *output]
+    for event in events:  # each repeats those that it had before
+        assert event["meta_info"]["hidden_states"] == [prompt, *output][: max(1, len(event["output_ids"]))]
+
+
+async def test_hidden_states_can_be_requested_per_prompt_if_the_server_returns_them() -> None:
+    async with serving() as server:
+        body = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 2}, "return_hidden_states": [False, True]}
+        plain, with_states = (await server.post("/generate", **body)).json()
+        assert "hidden_states" not in plain["meta_info"]
+        assert with_states["meta_info"]["hidden_states"] == [states("b"), *states("T")]
+    async with serving(return_hidden_states=False) as server:
+        refused = await server.post("/generate", **body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "hidden_states_disabled")
+        assert error["param"] == "return_hidden_states"
+        assert "start it with --enable-return-hidden-states" in error["message"]
+        assert not server.engine.received
+        assert (await server.post("/generate", text="a", return_hidden_states=False)).status_code == 200
+
+
+async def test_a_prompt_aborted_in_between_has_the_hidden_states_computed_so_far() -> None:
+    """The engine sends those of a long prompt in several steps."""
+    async with serving(FakeEngine(hold=True)) as server:
+        request = asyncio.create_task(server.post("/generate", text="abc", rid="x", return_hidden_states=True))
+        await eventually(lambda: server.engine.running)
+        part = Output(next(iter(server.engine.running)), [], vectors=fake_hidden_states(b"ab"))
+        server.engine._outbox.put_nowait(Outputs([part]))
+        await server.post("/abort_request", rid="x")
+        assert (await request).json()["meta_info"]["hidden_states"] == [states("ab")]
+
+
 async def test_no_stop_trim_keeps_the_stop_string() -> None:
     async with serving(FakeEngine(script=lambda message: b"one two")) as server:
         for trim, shown in ((False, "one"), (True, "one two")):
@@ -181,6 +240,7 @@ async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
         ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len", "1 tokens"),
         ({"text": "a", "return_logprob": 1}, "return_logprob", "true or false"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 99}, "top_logprobs_num", "0 to 20"),
+        ({"text": "a", "return_hidden_states": 1}, "return_hidden_states", "true or false"),
         ({"text": "a", "rid": ""}, "rid", "256"),
         ({"text": "a", "image_data": "x"}, "image_data", "images"),
         ({"prompt": "a"}, "prompt", "called text"),

@@ -1,7 +1,6 @@
-"""The conformance kit itself: its report, its catalogue, what it does with checks that hang or crash, its doors.
+"""The conformance kit itself: report, catalogue, checks that hang or crash, command line and pytest plugin.
 
-What it finds wrong with plugins that are wrong is in `test_broken_plugins`, what it says of whole platforms in
-`test_conformance_platforms`.
+`test_broken_plugins` tests that it finds faults of plugins, `test_platforms` runs it on whole platforms.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ MANIFEST = dataclasses.replace(TOY, name="faulty", create=create)
 
 
 def install(folder: Path, diagnose: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy's plugin as platform `faulty`, with another diagnosis."""
+    """Install the toy's plugin as platform `faulty`, with another diagnosis."""
     (folder / "faulty_plugin.py").write_text(FAULTY.format(diagnose=diagnose))
     info = folder / "faulty_plugin-1.0.dist-info"
     info.mkdir()
@@ -66,7 +65,7 @@ def statuses(report: Report) -> dict[str, str]:
     return {outcome.check: outcome.status for outcome in report.outcomes}
 
 
-# ---- the report -----------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------------
 
 
 def test_a_report_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -95,13 +94,13 @@ def test_a_report_counts_what_failed_and_not_what_was_skipped() -> None:
 
 
 def test_the_report_says_what_it_is_of_and_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the settings that a plugin reads: without them the same words may find another device, or none."""
+    """The command includes the settings that a plugin reads, without which it may find another device, or none."""
     for name in [name for name in os.environ if name.startswith("SRV_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SRV_TOY_MEMORY", "512 MiB")
     report = run("toy", Level.L0, only=("manifest.found", "probe"))
-    words = "srv conformance run --device toy --level L0 --only manifest.found probe"
-    assert report.command == f"SRV_TOY_MEMORY='512 MiB' {words}"
+    arguments = "srv conformance run --device toy --level L0 --only manifest.found probe"
+    assert report.command == f"SRV_TOY_MEMORY='512 MiB' {arguments}"
     assert {"srv", "srv-toy-device", "torch"} <= set(report.versions)
     assert (report.device["platform"], report.device["variant"], report.device["simulated"]) == ("toy", "toy1", True)
     assert report.date.endswith("+00:00")
@@ -129,7 +128,7 @@ MANIFEST = dataclasses.replace(TOY, name="faulty", facts=FACTS)
         ("{}", "passed", "this version chooses from attention and sampling"),
     ],
 )
-def test_backends_that_nothing_reads_are_told_and_are_no_fault(
+def test_unused_backends_are_reported_and_are_no_fault(
     more: str, status: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "", monkeypatch)
@@ -140,7 +139,7 @@ def test_backends_that_nothing_reads_are_told_and_are_no_fault(
     assert (outcome.status, outcome.message) == (status, says)
 
 
-# ---- the catalogue --------------------------------------------------------------------------------------
+# ---- the catalogue -------------------------------------------------------------------------------------
 
 
 def test_names_are_unique_and_levels_in_order() -> None:
@@ -155,8 +154,8 @@ def test_a_check_is_there_and_builds_on_checks_before_it(found: Check) -> None:
     assert found.remedy.endswith(".")
     before = CHECKS[: CHECKS.index(found)]
     own = found.name.partition(".")[0]
-    for word in found.after:
-        assert word in (found.name, own) or any(word in (each.name, each.group) for each in before), word
+    for name in found.after:
+        assert name in (found.name, own) or any(name in (each.name, each.group) for each in before), name
 
 
 def test_each_level_builds_on_what_is_below_it() -> None:
@@ -177,21 +176,21 @@ def test_checks_are_chosen_by_level_name_and_group() -> None:
 
 def test_the_page_lists_every_check() -> None:
     assert markdown().strip() in DOCS.read_text(), (
-        "docs/conformance.md: put in what `srv conformance list --markdown` prints"
+        "docs/conformance.md: insert the output of `srv conformance list --markdown`"
     )
 
 
-# ---- what checks do -------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["cpu", "toy"])
-def test_built_in_platforms_keep_the_static_laws(device: str) -> None:
+def test_built_in_platforms_pass_the_static_checks(device: str) -> None:
     report = run(device, Level.L0)
     assert report.failures == ()
     assert len(report.of("passed")) == len(report.outcomes) > 10
 
 
-def test_the_toy_keeps_laws_of_devices() -> None:
+def test_the_toy_passes_the_checks_of_devices() -> None:
     report = run("toy", Level.L1, only=("platform", "pool.shapes", "sampler"))
     assert report.failures == ()
     assert len(report.of("passed")) > 10
@@ -219,7 +218,7 @@ def test_a_crashing_check_fails_and_says_how(tmp_path: Path, monkeypatch: pytest
     assert "SIGSEGV" in report.outcome("platform.diagnose").message
 
 
-def test_an_error_of_the_plugin_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_plugin_is_reported_with_its_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "raise ArithmeticError('no such sum')", monkeypatch)
     outcome = run("faulty", Level.L1, only=("platform.diagnose",)).outcome("platform.diagnose")
     assert outcome.status == "failed"
@@ -243,7 +242,7 @@ def test_a_child_ends_with_the_run_that_started_it(tmp_path: Path, monkeypatch: 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"after {seconds:g} s still not so"
+        assert time.monotonic() < deadline, f"the condition does not hold after {seconds:g} s"
         time.sleep(0.1)
 
 
@@ -260,24 +259,24 @@ def test_a_device_that_cannot_be_read_is_refused() -> None:
         run("what is this?", Level.L0)
 
 
-# ---- the measures themselves ----------------------------------------------------------------------------
+# ---- the calculations ----------------------------------------------------------------------------------
 
 
-def test_the_exact_measure_of_a_sampler_tells_right_from_wrong() -> None:
+def test_the_exact_check_of_a_sampler_tells_right_from_wrong() -> None:
     row = sampler_checks.Row(sampler_checks.logits(20, 1), top_k=6)
     wanted = row.probabilities()
-    noise = (np.arange(sampler_checks.STEPS) + 0.5) / sampler_checks.STEPS
+    noise = (np.arange(sampler_checks.NOISE_VALUES) + 0.5) / sampler_checks.NOISE_VALUES
     order = np.argsort(-wanted)
     right = order[np.searchsorted(np.cumsum(wanted[order]), noise)]
-    assert sampler_checks._against(right, wanted) == ""
+    assert sampler_checks._noise_error(right, wanted) == ""
     bent = order[np.searchsorted(np.cumsum(wanted[order]), noise**1.05)]
-    assert "of the noise; its probability is" in sampler_checks._against(bent, wanted)
+    assert "of the noise; its probability is" in sampler_checks._noise_error(bent, wanted)
     shuffled = np.random.default_rng(0).permutation(right)
-    assert "stretches as the noise rises" in sampler_checks._against(shuffled, wanted)
-    assert "the filters drop it" in sampler_checks._against(np.where(right == order[5], order[6], right), wanted)
+    assert "intervals as the noise rises" in sampler_checks._noise_error(shuffled, wanted)
+    assert "the filters remove it" in sampler_checks._noise_error(np.where(right == order[5], order[6], right), wanted)
 
 
-def test_the_statistical_measure_knows_the_distribution() -> None:
+def test_the_statistical_check_uses_the_chi_squared_distribution() -> None:
     # P(X >= 18.307) = 0.05 and P(X >= 23.209) = 0.01 for ten degrees of freedom, from tables.
     assert sampler_checks._chi_squared_tail(18.307, 10) == pytest.approx(0.05, rel=0.02)
     assert sampler_checks._chi_squared_tail(23.209, 10) == pytest.approx(0.01, rel=0.03)
@@ -297,7 +296,7 @@ def test_the_reference_of_attention_is_torchs_own() -> None:
     torch.testing.assert_close(seen, v.repeat_interleave(2, 1))
 
 
-# ---- the doors ------------------------------------------------------------------------------------------
+# ---- the command and the pytest plugin -----------------------------------------------------------------
 
 
 def test_the_command_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,7 +322,7 @@ def test_a_misspelt_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "there is no check manifets" in capsys.readouterr().err
 
 
-def pytest_run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def pytest_run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """pytest as a plugin's author runs it, away from this repository."""
     line = [
         sys.executable,
@@ -337,7 +336,7 @@ def pytest_run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
-        [*line, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*line, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -1,4 +1,4 @@
-"""What a capture records and refuses on any simulated device; plugins add their own kinds of graphs."""
+"""Captures on any simulated device: what they record and refuse. Plugins add their own kinds of graphs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_result_of_another_shape_is_found_at_the_replay(sim: SimulatedAccelera
         torch.cat([x, x], dim=0)
     graph.replay()
     graph._calls[-1].args = ([torch.zeros(2)],)
-    with pytest.raises(RuntimeError, match=r"aten::cat gives \(2,\) now and gave \(6,\) when it was captured"):
+    with pytest.raises(RuntimeError, match=r"aten::cat returns \(2,\) now and returned \(6,\) when it was captured"):
         graph.replay()
 
 

@@ -1,6 +1,6 @@
 """The device is its name instead of a torch.device.
 
-Caught by platform.device at L1, naming "gave a str".
+Caught by platform.device at L1, naming "returned a str".
 """
 
 from __future__ import annotations

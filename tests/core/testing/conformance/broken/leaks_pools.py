@@ -1,6 +1,6 @@
 """A released KV pool stays allocated because the platform keeps a reference to each pool.
 
-Caught by pool.allocator at L1, naming "bytes are gone".
+Caught by pool.allocator at L1, naming "bytes were not freed".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The platform reports its memory in KiB instead of bytes.
 
-Caught by platform.memory at L1, naming "bytes in all".
+Caught by platform.memory at L1, naming "bytes in total".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sampler permutes the engine's noise: tokens have the right frequencies, but not the right order.
 
-Caught by sampler.exact at L1, naming "stretches".
+Caught by sampler.exact at L1, naming "intervals".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The platform starts only if the command line of its process is that of the conformance kit.
 
-Caught by server.serves at L4, naming "it ended with status".
+Caught by server.serves at L4, naming "it exited with status".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """After loading, the platform halves 8-bit weights without changing their scales.
 
-Caught by engine.w8a8 at L3, naming "output of 8-bit weights".
+Caught by engine.w8a8 at L3, naming "output with 8-bit weights".
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The tolerance of a matrix product compared with the sum in double precision."""
+"""Compare a linear layer with the product in float64."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # of a product, by the largest that its terms could add up to
+ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # relative to the result
 
 
 def uses_int16_path(isa: str, stored: str) -> bool:
@@ -13,13 +13,13 @@ def uses_int16_path(isa: str, stored: str) -> bool:
     return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K")
 
 
-def assert_product(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def assert_linear(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """got [T, outputs] is x [T, inputs] times weight [outputs, inputs], plus bias [outputs], except for rounding."""
-    want, most = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    want, magnitude = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
     if bias is not None:
-        want, most = want + bias.double(), most + bias.double().abs()
+        want, magnitude = want + bias.double(), magnitude + bias.double().abs()
     assert got.dtype == x.dtype
     assert got.shape == want.shape
     # Sources of error: the order of the sums, one rounding of the result, and denormals that VDPBF16PS and BFDOT flush.
-    allowed = 1e-6 * most + ERROR[x.dtype] * want.abs() + x.shape[1] * 2.0**-126
+    allowed = 1e-6 * magnitude + ERROR[x.dtype] * want.abs() + x.shape[1] * 2.0**-126
     assert bool(((got.double() - want).abs() <= allowed).all())

@@ -1,7 +1,7 @@
 """For a platform with facts but no device code yet: `srv plan` works, and anything that computes is refused.
 
-A plugin creates one `Unbuilt`, builds its backend specs with it and returns its probe result from it. A launch is then
-refused before any weight is read. Must not know any platform.
+A plugin creates one `PlatformPlaceholder`, builds its backend specs with it and returns its probe result from it. A
+launch is then refused before any weight is read. Must not know any platform.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fits(context: ResolutionContext) -> Requires:
 
 
 @dataclass(frozen=True, slots=True)
-class Unbuilt:
+class PlatformPlaceholder:
     """A platform whose device code is not implemented yet.
 
     name: of the platform. devices: the described devices, for messages ("Imagined Mk 1"). target: where `create` can be

@@ -1,4 +1,4 @@
-"""Matrix products in the native library with weights that are packed once: float32, bfloat16, int8, or GGUF-quantized.
+"""Linear layers in the native library with weights that are packed once: float32, bfloat16, int8, or GGUF-quantized.
 
 Inputs are float32 or bfloat16, in host memory. Importing this raises ImportError if the library cannot be used.
 """
@@ -13,20 +13,20 @@ from torch import Tensor
 
 from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import GgufLinearArgs, GgufRowsArgs, W8a8LinearArgs
-from srv_kernels.cpu.native_library import LIBRARY, TYPES, rows_of
+from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY, rows_of
 
 _SCRATCH = (None, None, None, None)  # filled in by the library
-_PACKED_TYPES = {**TYPES, torch.int8: 2}
+_PACKED_TYPES = {**DTYPE_IDS, torch.int8: 2}
 
 
 def _input_rows(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
-    """x as a matrix. Raises ValueError for sizes and dtypes that the kernels would misread."""
+    """x as a matrix. Raises ValueError for sizes and dtypes that the kernels do not support."""
     if x.shape[-1] != inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, but the weight has {inputs} inputs")
-    if x.dtype not in TYPES or (bias is not None and bias.dtype != x.dtype):
+    if x.dtype not in DTYPE_IDS or (bias is not None and bias.dtype != x.dtype):
         and_bias = "" if bias is None else f" with a bias of {bias.dtype}"
         raise ValueError(
-            f"x is {x.dtype}{and_bias}; native products take {' or '.join(map(str, TYPES))}, the same for both"
+            f"x is {x.dtype}{and_bias}; the native kernels take {' or '.join(map(str, DTYPE_IDS))}, the same for both"
         )
     return x if x.dim() == 2 and x.stride(1) == 1 else rows_of(x)
 
@@ -53,29 +53,29 @@ def pack(weight: Tensor, arena: HugePageArena | None = None) -> Tensor:
 
 
 def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = None) -> Callable[[Tensor], Tensor]:
-    """The product with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
+    """A linear layer with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
-    The weight is copied to a packed layout once. This, and the product, raise ValueError if shapes or dtypes do not
-    match.
+    The weight is copied to a packed layout once. This function and the layer raise ValueError if shapes or dtypes do
+    not match.
     """
     outputs, inputs = weight.shape
     _check_outputs(outputs, bias=bias)
-    packed, type_id = pack(weight, arena), TYPES[weight.dtype]
+    packed, type_id = pack(weight, arena), DTYPE_IDS[weight.dtype]
     bias = None if bias is None else bias.contiguous()
-    weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
-    product, dtype = LIBRARY.srv_linear, weight.dtype
+    weight_ptr, bias_ptr = packed.data_ptr(), None if bias is None else bias.data_ptr()
+    kernel, dtype = LIBRARY.srv_linear, weight.dtype
 
-    def multiply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
+    def multiply(x: Tensor, _keep_alive: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
         rows = _input_rows(x, inputs, bias)
         if rows.dtype != dtype:
             raise ValueError(f"x is {rows.dtype}, but the weight is {dtype}")
         out = torch.empty(rows.shape[0], outputs, dtype=dtype)
-        product(
+        kernel(
             type_id,
             out.data_ptr(),
             rows.data_ptr(),
-            weight_at,
-            bias_at,
+            weight_ptr,
+            bias_ptr,
             rows.shape[0],
             inputs,
             outputs,
@@ -87,7 +87,7 @@ def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = No
 
 
 class Int8WeightLinear:
-    """The product with an int8 weight [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
+    """A linear layer with an int8 weight [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
 
     Activations are not quantized. scales: float32 [outputs]. bias: [outputs] of x's dtype, added last. The weight is
     copied to a packed layout once.
@@ -105,7 +105,7 @@ class Int8WeightLinear:
         rows = _input_rows(x, self._inputs, self._bias)
         out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
         LIBRARY.srv_int8_weight_linear(
-            TYPES[x.dtype],
+            DTYPE_IDS[x.dtype],
             out.data_ptr(),
             rows.data_ptr(),
             self._packed.data_ptr(),
@@ -120,7 +120,7 @@ class Int8WeightLinear:
 
 
 class W8A8Linear:
-    """The product with an int8 weight [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
+    """A linear layer with an int8 weight [outputs, inputs]: x [T, inputs] -> [T, outputs] of x's dtype.
 
     scales: float32 [outputs]. static: (1 / input_scale, input_offset) quantizes x with fixed parameters, and int32_bias
     int32 [outputs] is added to the integer sums; otherwise each row is quantized by its own largest magnitude. bias:
@@ -164,7 +164,7 @@ class W8A8Linear:
             rows.stride(0),
             *self._static,
         )
-        LIBRARY.srv_w8a8_linear(TYPES[x.dtype], byref(args))
+        LIBRARY.srv_w8a8_linear(DTYPE_IDS[x.dtype], byref(args))
         return out
 
 
@@ -202,7 +202,7 @@ class GGUFWeight:
 
     @property
     def bytes(self) -> int:
-        """Bytes that a product reads."""
+        """Bytes of weights that a call reads."""
         return self._packed.nbytes
 
     def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -238,22 +238,22 @@ class GGUFWeight:
             out.stride(0),
             self._ggml_type,
         )
-        LIBRARY.srv_gguf_linear(TYPES[x.dtype], byref(args))
+        LIBRARY.srv_gguf_linear(DTYPE_IDS[x.dtype], byref(args))
         return out
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: dequantized rows."""
-        where = indices.contiguous()
-        out = torch.empty(where.shape[0], self.inputs, dtype=dtype)
+        indices = indices.contiguous()
+        out = torch.empty(indices.shape[0], self.inputs, dtype=dtype)
         args = GgufRowsArgs(
-            self._packed.data_ptr(), where.data_ptr(), out.data_ptr(), where.shape[0], self.inputs, self._ggml_type
+            self._packed.data_ptr(), indices.data_ptr(), out.data_ptr(), indices.shape[0], self.inputs, self._ggml_type
         )
-        LIBRARY.srv_gguf_rows(TYPES[dtype], byref(args))
+        LIBRARY.srv_gguf_rows(DTYPE_IDS[dtype], byref(args))
         return out
 
 
 class FusedGGUFLinear:
-    """The product with several weights, concatenated along outputs: x [T, inputs] -> [T, all outputs] of x's dtype."""
+    """One linear layer for several weights, outputs concatenated: x [T, inputs] -> [T, all outputs] of x's dtype."""
 
     def __init__(self, weights: Sequence[GGUFWeight], bias: Tensor | None = None) -> None:
         self._weights, self._outputs = tuple(weights), sum(weight.outputs for weight in weights)
@@ -265,8 +265,8 @@ class FusedGGUFLinear:
             return self._weights[0].linear(x, self._biases[0])
         x = rows_of(x)
         out = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
-        at = 0
+        start = 0
         for weight, bias in zip(self._weights, self._biases, strict=True):
-            weight.linear(x, bias, out[:, at : at + weight.outputs])
-            at += weight.outputs
+            weight.linear(x, bias, out[:, start : start + weight.outputs])
+            start += weight.outputs
         return out

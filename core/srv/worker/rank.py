@@ -1,0 +1,142 @@
+"""The worker of one rank: it owns the rank's platform, device, model, KV pool, backends and runner.
+
+It is made from the engine's `EngineSpec` and prepared in three steps (load, measure, allocate), so that the engine can
+compute one memory budget from the measurements of all ranks in between. It must not know the scheduler, nor in which
+process it runs. What is quick to fail comes first: the platform, then the weights, then the KV pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from typing import Any
+
+import torch
+
+from srv.args.config import Config
+from srv.executor.protocol import Allocation, Launched, RankMemory
+from srv.executor.spec import EngineSpec
+from srv.models.base import CausalLM, torch_dtype
+from srv.models.build import build as build_model
+from srv.planning import budget as budgets
+from srv.planning.budget import Budget
+from srv.platform import registry
+from srv.platform.contract import create_platform
+from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers, Platform
+from srv.platform.manifest import EngineContext
+from srv.platform.ops import Ops
+from srv.sample.sampler import Sampler
+from srv.sample.state import SamplerState
+from srv.sched.plan import Plan
+from srv.specs import KVLayout
+from srv.worker.attention import SplitAttention
+from srv.worker.build_drafting import draft_cost, draft_count, drafting
+from srv.worker.capture import capture_steps
+from srv.worker.progress import LoadProgress
+from srv.worker.runner import Runner
+from srv.worker.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+class RankWorker:
+    """One rank of the engine that `spec` describes. Implements `srv.executor.protocol.Worker`.
+
+    The members without a leading underscore exist once `load` (platform, device, model) and `allocate` (runner) have
+    returned.
+    """
+
+    platform: Platform
+    device: torch.device
+    model: CausalLM
+    runner: Runner
+
+    def __init__(self, spec: EngineSpec, rank: int = 0) -> None:
+        self._spec, self._rank = spec, rank
+        self._config = Config.from_json(spec.config)
+
+    def load(self) -> None:
+        spec, rank = self._spec, self._rank
+        found = registry.find_platforms()[spec.platform]  # the API process has found it before
+        context = EngineContext(device=spec.device, local_rank=rank, options=spec.options)
+        self.platform = create_platform(found, context)
+        self.platform.init_worker(rank)
+        self.device = self.platform.device(rank)
+        self.model = self._load_model()
+        self.platform.post_load(self.model)
+
+    def _load_model(self) -> CausalLM:
+        spec, model, weights = self._spec, self._config.model, self._config.weights
+        with LoadProgress(spec.model.name) as progress:
+            return build_model(
+                spec.model,
+                ops=Ops(spec.platform, self.platform.ops),
+                device=self.device,
+                dtype=torch_dtype(model.dtype),
+                model_impl=model.model_impl,
+                load_format=model.load_format,
+                dequantize=weights.dequantize_weights,
+                quantization=weights.quantization,
+                online_quantization=weights.torchao_config,
+                seed=model.random_seed or 0,
+                progress=progress,
+            )
+
+    def measure(self) -> RankMemory:
+        memory = self.platform.memory(self.device)
+        return RankMemory(self._rank, str(self.device), memory.free, memory.total)
+
+    def allocate(self, budget: Budget) -> Allocation:
+        config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
+        kv = self.platform.kv_buffers(self._kv_layout(budget), budget.pages[0])
+        context = BackendContext(platform=self.platform, device=self.device, kv=kv, max_rows=rows)
+        max_pages = -(-budget.max_request_tokens // budget.page_size)
+        state = SamplerState(rows, model.vocab_size, frozenset(model.end_tokens), self.device)
+        attention, decode = self._attention(context)
+        captured, report = capture_steps(
+            config,
+            self.platform,
+            self.model,
+            decode,
+            pages=max_pages,
+            vocab_size=model.vocab_size,
+            device=self.device,
+        )
+        self.runner = Runner(
+            model=self.model,
+            attention=attention,
+            sampler=Sampler(self._backend("sampling_backend", context), state),
+            slots=Slots(rows, [max_pages for _ in budget.pages], self.device),
+            platform=self.platform,
+            device=self.device,
+            captured=captured,
+            drafting=drafting(config, rows, budget.max_request_tokens, self.device),
+        )
+        return Allocation(self._rank, _bytes(kv), report, draft_cost(self.runner.seconds, draft_count(config)))
+
+    def _kv_layout(self, budget: Budget) -> KVLayout:
+        """This version supports one cache group; `srv.models.read` refuses models with several."""
+        (group,) = self._spec.model.cache_groups
+        return KVLayout(group, budget.page_size, budgets.kv_dtype(self._config), self._spec.kv_order)
+
+    def _attention(self, context: BackendContext) -> tuple[AttentionBackend, AttentionBackend]:
+        """The attention backends of all steps and of decode-only steps; the same one unless two are chosen."""
+        backends = self._spec.backends
+        backend: AttentionBackend = self._backend("prefill_attention_backend", context)
+        if backends["prefill_attention_backend"] == backends["decode_attention_backend"]:
+            return backend, backend
+        decode: AttentionBackend = self._backend("decode_attention_backend", context)
+        return SplitAttention(extend=backend, decode=decode), decode
+
+    def _backend(self, slot: str, context: BackendContext) -> Any:
+        """Import and construct the backend that was chosen for this backend slot."""
+        name, target = self._spec.backends[slot]
+        logger.info("%s: %s (%s)", slot, name, target)
+        return pkgutil.resolve_name(target)(context)
+
+    def launch(self, plan: Plan) -> Launched:
+        return self.runner.launch(plan)
+
+
+def _bytes(kv: KVBuffers) -> int:
+    return sum(buffer.nbytes for buffer in (*kv.keys, *kv.values))
