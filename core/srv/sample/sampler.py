@@ -81,10 +81,9 @@ class SampledBatch:
             )
         ]
 
-    def rows_to_host(self) -> list[tuple[SampledToken, ...]]:
-        """The tokens of each row that count. Enqueues nothing on the device."""
-        if self._host_accepted is None:
-            return [(token,) for token in self.to_host()]
+    def accepted_to_host(self) -> list[tuple[SampledToken, ...]]:
+        """The tokens of each row that count, in a step with drafts. Enqueues nothing on the device."""
+        assert self._host_accepted is not None
         tokens, accepted = self.to_host(), self._host_accepted.tolist()
         return [tuple(tokens[begin : begin + count]) for begin, count in zip(self._begins, accepted, strict=True)]
 
@@ -96,7 +95,6 @@ class _Layout:
     slots: tuple[int, ...]
     version: int
     slot_array: npt.NDArray[np.int64]
-    slot_index: torch.Tensor
     seeds: npt.NDArray[np.int64]
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -197,7 +195,8 @@ class Sampler:
         earliest = [row.position - row.unapplied for row in rows]
         latest = [row.position for row in rows]
         self._device_noise.ensure(layout.slots, layout.seeds.tolist(), earliest, latest)
-        return self._device_noise.draw(layout.slot_index, drafts.positions)
+        slots = torch.from_numpy(layout.slot_array).to(self.state.device)
+        return self._device_noise.draw(slots, drafts.positions)
 
     def _work(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
         """The processors that are active for these rows, with the results of their `prepare`."""
@@ -253,7 +252,6 @@ class Sampler:
             slots=slots,
             version=state.version,
             slot_array=at,
-            slot_index=torch.from_numpy(at).to(device),
             seeds=state.seed[at],
             temperature=torch.from_numpy(temperature).to(device),
             top_k=torch.from_numpy(top_k).to(device),

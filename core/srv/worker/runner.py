@@ -50,7 +50,11 @@ class LaunchedStep:
 
     def collect(self) -> Result:
         self.event.synchronize()
-        sampled = [] if self.sampled is None else self.sampled.rows_to_host()
+        sampled: list[tuple[SampledToken, ...]] = []
+        if self.sampled is not None and self.sampled.accepted is not None:
+            sampled = self.sampled.accepted_to_host()
+        elif self.sampled is not None:
+            sampled = [(token,) for token in self.sampled.to_host()]
         tokens = dict(zip(self.inputs.sampled, sampled, strict=True))
         scored = zip(self.inputs.scores, self.scores, strict=True)
         scores = {index: each.to_host() for (index, _), each in scored}

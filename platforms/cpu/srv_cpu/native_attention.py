@@ -6,7 +6,6 @@ Owns the calls. native/attention.cpp has the arithmetic, and `srv_cpu.packed` th
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,11 +65,12 @@ class NativeAttention:
             raise InternalError(
                 f"the captured step of {batch.graph} rows got another page table than it was captured with"
             )
-        metadata.lens[1] = _kv_lens(batch)
+        metadata.lens[1] = batch.kv_lens if batch.lengths is None else batch.lengths.numpy()  # the host is the device
         return metadata
 
     def _metadata(self, batch: AttentionBatch) -> AttentionMetadata:
-        lens = np.array([batch.query_lens, _kv_lens(batch)], dtype=np.int32)
+        kv_lens = batch.kv_lens if batch.lengths is None else batch.lengths.tolist()
+        lens = np.array([batch.query_lens, kv_lens], dtype=np.int32)
         starts = np.zeros(lens.shape[1], dtype=np.int32)
         np.cumsum(lens[0, :-1], out=starts[1:])
         table = batch.page_table.contiguous()
@@ -105,14 +105,6 @@ class NativeAttention:
         args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
         self._attend(kind, metadata.address)
         return out
-
-
-def _kv_lens(batch: AttentionBatch) -> Sequence[int]:
-    """The KV lengths of all rows; the host is the device, so that it can read them."""
-    if batch.lengths is None:
-        return batch.kv_lens
-    lengths: list[int] = batch.lengths.tolist()
-    return lengths
 
 
 def _plain(x: Tensor) -> Tensor:

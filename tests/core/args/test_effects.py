@@ -485,7 +485,7 @@ def test_speculative_ngram_min_match_window_size(small: Small) -> None:
     def drafts_for(minimum: int) -> list[int]:
         flags = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 2}
         with engine(small, overlap=False, speculative_ngram_min_match_window_size=minimum, **flags) as served:
-            drafting = served._engine.executor._runner._drafting
+            drafting = served._engine.executor.worker.runner._drafting
             text, length = torch.tensor([[5, 9, 3, 5, 9]]), torch.tensor([5])
             return drafting._drafter.propose(text, length, 2).tolist()[0]
 

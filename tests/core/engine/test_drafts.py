@@ -106,7 +106,7 @@ def oracle(drafting: CheckedEngine, requests: list[RequestSpec], expected: list[
     """Replace the engine's drafter, so that most drafts are accepted and their number differs from row to row."""
     drafts_are_free(drafting)
     texts = [[*request.tokens, *result.tokens] for request, result in zip(requests, expected, strict=True)]
-    runner = drafting._engine.executor._runner
+    runner = drafting._engine.executor.worker.runner
     assert isinstance(runner, Runner)
     assert runner._drafting is not None
     runner._drafting._drafter = Oracle(texts, wrong)
