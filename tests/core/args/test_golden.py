@@ -42,6 +42,7 @@ UNREACHABLE = {
     "equal_backends",
     "excluded",
     "guesses_disagree",
+    "other_missing",
     "rank_missing",
     "too_few",
     "backends_disagree",

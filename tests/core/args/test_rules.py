@@ -91,7 +91,6 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ({"tp_size": 5}, ("tp_size", "not_divisible")),
     ({"tp_size": 2, "model_impl": "transformers"}, ("tp_size", "not_divisible")),
     ({"tp_size": 6}, ("tp_size", "too_few_devices")),
-    ({"dist_timeout": 3}, ("dist_timeout", "other_missing")),
     ({"tp_size": 3, "nnodes": 2}, ("nnodes", "not_divisible")),
     ({"nnodes": 2, "tp_size": 2, "node_rank": 2}, ("node_rank", "rank_missing")),
     ({"pp_size": 2}, ("pp_size", "excluded")),

@@ -17,6 +17,7 @@ from srv.executor.multi_process import MultiProcessExecutor
 from srv.models.locate import demo_model
 from srv.testing.engine import CheckedEngine, LocalEngine
 from srv.types import RequestSpec, SamplingParams
+from srv_matrix.pytest_plugin import covers
 
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 # Eight heads and two KV heads: with four ranks, each KV head is on two of them.
@@ -44,6 +45,7 @@ def held(made: LocalEngine) -> list[str]:
     return [text for name, text in made.ready.budget if name.startswith("rank_")]
 
 
+@covers("tp_size=2", platform="cpu")
 def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
     """Equal tokens, greedy and sampled; each rank holds half of the matrices and of the pool's heads, not a copy."""
     sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
@@ -101,7 +103,6 @@ def test_the_demo_model_on_three_ranks(arguments: list[str]) -> None:
         ({"tp_size": 3}, r"\(this model allows 1, 2, 4\)"),
         ({"tp_size": 2, "model_impl": "transformers"}, "only native ones"),
         ({"tp_size": 2, "torchao_config": "int8wo"}, "weights quantized to int8 cannot be sharded yet"),
-        ({"dist_timeout": 2}, "there is only one rank"),
     ],
 )
 def test_refusals(flags: dict[str, object], reason: str, llama: Small) -> None:
@@ -132,6 +133,7 @@ def test_a_killed_rank_ends_the_engine(llama: Small) -> None:
     assert seconds < LIMIT_S
 
 
+@covers("dist_timeout=1", "dist_timeout=3", platform="cpu")
 def test_dist_timeout(llama: Small) -> None:
     """A stopped rank ends the engine once the others have waited for it that long."""
     waited = []

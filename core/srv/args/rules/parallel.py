@@ -46,12 +46,6 @@ def _enough_devices(context: ResolutionContext) -> str | None:
     return f"each rank needs a device of its own, but there {'is one' if devices == 1 else f'are {devices}'}"
 
 
-def _several_ranks(context: ResolutionContext) -> str | None:
-    if context["dist_timeout"] is None or context["tp_size"] > 1:
-        return None
-    return "there is only one rank, which waits for no other (tp_size is 1)"
-
-
 def _pipeline_exclusions(context: ResolutionContext) -> str | None:
     if context["pp_size"] == 1:
         return None
@@ -115,9 +109,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
         reads=("model_impl", "torchao_config", "dequantize_weights", "load_format"),
-    ),
-    Constraint(
-        "dist_timeout", "other_missing", _several_ranks, "Leave it out, or set tp_size above 1.", reads=("tp_size",)
     ),
     Constraint(
         "nnodes",
