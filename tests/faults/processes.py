@@ -4,8 +4,42 @@ from fault import Fault
 
 _SLOTS = "tests/core/worker/test_slots.py"
 _LOOP = "tests/core/engine/test_loop.py"
+_EXECUTOR = "tests/core/executor/test_multi_process.py"
+_SHARDING = "tests/core/models/test_sharding.py"
 
 FAULTS = (
+    Fault(
+        name="digests-of-ranks-not-compared",
+        file="core/srv/executor/multi_process.py",
+        text="if (answer.step, answer.digest) != (step, first.digest):",
+        planted="if answer.step != step:",
+        effect="Ranks that sample different tokens go on, with KV pools that contradict one another.",
+        tests=(_EXECUTOR,),
+    ),
+    Fault(
+        name="largest-rank-sizes-the-pool",
+        file="core/srv/engine/build.py",
+        text="smallest = min(ranks, key=lambda rank: rank.free)",
+        planted="smallest = max(ranks, key=lambda rank: rank.free)",
+        effect="The rank with the least memory runs out of it.",
+        tests=(_EXECUTOR,),
+    ),
+    Fault(
+        name="every-rank-adds-the-bias",
+        file="core/srv/models/layers/linear.py",
+        text="if sharding.columns is None or sharding.columns.begin == 0 else None",
+        planted="if bias else None",
+        effect="With several ranks, models with a bias in o_proj or down_proj add it once per rank.",
+        tests=(_SHARDING,),
+    ),
+    Fault(
+        name="a-dead-rank-blocks-the-next-plan",
+        file="core/srv/executor/multi_process.py",
+        text="rank.socket.send(encoded, zmq.NOBLOCK)",
+        planted="rank.socket.send(encoded)",
+        effect="If a rank dies while the engine is idle, the engine hangs.",
+        tests=(_EXECUTOR,),
+    ),
     Fault(
         name="page-table-of-the-last-request",
         file="core/srv/worker/slots.py",

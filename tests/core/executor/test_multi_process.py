@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import scripted_rank
 from every import every
 
+from srv.args.config import Config
+from srv.engine.build import _budget
 from srv.errors import InternalError, RankLost
 from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
+from srv.executor.protocol import RankMemory
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.planning.budget import Budget
 from srv.planning.resolution import resolve_launch
@@ -97,6 +101,14 @@ def test_faults_of_a_step(
         with pytest.raises(error, match=reason):
             made.submit(PLAN).result()
         assert time.monotonic() - started < LIMIT_S
+
+
+def test_the_rank_with_the_least_memory_sizes_the_pool(spec: EngineSpec) -> None:
+    total, config = 1 << 24, Config.from_json(spec.config)
+    ample, tight = (RankMemory(rank, "host", total - rank * (total >> 3), total, 0) for rank in (0, 1))
+    without_reserve = msgspec.structs.replace(spec, reserved_bytes=0.0)
+    pages = {order: _budget(without_reserve, config, order).pages for order in ((ample, tight), (ample,), (tight,))}
+    assert pages[ample, tight] == pages[(tight,)] < pages[(ample,)]
 
 
 def check_until(made: ScriptedExecutor, end: float) -> None:
