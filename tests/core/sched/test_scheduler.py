@@ -146,6 +146,22 @@ def test_the_next_row_is_planned_while_drafts_are_in_flight() -> None:
     assert driver.tokens("a") == expected_tokens(prompt_of(9), 40)
 
 
+@every("steps", [2, 3, 4, 5, 6])
+def test_kv_of_rejected_drafts_is_not_shared(steps: int) -> None:
+    """The fake executor fails if a later request would read it."""
+    driver = Driver(limits(page_size=1, drafts=3))
+    driver.add(message("a", prompt_of(6), max_tokens=40))
+    for _ in range(steps):
+        driver.submit()
+        driver.apply()
+    driver.abort(["a"])
+    known = prompt_of(6) + driver.tokens("a")
+    driver.add(message("b", [*known, 7], max_tokens=3))
+    driver.run()
+    assert driver.last("b").cached_tokens == len(known) - 1
+    assert driver.tokens("b") == expected_tokens([*known, 7], 3)
+
+
 def test_without_device_lengths_a_request_with_drafts_in_flight_waits() -> None:
     driver = Driver(limits(drafts=3, depth=2, device_lengths=False))
     driver.add(message("a", prompt_of(9), max_tokens=20))
