@@ -1,7 +1,8 @@
 """The process of one rank, `python -m srv.worker.process`; it reads its RankSpec from standard input.
 
-It loads its part of the model, then handles the engine's messages in order until its parent process has exited or kills
-it. It schedules nothing, and prints no traceback for errors that an operator can fix.
+It loads its part of the model, then handles the engine's messages in order until its parent process kills it. If the
+parent exits without doing so, a thread ends this process, whatever it waits for. It schedules nothing, and prints no
+traceback for errors that an operator can fix.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+import time
 
 import msgspec
 import zmq
@@ -41,7 +44,7 @@ from srv.sched.plan import Plan
 logger = logging.getLogger(__name__)
 
 _WORKER_MODULE = "srv.worker.rank"
-_IDLE_WAIT_MS = 500  # how long an idle rank waits for a message before it checks its parent process again
+_PARENT_INTERVAL_S = 0.5  # between two checks of the parent process
 
 
 class RankProcess:
@@ -66,9 +69,8 @@ class RankProcess:
         try:
             worker.load()
             self._send(Loaded(self._rank))
-            while os.getppid() == self._spec.parent:
-                if self._in.poll(_IDLE_WAIT_MS):
-                    self._handle(self._decoder.decode(self._in.recv()), worker)
+            while True:
+                self._handle(self._decoder.decode(self._in.recv()), worker)
         except Exception as error:
             lines, status = startup_failure(error)
             if status == 1:
@@ -77,7 +79,6 @@ class RankProcess:
             return 1
         finally:
             worker.close()
-        return 0
 
     def _handle(self, message: ToRank, worker: Worker) -> None:
         match message:
@@ -105,8 +106,14 @@ class RankProcess:
 
     def close(self) -> None:
         self._context.destroy(linger=1000)
-        if os.getppid() != self._spec.parent:
-            shutil.rmtree(self._spec.group.directory, ignore_errors=True)
+
+
+def end_with_parent(spec: RankSpec) -> None:
+    """Run on a thread of its own: end this process once its parent has exited, and remove the sockets."""
+    while os.getppid() == spec.parent:
+        time.sleep(_PARENT_INTERVAL_S)
+    shutil.rmtree(spec.group.directory, ignore_errors=True)
+    os._exit(1)
 
 
 def main() -> int:
@@ -122,6 +129,7 @@ def main() -> int:
     spec = msgspec.json.decode(payload, type=RankSpec)
     name = f"rank {spec.group.rank}"
     logging.basicConfig(level=spec.engine.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
+    threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec)
     try:
         return process.run()

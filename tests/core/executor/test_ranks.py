@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from e2e_support import gone, wait_until
 from engine_small import Small, engine, make_small, messages
 from every import every
 
+from srv.dist.group import RankGroup
 from srv.errors import RankLost, Refusal
 from srv.executor.multi_process import MultiProcessExecutor
+from srv.executor.rank_messages import RankSpec
+from srv.executor.spec import engine_spec
+from srv.io.channel import SocketDirectory
 from srv.models.locate import demo_model
-from srv.testing.engine import CheckedEngine, LocalEngine
+from srv.planning.resolution import resolve_launch
+from srv.testing.engine import CheckedEngine, LocalEngine, user_input
 from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
@@ -145,6 +154,33 @@ def test_dist_timeout(llama: Small) -> None:
         assert timeout <= seconds < LIMIT_S
         waited.append(seconds)
     assert waited[0] < waited[1]
+
+
+ORPHAN = """
+import json, os, subprocess, sys, time
+spec = json.loads(sys.argv[1])
+rank = subprocess.Popen([sys.executable, "-m", "srv.worker.process"], stdin=subprocess.PIPE)
+rank.stdin.write(json.dumps({**spec, "parent": os.getpid()}).encode())
+rank.stdin.close()
+print(rank.pid)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_rank_whose_engine_ends_while_it_waits_for_the_others_ends_too(llama: Small) -> None:
+    """The other rank never joins, and the engine process is gone after three seconds."""
+    directory = SocketDirectory()
+    spec = RankSpec(
+        engine=engine_spec(resolve_launch(user_input(flags_of(llama))), "", ""),
+        group=RankGroup(size=2, directory=str(directory.path), timeout_s=600, start_timeout_s=600),
+        to_rank=directory.address("to_rank_0"),
+        from_ranks=directory.address("from_ranks"),
+        parent=0,
+    )
+    arguments = [sys.executable, "-c", ORPHAN, msgspec.json.encode(spec).decode(), "3"]
+    pid = int(subprocess.run(arguments, capture_output=True, check=True, timeout=60).stdout)
+    wait_until(lambda: gone(pid) and not directory.path.exists(), 30, "the rank and its directory are gone")
+    directory.close()
 
 
 def flags_of(small: Small, *more: str) -> list[str]:
