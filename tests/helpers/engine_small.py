@@ -83,7 +83,13 @@ def greedy(
 
 @contextmanager
 def engine(
-    small: Small, page: int = 4, chunk: int = 64, overlap: bool = True, pool: int = 1024, **flags: object
+    small: Small,
+    page: int = 4,
+    chunk: int = 64,
+    overlap: bool = True,
+    pool: int = 1024,
+    kind: type[CheckedEngine] = CheckedEngine,
+    **flags: object,
 ) -> Iterator[CheckedEngine]:
     """An engine for `small` in float32. A flag whose value is True is passed without a value."""
     threads = torch.get_num_threads()
@@ -102,7 +108,7 @@ def engine(
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     try:
-        with CheckedEngine.launch(arguments) as made:
+        with kind.launch(arguments) as made:
             torch.set_num_threads(1)  # the platform uses all cores, which is slow for products of a microsecond
             yield made
     finally:

@@ -20,6 +20,7 @@ from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.sched.late import LateInputMaker
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
 from srv.worker.build_drafting import draft_count
@@ -39,12 +40,14 @@ class Engine:
     executor: Executor
     depth: int
     ready: Ready
+    late: LateInputMaker | None = None
 
 
-def build(spec: EngineSpec) -> Engine:
+def build(spec: EngineSpec, late: LateInputMaker | None = None) -> Engine:
+    """`late` makes the late inputs of requests that it concerns."""
     started = time.monotonic()
     config = Config.from_json(spec.config)
-    executor = InProcessExecutor(RankWorker(spec))
+    executor = InProcessExecutor(RankWorker(spec, late_inputs=late is not None))
     executor.start()
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)
@@ -52,10 +55,11 @@ def build(spec: EngineSpec) -> Engine:
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
     limits = _limits(config, budget, depth, spec, max(rank.draft_cost for rank in allocated))
     return Engine(
-        scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens)),
+        scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens), late.concerns if late else None),
         executor=executor,
         depth=depth,
         ready=_ready(spec, config, budget, ranks, allocated, time.monotonic() - started),
+        late=late,
     )
 
 

@@ -62,7 +62,9 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
     gc.enable()
     try:
-        EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == spec.parent)
+        EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late).run(
+            lambda: os.getppid() == spec.parent
+        )
     finally:
         engine.executor.close()
     return 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from srv.planning.budget import Budget
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 
 
@@ -57,6 +58,9 @@ class Executor(Protocol):
 
     def submit(self, plan: Plan) -> StepFuture: ...
 
+    def sample(self, step: int, late: LateInputs) -> None:
+        """Let the latest submitted step sample, which waits for these late inputs (`Plan.late`)."""
+
     def close(self) -> None: ...
 
 
@@ -78,4 +82,10 @@ class Worker(Protocol):
     def allocate(self, budget: Budget) -> Allocation: ...
 
     def launch(self, plan: Plan) -> Launched:
-        """Enqueue one step, without waiting for the device. Plans are launched in order, on one thread."""
+        """Enqueue one step, without waiting for the device. Plans are launched in order, on one thread.
+
+        Of a plan with late rows, only the forward pass; what is returned is then not used.
+        """
+
+    def sample(self, step: int, late: LateInputs) -> Launched:
+        """Enqueue the rest of the last launched step, which has late rows."""

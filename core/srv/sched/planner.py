@@ -47,8 +47,14 @@ class PlanBuilder:
         """The requests of the plan's rows, in the same order: decode rows first."""
         return tuple(self.decode + self.extend)
 
-    def build(self, number: int, ends: tuple[int, ...]) -> Plan:
-        return Plan(number, tuple(self.starts), tuple(self.decode_rows + self.extend_rows), ends)
+    def build(self, number: int, ends: tuple[int, ...], any_late: bool) -> Plan:
+        """`any_late`: whether there may be requests that wait for late inputs."""
+        rows = tuple(self.decode_rows + self.extend_rows)
+        late: tuple[int, ...] = ()
+        if any_late:
+            pairs = zip(self.requests, rows, strict=True)
+            late = tuple([row.slot for request, row in pairs if request.waits_for_late_inputs and row.sample])
+        return Plan(number, tuple(self.starts), rows, ends, late)
 
 
 class Planner:

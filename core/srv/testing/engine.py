@@ -25,6 +25,7 @@ from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FlushCache, FromEngine, GetStats, Outputs, Stats, ToEngine
 from srv.planning.resolution import LaunchContext, resolve_launch
+from srv.sched.late import LateInputMaker
 from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 TIMEOUT_S = 300.0
@@ -51,9 +52,9 @@ class LocalEngine:
     def __init__(self, context: LaunchContext) -> None:
         self.context = context
         self._channel = InProcessChannel()
-        self._engine: Engine = build(self.spec())
-        self.ready = self._engine.ready
-        self.loop = EngineLoop(self._engine.scheduler, self._engine.executor, self._channel, self._engine.depth)
+        self._engine: Engine = build(self.spec(), self.late_inputs())
+        self.ready, scheduler, executor = self._engine.ready, self._engine.scheduler, self._engine.executor
+        self.loop = EngineLoop(scheduler, executor, self._channel, self._engine.depth, self._engine.late)
         self.results: dict[str, GenerationResult] = {}
         self._stats: Stats | None = None
 
@@ -69,6 +70,10 @@ class LocalEngine:
     def spec(self) -> EngineSpec:
         """The spec that the engine is built from. Tests override it to build engines that no argument can configure."""
         return engine_spec(self.context, "", "")
+
+    def late_inputs(self) -> LateInputMaker | None:
+        """What makes late inputs. Tests override it: no argument configures it yet."""
+        return None
 
     def __enter__(self) -> Self:
         return self

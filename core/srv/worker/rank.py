@@ -25,8 +25,10 @@ from srv.platform.contract import create_platform
 from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.sample.late_mask import LateMasks
 from srv.sample.sampler import Sampler
 from srv.sample.state import SamplerState
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
@@ -51,8 +53,9 @@ class RankWorker:
     model: CausalLM
     runner: Runner
 
-    def __init__(self, spec: EngineSpec, rank: int = 0) -> None:
-        self._spec, self._rank = spec, rank
+    def __init__(self, spec: EngineSpec, rank: int = 0, late_inputs: bool = False) -> None:
+        """`late_inputs`: whether there may be plans with late rows."""
+        self._spec, self._rank, self._late_inputs = spec, rank, late_inputs
         self._config = Config.from_json(spec.config)
 
     def load(self) -> None:
@@ -91,7 +94,9 @@ class RankWorker:
         kv = self.platform.kv_buffers(self._kv_layout(budget), budget.pages[0])
         context = BackendContext(platform=self.platform, device=self.device, kv=kv, max_rows=rows)
         max_pages = -(-budget.max_request_tokens // budget.page_size)
-        state = SamplerState(rows, model.vocab_size, frozenset(model.end_tokens), self.device)
+        late = LateMasks(model.vocab_size, self.device) if self._late_inputs else None
+        end_tokens = frozenset(model.end_tokens)
+        state = SamplerState(rows, model.vocab_size, end_tokens, self.device, extra=(late,) if late else ())
         attention, decode = self._attention(context)
         captured, report = capture_steps(
             config,
@@ -110,6 +115,7 @@ class RankWorker:
             platform=self.platform,
             device=self.device,
             captured=captured,
+            late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
         return Allocation(self._rank, _bytes(kv), report, draft_cost(self.runner.seconds, draft_count(config)))
@@ -136,6 +142,9 @@ class RankWorker:
 
     def launch(self, plan: Plan) -> Launched:
         return self.runner.launch(plan)
+
+    def sample(self, step: int, late: LateInputs) -> Launched:
+        return self.runner.sample(step, late)
 
 
 def _bytes(kv: KVBuffers) -> int:
