@@ -127,4 +127,4 @@ def messages(prompts: Sequence[list[int]], count: int = OUTPUT, **params: Any) -
 
 def drafts_are_free(served: CheckedEngine) -> None:
     """Give every row as many drafts as it may have, however long a step takes on this machine."""
-    served._engine.scheduler._planner._draft_cost = DraftCost(0.0)
+    served._engine.scheduler._planner._draft_cost = DraftCost((), 0)

@@ -53,7 +53,7 @@ def build(spec: EngineSpec, late: LateInputMaker | None = None) -> Engine:
     budget = _budget(spec, config, ranks)
     allocated = executor.allocate(budget)
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
-    limits = _limits(config, budget, depth, spec, max(rank.draft_cost for rank in allocated))
+    limits = _limits(config, budget, depth, spec, allocated[0].step_seconds)
     return Engine(
         scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens), late.concerns if late else None),
         executor=executor,
@@ -75,7 +75,9 @@ def _budget(spec: EngineSpec, config: Config, ranks: Sequence[RankMemory]) -> Bu
     )
 
 
-def _limits(config: Config, budget: Budget, depth: int, spec: EngineSpec, draft_cost: float) -> Limits:
+def _limits(
+    config: Config, budget: Budget, depth: int, spec: EngineSpec, step_seconds: tuple[tuple[int, float], ...]
+) -> Limits:
     schedule = config.schedule
     return Limits(
         max_running_requests=schedule.max_running_requests,
@@ -90,7 +92,7 @@ def _limits(config: Config, budget: Budget, depth: int, spec: EngineSpec, draft_
         depth=depth,
         vocab_size=spec.model.vocab_size,
         drafts=draft_count(config),
-        draft_cost=draft_cost,
+        step_seconds=step_seconds,
         device_lengths=spec.kv_lengths == "device",
     )
 

@@ -28,13 +28,13 @@ class RankMemory(NamedTuple):
 class Allocation(NamedTuple):
     """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs.
 
-    draft_cost: what a draft costs, as `Limits.draft_cost`, measured if there is a drafter.
+    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter.
     """
 
     rank: int
     pool_bytes: int
     captured: tuple[tuple[str, str], ...]
-    draft_cost: float = 0.0
+    step_seconds: tuple[tuple[int, float], ...] = ()
 
 
 class StepFuture(Protocol):

@@ -2,28 +2,49 @@
 
 Owns what a request's past drafts say about its next ones. Must not know rows, pages or drafters.
 
-A step costs a fixed amount and an amount per token, so that with n rows a draft costs `share(n)` of what a row costs
-without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. A
-request gets the drafts whose chance is above their share of the cost: many where steps are bound by memory, few or none
-where they are bound by computing, or where the text does not repeat itself. A request without drafts tries one now and
-then, more rarely each time that it is rejected, because texts change.
+A draft costs what the step takes longer, and pays if its chance to be accepted is above its share of what a row costs
+without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. So
+there are many drafts where steps are bound by memory, and few or none where they are bound by computing, or where the
+text does not repeat itself. A request without drafts tries one now and then, more rarely each time that it is rejected,
+because texts change.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _MEMORY = 0.8  # weight of the past acceptance rate, per row
 _MAX_PAUSE = 64  # rows between two trials at most
 
 
 class DraftCost:
-    """What a draft costs. `relative`: a token's part of the cost of a step, as a fraction of the fixed part."""
+    """What drafts cost. `step_seconds`: (tokens, seconds) of steps, ascending in tokens; (): drafts are free.
 
-    def __init__(self, relative: float) -> None:
-        self._relative = relative
+    most: drafts per row.
+    """
+
+    def __init__(self, step_seconds: Sequence[tuple[int, float]], most: int) -> None:
+        self._points = tuple(step_seconds)
+        self._most = most
+        self._shares: dict[int, float] = {}
 
     def share(self, rows: int) -> float:
         """The cost of a draft in a step of so many rows, as a fraction of the cost of one of these rows without it."""
-        return rows * self._relative / (1 + rows * self._relative)
+        if not self._points or not self._most:
+            return 0.0
+        if rows not in self._shares:
+            without, drafted = self._seconds(rows), self._seconds(rows * (1 + self._most))
+            self._shares[rows] = max(drafted - without, 0.0) / (self._most * without)
+        return self._shares[rows]
+
+    def _seconds(self, tokens: int) -> float:
+        """Interpolated between the measured points; beyond the last one, in proportion to the tokens."""
+        (first, least), *_, (last, most) = self._points
+        if tokens >= last or first == last:
+            return most * tokens / last
+        upper = next(index for index, (count, _) in enumerate(self._points) if count > tokens)
+        (low, fast), (high, slow) = self._points[max(upper - 1, 0)], self._points[upper]
+        return least if tokens <= first else fast + (slow - fast) * (tokens - low) / (high - low)
 
 
 class DraftHistory:

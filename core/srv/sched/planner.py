@@ -65,7 +65,7 @@ class Planner:
         self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
-        self._draft_cost = DraftCost(limits.draft_cost)
+        self._draft_cost = DraftCost(limits.step_seconds, limits.drafts)
         self.retractions = 0
 
     def schedule_step(self) -> PlanBuilder:

@@ -32,7 +32,7 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
-from srv.worker.build_drafting import draft_cost, draft_count, drafting
+from srv.worker.build_drafting import draft_count, drafting, step_seconds
 from srv.worker.capture import capture_steps
 from srv.worker.progress import LoadProgress
 from srv.worker.runner import Runner
@@ -118,7 +118,7 @@ class RankWorker:
             late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(self._rank, _bytes(kv), report, draft_cost(self.runner.seconds, draft_count(config)))
+        return Allocation(self._rank, _bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 
     def _kv_layout(self, budget: Budget) -> KVLayout:
         """This version supports one cache group; `srv.models.read` refuses models with several."""
