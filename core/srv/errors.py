@@ -101,3 +101,19 @@ class IntegrityError(InternalError):
 
 class EngineDead(InternalError):
     """The engine process has ended, or does not answer."""
+
+
+class RankLost(EngineDead):
+    """A rank has ended, does not answer, or sampled other tokens than the others; the engine cannot go on."""
+
+
+def startup_failure(error: Exception) -> tuple[list[str], int]:
+    """What a process that could not start reports: complete messages for the operator, and the exit status.
+
+    The status is 2 if the operator can fix the cause, and 1 for a bug in `srv`.
+    """
+    if isinstance(error, Refusal):
+        return [str(rejected) for rejected in error.rejections], 2
+    if isinstance(error, SrvError) and not isinstance(error, InternalError):
+        return [str(error)], 2
+    return [f"the engine could not start: {type(error).__name__}: {error}"], 1

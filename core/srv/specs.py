@@ -35,16 +35,17 @@ class CacheGroup:
 class ModelFacts:
     """Facts about one model.
 
-    `format`: "gguf", "safetensors" or "config" (a configuration without weights, for `--load-format dummy`).
-    `path`: the absolute path of the file or folder. `architecture`: the Hugging Face class name, e.g.
-    "LlamaForCausalLM". `config`: the fields of the Hugging Face configuration; those of GGUF files are translated.
-    `dtype`: the torch name of the checkpoint's own dtype (for a quantized GGUF file "float16", the type of its
-    scales). `quantization`: the name of the method ("gguf:Q4_1"), or None.
-    `context_length` in tokens. `parameters`: their number; of these, `gguf_quantized_params` are stored in GGUF types
-    that some platforms can multiply without dequantization (`srv.models.formats.gguf_types.OP_TYPES`), and
-    `int8_params` are stored as int8 in a safetensors checkpoint. `weight_bytes`: the size of the weights on disk.
-    `end_tokens`: the ids of the tokens that end a generation. `pooling`: how embeddings are pooled according to the
-    checkpoint ("last", "mean", or a mode of sentence-transformers that srv does not support), or None.
+    `format`: "gguf", "safetensors" or "config" (a configuration without weights, for `--load-format dummy`). `path`:
+    the absolute path of the file or folder. `architecture`: the Hugging Face class name, e.g. "LlamaForCausalLM".
+    `config`: the fields of the Hugging Face configuration; those of GGUF files are translated. `dtype`: the torch name
+    of the checkpoint's own dtype (for a quantized GGUF file "float16", the type of its scales). `quantization`: the
+    name of the method ("gguf:Q4_1"), or None. `context_length` in tokens. `parameters`: their number; of these,
+    `gguf_quantized_params` are stored in GGUF types that some platforms can multiply without dequantization
+    (`srv.models.formats.gguf_types.OP_TYPES`), and `int8_params` are stored as int8 in a safetensors checkpoint.
+    `weight_bytes`: the size of the weights on disk. `column_block`: in a GGUF file, the columns of o_proj and down_proj
+    can be divided at its multiples (the elements per quantization block). `end_tokens`: the ids of the tokens that end
+    a generation. `pooling`: how embeddings are pooled according to the checkpoint ("last", "mean", or a mode of
+    sentence-transformers that srv does not support), or None.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelFacts:
     gguf_quantized_params: int = 0
     int8_params: int = 0
     pooling: str | None = None
+    column_block: int = 1
 
 
 @dataclass(frozen=True, slots=True)

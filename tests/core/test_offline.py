@@ -227,16 +227,18 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
 
 
 def test_an_interrupt_aborts_the_requests_and_the_engine_lives_on(llm: LLM) -> None:
-    main = threading.get_ident()
-    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
+    main, lifecycle = threading.get_ident(), llm._service.lifecycle
+
+    def interrupt_once_running() -> None:
+        if waited_for(lambda: lifecycle.active > 0):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_once_running)
+    interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["abc"] * 3, max_tokens=4000, ignore_eos=True)
-    timer.join()
-    deadline = time.monotonic() + 10
-    while llm._service.lifecycle.active and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert llm._service.lifecycle.active == 0
+    interrupter.join()
+    assert waited_for(lambda: lifecycle.active == 0)
     assert alive(llm)
 
 
@@ -252,6 +254,16 @@ def test_a_start_that_fails_leaves_nothing_behind(model: Path, tmp_path: Path) -
     (engine,) = started
     assert ended(engine)
     assert threading.active_count() == threads
+
+
+def waited_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Wait until the condition holds. Returns False if it does not within that time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def ended(engine: EngineProcess) -> bool:

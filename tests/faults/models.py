@@ -3,6 +3,7 @@
 from fault import Fault
 
 _LOADERS = "tests/core/models/formats/test_loaders.py"
+_SHARDING = "tests/core/models/test_sharding.py"
 _DECODER = "tests/core/models/architectures/test_decoder.py"
 _GGUF = "tests/core/models/config/test_gguf_config.py"
 _HF = "tests/core/models/config/test_hf_config.py"
@@ -17,12 +18,12 @@ FAULTS = (
         tests=(_LOADERS,),
     ),
     Fault(
-        name="key-rows-permuted-as-queries",
+        name="rank-reads-the-first-rows-of-a-gguf",
         file="core/srv/models/formats/gguf_loader.py",
-        text="heads = facts.heads if is_query else facts.kv_heads",
-        planted="heads = facts.heads",
-        effect="GGUF models with grouped-query attention generate nonsense.",
-        tests=(_LOADERS,),
+        text="stored = stored[part.begin * row : part.end * row]",
+        planted="stored = stored[: (part.end - part.begin) * row]",
+        effect="With several ranks and a GGUF file, all ranks hold the weights of the first one: nonsense.",
+        tests=(_SHARDING,),
     ),
     Fault(
         name="gguf-axes-not-reversed",

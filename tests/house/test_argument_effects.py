@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = "tests/core/args/test_effects.py::"
 SERVER = "tests/e2e/test_e2e_arguments.py::"
 TOY = "plugins/toy_device/tests/test_toy_graphs.py::"  # features that a CPU does not have
+RANKS = "tests/core/executor/test_ranks.py::"
 UNDECLARED_FLAGS = frozenset({"config"})  # flags of the command line without a declaration
 
 EFFECTS: Mapping[str, str] = {
@@ -70,6 +71,9 @@ EFFECTS: Mapping[str, str] = {
     "graph_max_batch_size": TOY + "test_graph_max_batch_size",
     "graph_batch_sizes": TOY + "test_graph_batch_sizes",
     "disable_graph_padding": TOY + "test_disable_graph_padding",
+    # parallel
+    "tp_size": RANKS + "test_tp_size_divides_weights_and_pool",
+    "dist_timeout": RANKS + "test_dist_timeout",
     # server
     "host": SERVER + "test_host",
     "port": SERVER + "test_port",
@@ -115,7 +119,7 @@ def test_every_argument_has_a_test_of_its_effect() -> None:
     ("effects", "fault"),
     [
         ({}, "port is not planned and has no test"),
-        ({"port": SERVER + "test_port", "tp_size": SERVER + "test_port"}, "tp_size is planned"),
+        ({"port": SERVER + "test_port", "dp_size": SERVER + "test_port"}, "dp_size is planned"),
         ({"port": SERVER + "test_port", "prot": SERVER + "test_port"}, "prot is not an argument"),
         ({"port": SERVER + "test_prot"}, "port: there is no test"),
         ({"port": SERVER + "running"}, "port: there is no test"),
@@ -123,5 +127,5 @@ def test_every_argument_has_a_test_of_its_effect() -> None:
     ],
 )
 def test_faults_of_a_table(effects: dict[str, str], fault: str) -> None:
-    (only,) = faults(effects, frozenset({"port"}), frozenset({"tp_size"}))
+    (only,) = faults(effects, frozenset({"port"}), frozenset({"dp_size"}))
     assert only.startswith(fault)

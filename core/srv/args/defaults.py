@@ -224,6 +224,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 # Constraints that apply only if a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     *weights.DEVICE_CONSTRAINTS,
+    *parallel.DEVICE_CONSTRAINTS,
     _dtype_supported("dtype"),
     _dtype_supported("kv_cache_dtype"),
     Constraint("kv_cache_dtype", "capability_missing", _int8_kv_supported, "Choose another dtype, or leave it out."),

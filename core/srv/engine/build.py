@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from srv.args.config import Config
+from srv.args.statement import amount_text
 from srv.executor.in_process import InProcessExecutor
+from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, Executor, RankMemory
 from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
@@ -43,11 +47,28 @@ class Engine:
     late: LateInputMaker | None = None
 
 
-def build(spec: EngineSpec, late: LateInputMaker | None = None) -> Engine:
-    """`late` makes the late inputs of requests that it concerns."""
-    started = time.monotonic()
+def build(
+    spec: EngineSpec,
+    make_executor: Callable[[EngineSpec], Executor] | None = None,
+    late: LateInputMaker | None = None,
+) -> Engine:
+    """`make_executor`: None chooses by the number of ranks. `late`: what makes the late inputs of its requests."""
     config = Config.from_json(spec.config)
-    executor = InProcessExecutor(RankWorker(spec, late_inputs=late is not None))
+    spec = msgspec.structs.replace(spec, late_inputs=late is not None)
+    executor = (make_executor or (_in_process if config.parallel.tp_size == 1 else MultiProcessExecutor))(spec)
+    try:
+        return _build(spec, config, executor, late)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _in_process(spec: EngineSpec) -> Executor:
+    return InProcessExecutor(RankWorker(spec))
+
+
+def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInputMaker | None) -> Engine:
+    started = time.monotonic()
     executor.start()
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)
@@ -105,7 +126,7 @@ def _ready(
     allocated: Sequence[Allocation],
     seconds: float,
 ) -> Ready:
-    explanations = [*budget.breakdown, *allocated[0].captured]
+    explanations = [*budget.breakdown, *_rank_lines(ranks, allocated), *allocated[0].captured]
     for quantity, explanation in explanations:
         logger.info("%s: %s", quantity, explanation)
     return Ready(
@@ -118,3 +139,17 @@ def _ready(
         graph_rows=list(rows_to_capture(config)),
         load_seconds=seconds,
     )
+
+
+def _rank_lines(ranks: Sequence[RankMemory], allocated: Sequence[Allocation]) -> list[tuple[str, str]]:
+    """What each rank holds; [] for one rank, whose lines say it already."""
+    if len(ranks) == 1:
+        return []
+    return [
+        (
+            f"rank_{rank.rank}",
+            f"{amount_text(rank.weight_bytes, 'bytes')} of weights and a KV pool of"
+            f" {amount_text(own.pool_bytes, 'bytes')} on {rank.device}",
+        )
+        for rank, own in zip(ranks, allocated, strict=True)
+    ]

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
+from srv.errors import RankLost
 from srv.executor.protocol import Executor, StepFuture
 from srv.io.channel import EngineSide
 from srv.io.messages import (
@@ -122,6 +123,8 @@ class EngineLoop:
         plan, future = self._in_flight.popleft()
         try:
             result: Result = future.result()
+        except RankLost:
+            raise
         except Exception as error:
             logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.rows))
             self._send(self._scheduler.fail(plan, "step_failed", f"the engine failed on this step: {error}"))
@@ -192,7 +195,8 @@ class EngineLoop:
     # ---- statistics
 
     def _on_idle(self) -> None:
-        """Check, once per idle period, that every page is accounted for."""
+        """Check that all ranks are there, and once per idle period that every page is accounted for."""
+        self._executor.check()
         if not self._integrity_checked:
             self._scheduler.check_integrity()
             self._integrity_checked = True

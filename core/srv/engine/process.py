@@ -14,10 +14,11 @@ import os
 import signal
 import sys
 
-from srv.errors import InternalError, Refusal, SrvError
+from srv.errors import RankLost, startup_failure
+from srv.executor.multi_process import RankStartError
 from srv.executor.spec import EngineSpec, decode
 from srv.io.channel import EngineChannel
-from srv.io.messages import LoadFailed
+from srv.io.messages import Ended, LoadFailed
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +63,24 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
     gc.enable()
     try:
-        EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late).run(
-            lambda: os.getppid() == spec.parent
-        )
+        loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late)
+        loop.run(lambda: os.getppid() == spec.parent)
+    except RankLost as error:
+        logger.error("the engine ends: %s", error)
+        channel.send(Ended(str(error)))
+        return 1
     finally:
         engine.executor.close()
     return 0
 
 
 def _failure(error: Exception) -> LoadFailed:
-    if isinstance(error, Refusal):
-        return LoadFailed([str(rejected) for rejected in error.rejections], status=2)
-    if isinstance(error, SrvError) and not isinstance(error, InternalError):
-        return LoadFailed([str(error)], status=2)
-    logger.error("the engine could not start", exc_info=error)
-    return LoadFailed([f"the engine could not start: {type(error).__name__}: {error}"], status=1)
+    if isinstance(error, RankStartError):
+        return LoadFailed(error.lines, error.status)
+    lines, status = startup_failure(error)
+    if status == 1:
+        logger.error("the engine could not start", exc_info=error)
+    return LoadFailed(lines, status)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from srv.errors import EngineDead, SrvError
 from srv.executor.spec import EngineSpec, encode
 from srv.io.channel import ApiChannel, SocketDirectory
-from srv.io.messages import FromEngine, LoadFailed, Ready, ToEngine
+from srv.io.messages import Ended, FromEngine, LoadFailed, Ready, ToEngine
 
 _POLL_INTERVAL_S = 0.2
 _EXIT_TIMEOUT_S = 10.0
@@ -74,14 +74,18 @@ class EngineProcess:
         await self._channel.send(message)
 
     async def receive(self) -> FromEngine:
-        """The next message. Raises EngineDead once the process has exited and all its messages have been read."""
+        """The next message. Raises EngineDead once the process has exited and all its messages have been read, or
+        when it announces its end."""
         receiving = asyncio.ensure_future(self._channel.receive())
         try:
             while True:
                 exit_status = self._exit_status()
                 done, _ = await asyncio.wait({receiving}, timeout=_POLL_INTERVAL_S)
                 if done:
-                    return receiving.result()
+                    message = receiving.result()
+                    if isinstance(message, Ended):
+                        raise EngineDead(f"the engine ended: {message.reason}")
+                    return message
                 if exit_status is not None:
                     raise EngineDead(f"the engine process ended with {exit_status}")
         finally:

@@ -58,5 +58,8 @@ class InProcessExecutor:
     def sample(self, step: int, late: LateInputs) -> None:
         self._latest.continue_with(self._pool, lambda: self.worker.sample(step, late))
 
+    def check(self) -> None:
+        """The rank ends only together with this process."""
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

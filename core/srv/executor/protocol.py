@@ -17,12 +17,13 @@ from srv.sched.plan import Plan, Result
 
 
 class RankMemory(NamedTuple):
-    """A rank after it has loaded its weights: its device's free and total bytes."""
+    """A rank after it has loaded its weights: their bytes as loaded, and its device's free and total bytes."""
 
     rank: int
     device: str
     free: int
     total: int
+    weight_bytes: int
 
 
 class Allocation(NamedTuple):
@@ -61,7 +62,14 @@ class Executor(Protocol):
     def sample(self, step: int, late: LateInputs) -> None:
         """Let the latest submitted step sample, which waits for these late inputs (`Plan.late`)."""
 
-    def close(self) -> None: ...
+    def check(self) -> None:
+        """Called from time to time while no step is in flight. Raises RankLost if a rank has ended or does not answer.
+
+        `StepFuture.result` raises it, too.
+        """
+
+    def close(self) -> None:
+        """Stop all ranks. Nothing of them is left: no process, socket or shared memory."""
 
 
 class Launched(Protocol):

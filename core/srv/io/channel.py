@@ -61,11 +61,15 @@ class SocketDirectory:
 
     @property
     def to_engine(self) -> str:
-        return f"{_SCHEME}{self.path}/to_engine.sock"
+        return self.address("to_engine")
 
     @property
     def from_engine(self) -> str:
-        return f"{_SCHEME}{self.path}/from_engine.sock"
+        return self.address("from_engine")
+
+    def address(self, name: str) -> str:
+        """The address of a socket of this name, which is at most as long as "from_engine"."""
+        return f"{_SCHEME}{self.path}/{name}.sock"
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

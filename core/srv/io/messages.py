@@ -4,7 +4,7 @@ Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle.
 This module must not know how messages are transported (see `channel`) or what the engine does with them.
 
     API process  -> engine   RequestSpec, Abort, Finish, FlushCache, GetStats, Drain
-    engine -> API process    Ready, LoadFailed, Outputs (one message per step), Stats, Flushed, Drained
+    engine -> API process    Ready, LoadFailed, Outputs (one message per step), Stats, Flushed, Drained, Ended
 """
 
 from __future__ import annotations
@@ -127,5 +127,11 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     """Every request has ended; the engine process exits."""
 
 
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The engine process exits, because it lost something that it cannot go on without; `reason` names it."""
+
+    reason: str
+
+
 ToEngine = RequestSpec | Abort | Finish | FlushCache | GetStats | Drain
-FromEngine = Ready | LoadFailed | Outputs | Stats | Flushed | Drained
+FromEngine = Ready | LoadFailed | Outputs | Stats | Flushed | Drained | Ended

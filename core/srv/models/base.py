@@ -46,6 +46,10 @@ class CausalLM(nn.Module, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: [N, hidden] -> [N, vocab], of the model's dtype."""
 
+    def loaded_bytes(self) -> int:
+        """Bytes of the weights on this rank; meaningful until the platform repacks them."""
+        return sum(parameter.nbytes for parameter in self.parameters())
+
 
 def inference_ready(model: CausalLM) -> CausalLM:
     """Switch to evaluation mode and freeze every parameter."""

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
+from srv.dist.group import RankGroup
 from srv.errors import ModelError
 from srv.models.architectures.decoder import Decoder
 from srv.models.architectures.decoder_config import NATIVE, DecoderConfig, decoder_config
@@ -25,6 +26,7 @@ from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.platform.interface import Communicator
 from srv.platform.ops import Ops
 from srv.quantization import modelslim
 from srv.quantization import w8a8_int8 as int8
@@ -63,6 +65,8 @@ def build(
     online_quantization: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    group: RankGroup = RankGroup(),  # noqa: B008 - immutable
+    communicator: Communicator | None = None,
 ) -> CausalLM:
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
@@ -71,7 +75,8 @@ def build(
     `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
     which an unquantized checkpoint is quantized at load, one of `ONLINE_METHODS`. `load_format`: "auto" is the
     checkpoint's own; "dummy" means random weights from `seed`. `progress(total, done, name)` counts stored bytes.
-    Raises ModelError (its code gives the reason), and PluginError if the platform lacks an op.
+    `group`: the ranks over which the model is sharded, of which this one loads its part. Raises ModelError (its code
+    gives the reason), and PluginError if the platform lacks an op.
     """
     resolved_format = _load_format(facts, load_format)
     if online_quantization:
@@ -79,6 +84,9 @@ def build(
     else:
         scheme = _checkpoint_scheme(facts, quantization or facts.quantization)
     config = None if model_impl == "transformers" else _native_config(facts, model_impl)
+    if group.size > 1 and (config is None or scheme is not None):
+        reason = f"it cannot be sharded over {group.size} ranks: only native layers without int8 weights can"
+        raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if config is None:
         if scheme is not None:
             reason = f"its weights {scheme.clause}, which only native layers support"
@@ -87,7 +95,7 @@ def build(
         from srv.models.transformers.hf_model import build_hf
 
         return inference_ready(build_hf(facts, resolved_format, device, dtype, seed, progress))
-    context = BuildContext(device, dtype, ops)
+    context = BuildContext(device, dtype, ops, group, communicator)
     factory = LayerFactory(context)
     if scheme is not None:
         factory = scheme.make_factory(context)
@@ -95,7 +103,7 @@ def build(
         factory = GGUFLayerFactory(context, tensor_types(Path(facts.path)))
     model = Decoder(config, factory, facts.context_length)
     with torch.no_grad():
-        _load(facts, resolved_format, model.weight_views(), seed, progress, scheme.storage if scheme else None)
+        _load(facts, resolved_format, model, seed, progress, scheme.storage if scheme else None)
         unsupported = model.validate_loaded()
     if unsupported is not None:
         raise ModelError("unsupported_quantization", facts.path, unsupported, "Quantize the model again")
@@ -154,17 +162,18 @@ def _online_scheme(facts: ModelFacts, quantization: str | None, method: str) -> 
 def _load(
     facts: ModelFacts,
     load_format: str,
-    weight_views: dict[str, torch.Tensor],
+    model: Decoder,
     seed: int,
     progress: Progress | None,
     storage: StorageFormat | None,
 ) -> None:
+    weight_views, slices = model.weight_views(), model.weight_slices()
     if load_format == "dummy":
-        load_dummy(weight_views, seed, progress)
+        load_dummy(weight_views, seed, progress, slices)
     elif load_format == "gguf":
-        load_gguf(facts, weight_views, progress)
+        load_gguf(facts, weight_views, progress, slices)
     else:
-        load_safetensors(Path(facts.path), weight_views, progress, storage)
+        load_safetensors(Path(facts.path), weight_views, progress, storage, slices)
 
 
 def _load_format(facts: ModelFacts, requested: LoadFormat) -> str:

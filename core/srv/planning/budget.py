@@ -9,6 +9,7 @@ Torch-free arithmetic. The engine calls `compute` with the memory it measured af
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from srv.args.config import Config
@@ -16,6 +17,7 @@ from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.sharding import rank_facts, rank_share
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.facts import DeviceFacts
 from srv.specs import KVLayout, ModelFacts
@@ -86,21 +88,28 @@ def compute(
     return Budget(tuple(pages for _ in model.cache_groups), page_size, max_request_tokens, tuple(breakdown))
 
 
-def estimate(config: Config, model: ModelFacts, device: DeviceFacts, reserved_bytes: int = 0) -> Budget:
-    """The budget estimated from facts, for a device that need not be present. Raises Refusal like `compute`."""
-    weights = weight_bytes(config, model)
+def estimate(
+    config: Config, model: ModelFacts, device: DeviceFacts, reserved_bytes: int = 0, *, shared: bool = False
+) -> Budget:
+    """The budget estimated from facts, for a device that need not be present. Raises Refusal like `compute`.
+
+    `shared`: all ranks share the memory of one device, which is that of the host.
+    """
+    weights, ranks = weight_bytes(config, model), config.parallel.tp_size
+    total = device.memory_bytes // (ranks if shared else 1)
     return compute(
         config,
         model,
-        free_bytes=device.memory_bytes - weights,
-        total_bytes=device.memory_bytes,
+        free_bytes=total - weights,
+        total_bytes=total,
         reserved_bytes=reserved_bytes,
-        source=f"estimated with {_bytes(weights)} of weights in {config.model.dtype} and nothing else running",
+        source=f"estimated with {_bytes(weights)} of weights in {config.model.dtype} and nothing else running"
+        + (f", on each of {ranks} ranks" if ranks > 1 else ""),
     )
 
 
 def weight_bytes(config: Config, model: ModelFacts) -> int:
-    """Bytes of the weights on the device, at most.
+    """Bytes of the weights of one rank on its device, at most.
 
     GGUF weights that stay quantized count as one byte per parameter and one 16-bit scale per 16 parameters, an upper
     bound for every platform's packing; int8 weights count as one byte, all others as the model's dtype.
@@ -110,7 +119,8 @@ def weight_bytes(config: Config, model: ModelFacts) -> int:
     if config.model.load_format == "dummy":
         quantized = 0
     integers = _online_quantized_params(model) if config.weights.torchao_config else model.int8_params
-    return (model.parameters - quantized - integers) * item_size(config.model.dtype) + quantized * 9 // 8 + integers
+    whole = (model.parameters - quantized - integers) * item_size(config.model.dtype) + quantized * 9 // 8 + integers
+    return math.ceil(whole * rank_share(model, config.parallel.tp_size))
 
 
 def _online_quantized_params(model: ModelFacts) -> int:
@@ -122,9 +132,10 @@ def _online_quantized_params(model: ModelFacts) -> int:
 
 
 def bytes_per_page(config: Config, model: ModelFacts) -> int:
-    """Bytes of one page in all cache groups together: each group gets the same number of pages."""
+    """Bytes of one page of one rank in all cache groups together: each group gets the same number of pages."""
     dtype = kv_dtype(config)
-    layouts = [KVLayout(group, config.memory.page_size, dtype) for group in model.cache_groups]
+    groups = rank_facts(model, config.parallel.tp_size).cache_groups
+    layouts = [KVLayout(group, config.memory.page_size, dtype) for group in groups]
     return sum(layout.bytes_per_page() for layout in layouts)
 
 

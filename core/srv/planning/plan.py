@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from srv.args.defaults import RESERVED_MEMORY
+from srv.args.defaults import HOST_MEMORY, RESERVED_MEMORY
 from srv.args.statement import Resolved, UserInput
 from srv.planning.budget import Budget, estimate
 from srv.planning.resolution import resolve_plan
@@ -27,7 +27,9 @@ def make_plan(user: UserInput) -> LaunchPlan:
     plan = resolve_plan(user, find_target, model_needed=False)
     if plan.model is None:
         return LaunchPlan(plan.target, None, plan.resolved, None, plan.notes)
-    budget = estimate(plan.resolved.config, plan.model, plan.target.device, reserved_bytes(plan.resolved))
+    resolved, device = plan.resolved, plan.target.device
+    shared = HOST_MEMORY in resolved.capabilities
+    budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
     return LaunchPlan(plan.target, plan.model, plan.resolved, budget, plan.notes)
 
 

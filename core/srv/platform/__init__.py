@@ -22,4 +22,4 @@ Every module but `interface`, `contract` and `ops` is torch-free:
     ops            binds a platform's op implementations to the callables that layers hold
 """
 
-API_VERSION = (1, 2)
+API_VERSION = (1, 3)

@@ -16,6 +16,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "chunked_prefill": "attention extends a context that is already partly in the KV pool",
         "host_memory": "the device computes in host memory, which it shares with every other process",
         "overlap": "the host may plan the next step while the device computes the current one",
+        "communicator": "several ranks on one machine compute each layer together: Platform.communicator",
         "graphs": "a captured step can be replayed with new KV lengths from the host",
         "w8a8": "int8 weights times activations quantized to int8: ops linear_w8a8, linear_w8a8_static",
         "int8_weights": "int8 weights times activations that are not quantized: op linear_int8",

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
+from srv.dist.group import RankGroup
 from srv.errors import PlatformUnavailable, PluginError, SrvError
 from srv.platform import API_VERSION
 from srv.platform.checks import Version, check_known_names
-from srv.platform.interface import Graphs, OpImpl, Platform
+from srv.platform.interface import Communicator, Graphs, OpImpl, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.patches import PatchGuard
 from srv.platform.registry import InstalledPlatform
 
-SINCE: Mapping[str, Version] = MappingProxyType({"graphs": (1, 1)})
+SINCE: Mapping[str, Version] = MappingProxyType({"graphs": (1, 1), "communicator": (1, 3)})
 """Members of `Platform` that were added after version 1.0. A plugin written for an older version need not have
 them, so core checks before it uses them."""
 
@@ -78,6 +79,26 @@ def graphs_of(platform: Platform) -> Graphs | None:
     return graphs
 
 
+def join(platform: Platform, group: RankGroup) -> Communicator:
+    """The platform's communicator for a group of several ranks, checked.
+
+    PlatformUnavailable if the platform declares the capability but was written for a contract without this member.
+    """
+    make = getattr(platform, "communicator", None)
+    if make is None:
+        raise PlatformUnavailable(
+            platform.name,
+            "its facts declare the capability communicator, but the platform object has no such member",
+            "Start with one rank, and report this to the plugin's authors",
+            "communicator_missing",
+        )
+    communicator: Communicator = make(group)
+    path = f"{type(platform).__name__}.communicator({group.name!r})"
+    for member in ("all_reduce", "all_gather", "barrier", "abort"):
+        _check_method(communicator, vars(Communicator)[member], platform.name, f"{path}.{member}")
+    return communicator
+
+
 def _newer_member_error(live: object, distribution: str, member: str, since: Version) -> PluginError:
     """A member that is newer than the plugin's own API version would be called without having been checked."""
     return PluginError(
@@ -104,7 +125,8 @@ def _check_member(live: object, distribution: str, member: str) -> None:
 def _check_method(owner: object, expected: Callable[..., Any], distribution: str, path: str) -> None:
     member = path.rpartition(".")[2]
     if not hasattr(owner, member):
-        raise PluginError(distribution, path, "is missing", f"Implement srv.platform.interface.Graphs.{member}")
+        owner_name = expected.__qualname__.partition(".")[0]
+        raise PluginError(distribution, path, "is missing", f"Implement srv.platform.interface.{owner_name}.{member}")
     _check_call(getattr(owner, member), expected, distribution, path)
 
 

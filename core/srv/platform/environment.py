@@ -82,7 +82,7 @@ def kernels() -> Iterator[Finding]:
     if found:
         yield Finding("kernels", "ok", f"srv-kernels has its compiled library {', '.join(found)}")
     else:
-        remedy = "Install a C++ compiler (such as g++) and reinstall srv-kernels; native CPU kernels are faster."
+        remedy = "Install a C++ compiler (such as g++) and reinstall srv-kernels; its native kernels are faster."
         yield Finding("kernels", "warning", "srv-kernels was built without its compiled library", remedy)
 
 

@@ -13,12 +13,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from srv.dist.group import RankGroup
 from srv.specs import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Free and total bytes of one device, as its driver (or operating system) reports them now."""
+    """Free and total bytes of one device, as its driver (or operating system) reports them now.
+
+    A device that computes in host memory gives each of the ranks on this host an equal share.
+    """
 
     free: int
     total: int
@@ -218,6 +222,30 @@ class Graphs(Protocol):
         """
 
 
+class Communicator(Protocol):
+    """The collective operations of one group of ranks (contract 1.3).
+
+    All members call the same operations with tensors of the same shape and dtype, in the same order, on the thread that
+    runs steps. They may be called while a step is captured: a replay repeats them. An operation that a member does not
+    join raises `srv.errors.RankLost` with the name of the group, within `RankGroup.timeout_s`.
+    """
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace `tensor` (contiguous, on the device) by the sum over all members, and return it.
+
+        Every member gets the same bits.
+        """
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[members, *shape]: the tensors of all members, in the order of their ranks."""
+
+    def barrier(self) -> None:
+        """Wait until every member is here; for starting up, so at most `RankGroup.start_timeout_s`."""
+
+    def abort(self) -> None:
+        """Release connections and memory. Operations that still wait, on this rank or another, fail."""
+
+
 @runtime_checkable
 class Platform(Protocol):
     """A live platform in one worker process."""
@@ -247,6 +275,12 @@ class Platform(Protocol):
     @property
     def graphs(self) -> Graphs | None:
         """Captured steps, or None if the platform captures none (contract 1.1; a plugin of 1.0 has no such member)."""
+
+    def communicator(self, group: RankGroup) -> Communicator:
+        """Join a group of several ranks; returns when all members have joined (contract 1.3).
+
+        Called once per group, after `init_worker`, if the platform declares the capability "communicator".
+        """
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Called when weights are loaded and on the device: repack them, cast formats, free what is not needed."""

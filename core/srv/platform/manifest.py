@@ -48,12 +48,14 @@ class ProbeResult:
 class EngineContext:
     """The argument of `create`: the device that the probe found, and this process's rank on this host.
 
-    `options` are the resolved values of the arguments that `Manifest.options` names.
+    `local_ranks`: the number of ranks on this host, which share what belongs to the host (processor cores, host
+    memory). `options` are the resolved values of the arguments that `Manifest.options` names.
     """
 
     device: DeviceFacts
     local_rank: int
     options: Mapping[str, object] = field(default_factory=dict)
+    local_ranks: int = 1
 
 
 def _no_environment(device: DeviceFacts, rank: int) -> Mapping[str, str]:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from srv.models.formats.gguf_types import OP_TYPES, TENSOR_TYPES, TensorType
+from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
+from srv.models.layers.linear import WHOLE, Projection, Sharding, Split
 from srv.platform.interface import OpArgs
 
 _TYPES: Mapping[str, TensorType] = {each.name: each for each in TENSOR_TYPES.values()}
@@ -61,10 +62,12 @@ class GGUFLinear(Projection):
         matrices: list[GGUFMatrix],
         bias: bool,
         tied: bool = False,
+        sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(shards)
+        super().__init__(shards, sharding)
         self.dtype, self.matrices, self.tied = context.dtype, matrices, tied
-        self.bias = context.empty(sum(shards.values())) if bias else None
+        self._loaded_bias = context.empty(sum(shards.values())) if bias else None
+        self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
         self._ops: list[Callable[..., Tensor]] = [
             context.ops.bind("linear_gguf", OpArgs(context.dtype, {"inputs": each.inputs, "outputs": each.outputs}))
             for each in matrices
@@ -82,7 +85,16 @@ class GGUFLinear(Projection):
         if not self.tied:
             rows = (view for each in self.matrices for view in torch.split(each.rows, self._shard_rows(each)))
             views = {f"{name}.weight": view for name, view in zip(self.shards, rows, strict=True)}
-        return views if self.bias is None else views | self.shard_views("bias", self.bias)
+        bias = self._loaded_bias
+        return views if bias is None else views | self.shard_views("bias", bias)
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """Slices of columns are in stored bytes, as the rows are."""
+        slices = super().weight_slices()
+        if self.sharding.columns is None:
+            return slices
+        kind = _TYPES[self.matrices[0].quant_type]  # one matrix: layers that share an input are split by outputs
+        return {name: each.scaled(kind.size, kind.elements) for name, each in slices.items()}
 
     def _shard_rows(self, matrix: GGUFMatrix) -> list[int]:
         """The number of rows of each shard in one of the matrices."""
@@ -99,8 +111,8 @@ class GGUFLinear(Projection):
 class GGUFEmbedding(TokenEmbedding):
     """A quantized embedding; rows are dequantized at lookup. `kernel`: int64 [T] -> [T, hidden] of `dtype`."""
 
-    def __init__(self, context: BuildContext, name: str, matrix: GGUFMatrix) -> None:
-        super().__init__(name)
+    def __init__(self, context: BuildContext, name: str, vocab: Slice, matrix: GGUFMatrix) -> None:
+        super().__init__(name, vocab)
         self.dtype, self.matrix = context.dtype, matrix
         op_args = OpArgs(context.dtype, {"inputs": matrix.inputs})
         self._dequantize_rows: Callable[..., Tensor] = context.ops.bind("rows_gguf", op_args)
@@ -124,20 +136,25 @@ class GGUFLayerFactory(LayerFactory):
         super().__init__(context)
         self._quant_types = quant_types
 
-    def linear(self, shards: Mapping[str, int], inputs: int, bias: bool) -> Projection:
-        if not all(self._stays_quantized(name, inputs) for name in shards):
-            return super().linear(shards, inputs, bias)
-        runs = groupby(shards.items(), key=lambda shard: self._quant_types[f"{shard[0]}.weight"])
+    def linear(
+        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        local = self.local_sizes(shards, inputs, split, unit)
+        if not all(self._stays_quantized(name, local.inputs) for name in shards):
+            return super().linear(shards, inputs, bias, split, unit)
+        runs = groupby(local.shards.items(), key=lambda shard: self._quant_types[f"{shard[0]}.weight"])
         matrices = [
-            empty_matrix(self.context, sum(rows for _, rows in run), inputs, quant_type) for quant_type, run in runs
+            empty_matrix(self.context, sum(rows for _, rows in run), local.inputs, quant_type)
+            for quant_type, run in runs
         ]
-        return GGUFLinear(self.context, shards, matrices, bias)
+        return GGUFLinear(self.context, local.shards, matrices, bias, sharding=local.sharding)
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
         if not self._stays_quantized(name, hidden):
             return super().embedding(name, vocab, hidden)
-        matrix = empty_matrix(self.context, vocab, hidden, self._quant_types[f"{name}.weight"])
-        return GGUFEmbedding(self.context, name, matrix)
+        local = self.local_vocab(vocab)
+        matrix = empty_matrix(self.context, local.end - local.begin, hidden, self._quant_types[f"{name}.weight"])
+        return GGUFEmbedding(self.context, name, local, matrix)
 
     def tied_lm_head(self, name: str, embedding: TokenEmbedding) -> Projection:
         if not isinstance(embedding, GGUFEmbedding):

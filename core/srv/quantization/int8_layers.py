@@ -16,7 +16,7 @@ from torch import Tensor
 
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Linear, Projection
+from srv.models.layers.linear import Linear, Projection, Split
 from srv.quantization import modelslim
 from srv.quantization import w8a8_int8 as int8
 from srv.quantization.modelslim import QuantDescription
@@ -148,13 +148,15 @@ class QuantizedLayerFactory(LayerFactory):
         super().__init__(context)
         self._description, self._offsets = description, offsets
 
-    def linear(self, shards: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+    def linear(
+        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
         quant_type = self._description.quant_type(shards)
         if quant_type == modelslim.STATIC:
             return StaticInt8Linear(self.context, shards, inputs)  # its quant_bias contains the bias
         if quant_type == modelslim.DYNAMIC:
             return DynamicInt8Linear(self.context, shards, inputs, bias, offset=self._offsets)
-        return super().linear(shards, inputs, bias)
+        return super().linear(shards, inputs, bias, split, unit)
 
 
 class OnlineInt8LayerFactory(LayerFactory):
@@ -167,6 +169,8 @@ class OnlineInt8LayerFactory(LayerFactory):
         super().__init__(context)
         self._layer_class = layer_class
 
-    def linear(self, shards: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+    def linear(
+        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
         layer_class = self._layer_class if all(map(int8.is_quantized_online, shards)) else Linear
         return layer_class(self.context, shards, inputs, bias)

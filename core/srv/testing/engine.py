@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import queue
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from srv.args.cli import add_arguments
 from srv.args.sources import gather
+from srv.args.statement import UserInput
 from srv.engine.build import Engine, build
 from srv.engine.loop import EngineLoop
 from srv.errors import EngineDead, IntegrityError
+from srv.executor.protocol import Executor
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FlushCache, FromEngine, GetStats, Outputs, Stats, ToEngine
@@ -52,7 +54,7 @@ class LocalEngine:
     def __init__(self, context: LaunchContext) -> None:
         self.context = context
         self._channel = InProcessChannel()
-        self._engine: Engine = build(self.spec(), self.late_inputs())
+        self._engine: Engine = build(self.spec(), self.make_executor, self.late_inputs())
         self.ready, scheduler, executor = self._engine.ready, self._engine.scheduler, self._engine.executor
         self.loop = EngineLoop(scheduler, executor, self._channel, self._engine.depth, self._engine.late)
         self.results: dict[str, GenerationResult] = {}
@@ -61,11 +63,7 @@ class LocalEngine:
     @classmethod
     def launch(cls, arguments: Sequence[str]) -> Self:
         """The engine that `srv launch` would start with these arguments. Raises Refusal if it would refuse them."""
-        parser = argparse.ArgumentParser()
-        add_arguments(parser)
-        namespace, unknown = parser.parse_known_args(list(arguments))
-        namespace.unknown = unknown
-        return cls(resolve_launch(gather(namespace, {})))
+        return cls(resolve_launch(user_input(arguments)))
 
     def spec(self) -> EngineSpec:
         """The spec that the engine is built from. Tests override it to build engines that no argument can configure."""
@@ -74,6 +72,9 @@ class LocalEngine:
     def late_inputs(self) -> LateInputMaker | None:
         """What makes late inputs. Tests override it: no argument configures it yet."""
         return None
+
+    make_executor: Callable[[EngineSpec], Executor] | None = None
+    """How its executor is made, if not as `srv launch` would."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +141,15 @@ class LocalEngine:
                 result.error = output.error or result.error
                 result.cached_tokens = output.cached_tokens or result.cached_tokens
                 result.vectors += output.vectors or b""
+
+
+def user_input(arguments: Sequence[str]) -> UserInput:
+    """What `srv launch` with these arguments reads from its command line."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    namespace, unknown = parser.parse_known_args(list(arguments))
+    namespace.unknown = unknown
+    return gather(namespace, {})
 
 
 class CheckedEngine(LocalEngine):

@@ -14,15 +14,17 @@ from typing import Any
 import torch
 
 from srv.args.config import Config
+from srv.dist.group import RankGroup
 from srv.executor.protocol import Allocation, Launched, RankMemory
 from srv.executor.spec import EngineSpec
+from srv.models.architectures.sharding import rank_facts
 from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
 from srv.platform import registry
-from srv.platform.contract import create_platform
-from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers, Platform
+from srv.platform.contract import create_platform, join
+from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
 from srv.sample.late_mask import LateMasks
@@ -44,8 +46,8 @@ logger = logging.getLogger(__name__)
 class RankWorker:
     """One rank of the engine that `spec` describes. Implements `srv.executor.protocol.Worker`.
 
-    The members without a leading underscore exist once `load` (platform, device, model) and `allocate` (runner) have
-    returned.
+    `group`: the ranks that the model is sharded over, of which this is one. The members without a leading underscore
+    exist once `load` (platform, device, model) and `allocate` (runner) have returned.
     """
 
     platform: Platform
@@ -53,19 +55,23 @@ class RankWorker:
     model: CausalLM
     runner: Runner
 
-    def __init__(self, spec: EngineSpec, rank: int = 0, late_inputs: bool = False) -> None:
-        """`late_inputs`: whether there may be plans with late rows."""
-        self._spec, self._rank, self._late_inputs = spec, rank, late_inputs
+    def __init__(self, spec: EngineSpec, group: RankGroup = RankGroup()) -> None:  # noqa: B008 - immutable
+        self._spec, self._group = spec, group
         self._config = Config.from_json(spec.config)
+        self._communicator: Communicator | None = None
+        self._weight_bytes = 0
 
     def load(self) -> None:
-        spec, rank = self._spec, self._rank
+        spec, group = self._spec, self._group
         found = registry.find_platforms()[spec.platform]  # the API process has found it before
-        context = EngineContext(device=spec.device, local_rank=rank, options=spec.options)
+        context = EngineContext(spec.device, local_rank=group.rank, options=spec.options, local_ranks=group.size)
         self.platform = create_platform(found, context)
-        self.platform.init_worker(rank)
-        self.device = self.platform.device(rank)
+        self.platform.init_worker(group.rank)
+        self.device = self.platform.device(group.rank)
+        if group.size > 1:
+            self._communicator = join(self.platform, group)
         self.model = self._load_model()
+        self._weight_bytes = self.model.loaded_bytes()
         self.platform.post_load(self.model)
 
     def _load_model(self) -> CausalLM:
@@ -83,21 +89,25 @@ class RankWorker:
                 online_quantization=weights.torchao_config,
                 seed=model.random_seed or 0,
                 progress=progress,
+                group=self._group,
+                communicator=self._communicator,
             )
 
     def measure(self) -> RankMemory:
         memory = self.platform.memory(self.device)
-        return RankMemory(self._rank, str(self.device), memory.free, memory.total)
+        return RankMemory(self._group.rank, str(self.device), memory.free, memory.total, self._weight_bytes)
 
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
         kv = self.platform.kv_buffers(self._kv_layout(budget), budget.pages[0])
         context = BackendContext(platform=self.platform, device=self.device, kv=kv, max_rows=rows)
         max_pages = -(-budget.max_request_tokens // budget.page_size)
-        late = LateMasks(model.vocab_size, self.device) if self._late_inputs else None
+        late = LateMasks(model.vocab_size, self.device) if self._spec.late_inputs else None
         end_tokens = frozenset(model.end_tokens)
         state = SamplerState(rows, model.vocab_size, end_tokens, self.device, extra=(late,) if late else ())
         attention, decode = self._attention(context)
+        if self._communicator is not None:
+            self._communicator.barrier()  # capturing runs steps, and the ranks have to begin together
         captured, report = capture_steps(
             config,
             self.platform,
@@ -118,11 +128,13 @@ class RankWorker:
             late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(self._rank, _bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows))
+        return Allocation(
+            self._group.rank, _bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows)
+        )
 
     def _kv_layout(self, budget: Budget) -> KVLayout:
         """This version supports one cache group; `srv.models.read` refuses models with several."""
-        (group,) = self._spec.model.cache_groups
+        (group,) = rank_facts(self._spec.model, self._group.size).cache_groups
         return KVLayout(group, budget.page_size, budgets.kv_dtype(self._config), self._spec.kv_order)
 
     def _attention(self, context: BackendContext) -> tuple[AttentionBackend, AttentionBackend]:
@@ -145,6 +157,11 @@ class RankWorker:
 
     def sample(self, step: int, late: LateInputs) -> Launched:
         return self.runner.sample(step, late)
+
+    def close(self) -> None:
+        """Leave the group. Only ranks in processes of their own need it."""
+        if self._communicator is not None:
+            self._communicator.abort()
 
 
 def _bytes(kv: KVBuffers) -> int:

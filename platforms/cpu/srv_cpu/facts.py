@@ -19,6 +19,7 @@ _CAPABILITIES = frozenset(
         "prefix_cache",
         "chunked_prefill",
         "host_memory",
+        "communicator",
         "overlap",
         "w8a8",
         "int8_weights",

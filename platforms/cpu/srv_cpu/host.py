@@ -19,6 +19,13 @@ def threads() -> int:
     return int(value) if value.isdecimal() and int(value) > 0 else usable_cores()
 
 
+def share_threads(ranks: int) -> None:
+    """Divide the compute threads among the ranks on this host: sets OMP_NUM_THREADS for this process if there are
+    several."""
+    if ranks > 1:
+        os.environ[_THREADS] = str(max(1, threads() // ranks))
+
+
 def usable_cores() -> int:
     """Physical cores that this process may use, according to its CPU affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):

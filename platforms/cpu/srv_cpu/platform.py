@@ -11,11 +11,12 @@ import numpy as np
 import psutil
 import torch
 
+from srv.dist.group import RankGroup
 from srv.models.base import torch_dtype
-from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpImpl
+from srv.platform.interface import Check, Communicator, Event, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
 from srv.specs import KVLayout
-from srv_cpu.host import threads
+from srv_cpu.host import share_threads, threads
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
 from srv_cpu.packed import ORDER as PACKED_ORDER
@@ -50,7 +51,8 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def init_worker(self, rank: int) -> None:
-        """One thread per physical core: a second hyper-thread only adds contention."""
+        """One thread per physical core: a second hyper-thread only adds contention. Ranks divide the cores."""
+        share_threads(self._context.local_ranks)
         torch.set_num_threads(threads())
         loaded = load()
         if loaded.library is None:
@@ -59,10 +61,14 @@ class CpuPlatform:
             loaded.library.srv_set_threads(threads())
 
     def memory(self, device: torch.device) -> Memory:
-        """free: what the operating system can provide without swapping, within the container's limit."""
-        total = memory_limit()
+        """free: what the operating system can provide without swapping, within the container's limit.
+
+        Each rank on this host has an equal share of both.
+        """
+        ranks = self._context.local_ranks
+        total = memory_limit() // ranks
         used = psutil.Process().memory_info().rss
-        free = min(psutil.virtual_memory().available, max(total - used, 0))
+        free = min(psutil.virtual_memory().available // ranks, max(total - used, 0))
         return Memory(free=free, total=total)
 
     def record_event(self, device: torch.device) -> Event:
@@ -102,6 +108,11 @@ class CpuPlatform:
         from srv_cpu.graphs import CpuGraphs
 
         return CpuGraphs()
+
+    def communicator(self, group: RankGroup) -> Communicator:
+        from srv_cpu.communicator import GlooCommunicator  # imports torch.distributed, which one rank does not need
+
+        return GlooCommunicator(group)
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Repack weights into the layout that this machine reads fastest.

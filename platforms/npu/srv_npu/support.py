@@ -186,11 +186,10 @@ _UNSUPPORTED = (
     ),
     *_all(
         "unsupported",
-        "drafting from n-grams is not implemented for NPUs",
+        "trees of drafts from n-grams are not implemented for NPUs",
         """
-        speculative_token_map speculative_ngram_min_match_window_size speculative_ngram_max_match_window_size
-        speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth speculative_ngram_match_type
-        speculative_ngram_branch_length speculative_ngram_capacity
+        speculative_token_map speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
+        speculative_ngram_match_type speculative_ngram_capacity
         """,
     ),
     *_all(

@@ -42,8 +42,6 @@ UNREACHABLE = {
     "equal_backends",
     "excluded",
     "guesses_disagree",
-    "not_divisible",
-    "other_missing",
     "rank_missing",
     "too_few",
     "backends_disagree",
@@ -51,6 +49,7 @@ UNREACHABLE = {
     "bad_text",  # cannot be printed to a terminal
     "host_unavailable",  # this and the next need a socket error
     "port_unavailable",
+    "too_few_devices",  # needs a platform with devices of their own and a communicator
 }
 
 

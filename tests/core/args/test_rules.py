@@ -27,6 +27,22 @@ from srv.platform.facts import Default, Support
 
 DEFAULTS = (*MODEL_DEFAULTS, *GENERIC_DEFAULTS, *DEVICE_DEFAULTS)
 DEEPSEEK = model(architecture="DeepseekV3ForCausalLM")
+# A model and a machine that allow 2, 3 and 4 ranks.
+SHARDABLE = Facts(
+    replace(device(), count=5),
+    model(
+        config={
+            "vocab_size": 1200,
+            "hidden_size": 1536,
+            "intermediate_size": 2400,
+            "num_hidden_layers": 10,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 12,
+            "max_position_embeddings": 1000,
+        }
+    ),
+    CAPABLE,
+)
 
 
 def context_of(reads: tuple[str, ...], facts: Facts | None = None, **values: Any) -> StatementContext:
@@ -41,7 +57,7 @@ def broken(**values: Any) -> set[tuple[str, str]]:
     return {
         (each.argument, each.code)
         for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
-        if each.check(context_of((each.argument, *each.reads), **values)) is not None
+        if each.check(context_of((each.argument, *each.reads), SHARDABLE, **values)) is not None
     }
 
 
@@ -72,6 +88,10 @@ def test_declared_defaults_violate_no_constraint() -> None:
 
 
 CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
+    ({"tp_size": 5}, ("tp_size", "not_divisible")),
+    ({"tp_size": 2, "model_impl": "transformers"}, ("tp_size", "not_divisible")),
+    ({"tp_size": 6}, ("tp_size", "too_few_devices")),
+    ({"dist_timeout": 3}, ("dist_timeout", "other_missing")),
     ({"tp_size": 3, "nnodes": 2}, ("nnodes", "not_divisible")),
     ({"nnodes": 2, "tp_size": 2, "node_rank": 2}, ("node_rank", "rank_missing")),
     ({"pp_size": 2}, ("pp_size", "excluded")),

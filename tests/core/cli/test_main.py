@@ -151,9 +151,9 @@ def test_plan_collects_refusals_of_device_model_and_values(capsys: pytest.Captur
 
 
 def test_refusals_of_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", "--device", "imagined:mk1", "--tp-size", "2"]) == 2
+    assert main(["plan", "--json", "--device", "imagined:mk1", "--dp-size", "2"]) == 2
     (refusal,) = json.loads(capsys.readouterr().out)["refusals"]
-    assert (refusal["code"], refusal["what"], refusal["value"]) == ("planned", "tp_size", "2")
+    assert (refusal["code"], refusal["what"], refusal["value"]) == ("planned", "dp_size", "2")
 
 
 def test_plan_refuses_a_pool_without_pages(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,5 +160,5 @@ def test_the_text_of_a_refusal() -> None:
         check_manifest(replace(GOOD, api=(1, 7)), "srv-example", "4.2", core="0.1.0")
     assert str(raised.value) == (
         "plugin srv-example: Manifest.api: srv-example 4.2 was written for contract version 1.7, "
-        "but this srv 0.1.0 supports 1.0 to 1.2. Install a newer srv, or an older srv-example"
+        "but this srv 0.1.0 supports 1.0 to 1.3. Install a newer srv, or an older srv-example"
     )

@@ -123,7 +123,7 @@ def test_a_platform_passes(platform: type) -> None:
         (Lacking, "Lacking.memory", "missing"),
         (Renamed, "Renamed.kv_buffers", "count"),
         (Demanding, "Demanding.post_load", "level"),
-        (Extra, "Extra.synchronise", "not a member of contract version 1.2"),
+        (Extra, "Extra.synchronise", "not a member of contract version 1.3"),
         (Misnamed, "Misnamed.name", "'sample'"),
         (BadOps, "BadOps.ops[0]", "str"),
         (lambda: None, "NoneType.device", "missing"),

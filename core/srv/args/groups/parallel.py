@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import above, at_least, between, not_empty
 from srv.args.spec import Arg
 
-_TP = "tensor parallelism is not implemented yet"
+_TP = "the platforms' communicators have no such setting yet"
 _PP = "pipeline parallelism is not implemented yet"
 _DP = "data parallelism is not implemented yet"
 _NODES = "serving on several machines is not implemented yet"
@@ -20,7 +20,7 @@ class ParallelArgs(NamedTuple):
         Arg(
             "Ranks over which each layer is sharded (tensor parallelism).",
             at_least(1),
-            planned=_TP,
+            needs="communicator",
             metavar="RANKS",
             aliases=("tensor_parallel_size", "tp"),
         ),
@@ -99,7 +99,13 @@ class ParallelArgs(NamedTuple):
         ),
     ] = None
     dist_timeout: Annotated[
-        int | None, Arg("Timeout of collective operations between ranks.", at_least(1), planned=_TP, unit="seconds")
+        int | None,
+        Arg(
+            "How long a rank waits for the others before the engine ends; 4 seconds if not set.",
+            at_least(1),
+            needs="communicator",
+            unit="seconds",
+        ),
     ] = None
     disable_custom_all_reduce: Annotated[bool, Arg("Use only the vendor's library for all-reduce.", planned=_TP)] = (
         False

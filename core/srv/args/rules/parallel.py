@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
+from srv.models.architectures.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
 _GIB = 2**30
@@ -18,6 +19,37 @@ def _machines_divide(context: ResolutionContext) -> str | None:
 def _rank_exists(context: ResolutionContext) -> str | None:
     rank, machines = context["node_rank"], context["nnodes"]
     return None if rank < machines else f"with {machines} machines (nnodes) it must be between 0 and {machines - 1}"
+
+
+def _model_divides(context: ResolutionContext) -> str | None:
+    """Whether the model can be sharded over `tp_size` ranks."""
+    ranks, model = context["tp_size"], context.model
+    if ranks == 1 or model is None:
+        return None
+    if context["model_impl"] == "transformers":
+        return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
+    if context["torchao_config"] is not None:
+        return f"weights quantized to int8 cannot be sharded yet (torchao_config is {context['torchao_config']})"
+    in_blocks = not context["dequantize_weights"] and context["load_format"] != "dummy"
+    sizes = divisions(model, in_blocks=in_blocks)
+    if isinstance(sizes, str):
+        return sizes
+    obstacles = sizes.obstacles(ranks)
+    legal = ", ".join(map(str, sizes.legal_ranks()))
+    return f"{'; '.join(obstacles)} (this model allows {legal})" if obstacles else None
+
+
+def _enough_devices(context: ResolutionContext) -> str | None:
+    ranks, devices = context["tp_size"], context.device.count
+    if "host_memory" in context.capabilities or ranks <= devices:
+        return None
+    return f"each rank needs a device of its own, but there {'is one' if devices == 1 else f'are {devices}'}"
+
+
+def _several_ranks(context: ResolutionContext) -> str | None:
+    if context["dist_timeout"] is None or context["tp_size"] > 1:
+        return None
+    return "there is only one rank, which waits for no other (tp_size is 1)"
 
 
 def _pipeline_exclusions(context: ResolutionContext) -> str | None:
@@ -78,6 +110,16 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
+        "tp_size",
+        "not_divisible",
+        _model_divides,
+        "Choose a number of ranks that the model allows, or leave it at 1.",
+        reads=("model_impl", "torchao_config", "dequantize_weights", "load_format"),
+    ),
+    Constraint(
+        "dist_timeout", "other_missing", _several_ranks, "Leave it out, or set tp_size above 1.", reads=("tp_size",)
+    ),
+    Constraint(
         "nnodes",
         "not_divisible",
         _machines_divide,
@@ -113,4 +155,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Set enable_dp_attention too, or leave it out.",
         reads=("enable_dp_attention",),
     ),
+)
+
+# Constraints that apply only if a platform is known.
+DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint("tp_size", "too_few_devices", _enough_devices, "Choose at most one rank per device."),
 )

@@ -5,6 +5,10 @@ KV pool.
 
     tokens ─ embedding ─┬─ norm ─ qkv ─ [qk norm] ─ rotary ─ attend ─ o_proj ─(+)─┬─ norm ─ MLP ─(+)─ … ─ norm
                         └───────────────────── residual ──────────────────────────┘ └──── residual ──┘
+
+Sharded over ranks, each rank holds some heads, some of the intermediate size and some of the vocabulary. o_proj and the
+MLP then give partial sums, which two all-reduces per layer add up; the embedding is another one, and the logits are
+gathered. Norms and the residual are the same on every rank.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from torch import Tensor, nn
 
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.formats.slices import Slice
+from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 from srv.models.layers.mlp import GatedMLP
@@ -28,14 +34,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: DecoderConfig, factory: LayerFactory, prefix: str, index: int) -> None:
         super().__init__()
-        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+        context, dim = factory.context, config.head_dim
+        counts = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
+        shards = {f"{prefix}.{name}": count * dim for name, count in counts.items()}
+        self.qkv_proj = factory.linear(shards, config.hidden_size, config.qkv_bias, split="out", unit=dim)
+        self.head_counts = [outputs // dim for outputs in self.qkv_proj.shards.values()]
+        self.total_heads = sum(self.head_counts)
+        heads, kv_heads, _ = self.head_counts
         self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, config.windows[index])
-        self.head_counts, self.total_heads = [heads, kv_heads, kv_heads], heads + 2 * kv_heads
-        names = (f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
-        context = factory.context
-        shards = {name: count * dim for name, count in zip(names, self.head_counts, strict=True)}
-        self.qkv_proj = factory.linear(shards, config.hidden_size, config.qkv_bias)
-        self.o_proj = factory.linear({f"{prefix}.o_proj": config.hidden_size}, heads * dim, config.output_bias)
+        output = {f"{prefix}.o_proj": config.hidden_size}
+        self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
@@ -85,9 +93,17 @@ class DecoderLayer(nn.Module):
             views |= projection.weight_views()
         return views
 
+    def weight_slices(self) -> dict[str, Slice]:
+        """The slices of the checkpoint's tensors that the views hold; of those that are not whole."""
+        attention, mlp = self.attention, self.mlp
+        slices: dict[str, Slice] = {}
+        for projection in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
+            slices |= projection.weight_slices()
+        return slices
+
 
 class Decoder(CausalLM):
-    """A whole model. Its weights are uninitialised until a loader has filled `weight_views`."""
+    """A whole model, or one rank's part. Its weights are uninitialised until a loader has filled `weight_views`."""
 
     def __init__(self, config: DecoderConfig, factory: LayerFactory, context_length: int) -> None:
         super().__init__()
@@ -99,13 +115,18 @@ class Decoder(CausalLM):
         if config.tied_embeddings:
             self.lm_head = factory.tied_lm_head("lm_head", self.embedding)
         else:
-            self.lm_head = factory.linear({"lm_head": config.vocab_size}, config.hidden_size, False)
+            self.lm_head = factory.linear({"lm_head": config.vocab_size}, config.hidden_size, False, split="out")
+        self._communicator = context.communicator
+        self.lookup: nn.Module = self.embedding
+        if context.communicator is not None:
+            self.lookup = VocabularyParallelLookup(self.embedding, context.communicator)
         self.cos_sin: Tensor
         cos_sin = cos_sin_table(config.rope, context_length).to(context.device)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
-        residual: Tensor = self.embedding(inputs.tokens)
+        residual: Tensor = self.lookup(inputs.tokens)
+        reduce = None if self._communicator is None else self._communicator.all_reduce
         x: Tensor | None = None
         for layer in self.stack:
             if x is None:
@@ -113,15 +134,25 @@ class Decoder(CausalLM):
             else:
                 normed, residual = layer.attention_norm.add_and_norm(x, residual)
             attended = layer.attention.forward(normed, inputs.positions, self.cos_sin, context)
+            if reduce is not None:
+                attended = reduce(attended)
             normed, residual = layer.mlp_norm.add_and_norm(attended, residual)
             x = layer.mlp.forward(normed)
+            if reduce is not None:
+                x = reduce(x)
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add_and_norm(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)
-        return logits
+        if self._communicator is None:
+            return logits
+        gathered = self._communicator.all_gather(logits)  # [ranks, N, vocab of one rank]
+        return gathered.transpose(0, 1).reshape(len(logits), -1)
+
+    def loaded_bytes(self) -> int:
+        return sum(view.nbytes for view in self.weight_views().values())
 
     def weight_views(self) -> dict[str, Tensor]:
         """Views of all weights by their names in Hugging Face checkpoints; those of fused layers are slices."""
@@ -129,6 +160,13 @@ class Decoder(CausalLM):
         for layer in self.stack:
             views |= layer.weight_views()
         return views
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """The slices of the checkpoint's tensors that `weight_views` holds; of those that are not whole."""
+        slices = self.embedding.weight_slices() | self.lm_head.weight_slices()
+        for layer in self.stack:
+            slices |= layer.weight_slices()
+        return slices
 
     def validate_loaded(self) -> str | None:
         """Check the loaded weights: the reason why a layer cannot compute with them, or None."""

@@ -38,6 +38,7 @@ UNSUPPORTED_KEYS = (
     "embedding_scale",
     "attention.temperature_scale",
 )
+DIVIDED_BY_COLUMNS = (".attn_output.weight", ".ffn_down.weight")  # if a model is sharded over ranks
 REMEDY = "Use a GGUF file of a Llama, Qwen2 or Qwen3 model, or the Hugging Face folder of this one"
 
 
@@ -76,6 +77,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         cache_groups=(CacheGroup("full", tuple(range(layers)), kv_heads, head_dim, head_dim),),
         end_tokens=_end_tokens(meta),
         gguf_quantized_params=sum(math.prod(t.shape) for t in header.tensors.values() if t.type.name in OP_TYPES),
+        column_block=_column_block(header),
     )
 
 
@@ -210,6 +212,12 @@ def _types(header: GGUFHeader) -> tuple[str | None, str]:
         return f"gguf:{max(quantized, key=lambda name: parameters[name])}", "float16"
     dtype = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
     return None, UNQUANTIZED_DTYPES.get(dtype, "float32")
+
+
+def _column_block(header: GGUFHeader) -> int:
+    """Elements per quantization block of the matrices that are divided by columns; their least common multiple."""
+    divided = (tensor.type for tensor in header.tensors.values() if tensor.name.endswith(DIVIDED_BY_COLUMNS))
+    return math.lcm(*(kind.elements for kind in divided if kind.name in OP_TYPES))
 
 
 def _end_tokens(meta: _Metadata) -> tuple[int, ...]:

@@ -6,12 +6,14 @@ whatever the device and dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from srv.models.formats.filling import Meter, Progress
+from srv.models.formats.filling import NO_SLICES, Meter, Progress
+from srv.models.formats.slices import Slice, Slices, stored_shape
 
 STD = 0.02  # of the weights
 INT8_RMS = 73.3  # root mean square of uniform integers from -127 to 127
@@ -19,8 +21,13 @@ INPUT_SCALE = 1 / 32  # activations after a norm reach about 4
 CHUNK = 1 << 22  # elements generated at a time, so that no float32 copy of a large matrix is ever allocated
 
 
-def load_dummy(weight_views: Mapping[str, Tensor], seed: int, progress: Progress | None = None) -> None:
-    """Fill every tensor, in the order of their names."""
+def load_dummy(
+    weight_views: Mapping[str, Tensor], seed: int, progress: Progress | None = None, slices: Slices = NO_SLICES
+) -> None:
+    """Fill every tensor, in the order of their names.
+
+    Sliced tensors get the same values as the slice of a whole one: the values outside are drawn and dropped.
+    """
     generator = torch.Generator().manual_seed(seed)
     meter = Meter(sum(view.nbytes for view in weight_views.values()), progress)
     for name in sorted(weight_views):
@@ -30,12 +37,27 @@ def load_dummy(weight_views: Mapping[str, Tensor], seed: int, progress: Progress
             meter.add(view.nbytes, name)
             continue
         mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        rows = view.reshape(view.shape[0], -1) if view.dim() > 1 else view.unsqueeze(0)
-        step = max(1, CHUNK // max(1, rows.shape[1]))
-        for start in range(0, rows.shape[0], step):
-            chunk = rows[start : start + step]
-            chunk.copy_(torch.empty(chunk.shape).normal_(mean, STD, generator=generator))
+        _fill_normal(view, slices.get(name), mean, generator)
         meter.add(view.nbytes, name)
+
+
+def _fill_normal(view: Tensor, part: Slice | None, mean: float, generator: torch.Generator) -> None:
+    """Fill a tensor of one or two axes with the values of its slice, a few stored rows at a time."""
+    whole = stored_shape(view.shape, part)
+    if len(whole) == 1:  # one row
+        whole, view = (1, *whole), view.unsqueeze(0)
+        part = None if part is None else part._replace(axis=1)
+    rows, columns = range(view.shape[0]), slice(None)
+    if part is not None and part.axis == 0:
+        rows = range(part.begin, part.end)
+    elif part is not None:
+        columns = slice(part.begin, part.end)
+    step = max(1, CHUNK // max(1, math.prod(whole[1:])))
+    for start in range(0, whole[0], step):
+        values = torch.empty(min(step, whole[0] - start), *whole[1:]).normal_(mean, STD, generator=generator)
+        first, last = max(start, rows.start), min(start + len(values), rows.stop)
+        if first < last:
+            view[first - rows.start : last - rows.start].copy_(values[first - start : last - start, columns])
 
 
 def _fill_quantized(name: str, view: Tensor, generator: torch.Generator) -> None:

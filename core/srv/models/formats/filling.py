@@ -6,15 +6,18 @@ Owns the errors about missing and unexpected tensors and wrong shapes. Must not 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 from torch import Tensor
 
 from srv.errors import ModelError
+from srv.models.formats.slices import Slices, stored_shape
 
 # progress(total bytes, bytes done, name of the tensor or file just done)
 Progress: TypeAlias = Callable[[int, int, str], None]
 
+NO_SLICES: Slices = MappingProxyType({})
 MAX_LISTED = 5
 OTHER_CHECKPOINT = "The weights and config.json belong to different models: download both again from one place"
 
@@ -24,11 +27,12 @@ def check_names(
     weight_views: Mapping[str, Tensor],
     shapes: Mapping[str, tuple[int, ...]],
     ignored: Collection[str] = (),
+    slices: Slices = NO_SLICES,
 ) -> None:
     """Raise ModelError unless `shapes` (of the stored tensors) has exactly the model's names and shapes.
 
-    `ignored`: stored names that the model may have no tensor for. Error codes: missing_tensors, unexpected_tensors,
-    shape_mismatch.
+    `slices`: the parts of stored tensors that `weight_views` hold. `ignored`: stored names that the model may have no
+    tensor for. Error codes: missing_tensors, unexpected_tensors, shape_mismatch.
     """
     missing = sorted(weight_views.keys() - shapes.keys())
     if missing:
@@ -38,9 +42,9 @@ def check_names(
         reason = f"it contains tensors that the model does not have: {listed(unexpected)}"
         raise ModelError("unexpected_tensors", path, reason, OTHER_CHECKPOINT)
     mismatched = [
-        f"{name} (stored {list(shapes[name])}, expected {list(view.shape)})"
+        f"{name} (stored {list(shapes[name])}, expected {list(expected)})"
         for name, view in weight_views.items()
-        if tuple(view.shape) != shapes[name]
+        if (expected := stored_shape(view.shape, slices.get(name))) != shapes[name]
     ]
     if mismatched:
         raise ModelError("shape_mismatch", path, f"shapes differ: {listed(mismatched)}", OTHER_CHECKPOINT)

@@ -18,20 +18,25 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy
 import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.filling import Meter, Progress, check_names
+from srv.models.formats.filling import NO_SLICES, Meter, Progress, check_names
 from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor, read_header
+from srv.models.formats.slices import Slice, Slices
 from srv.specs import ModelFacts
+
+_Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 
 CHUNK = 1 << 22  # elements dequantized at a time: 16 MiB of float32
 UNQUANTIZED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEQUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 PERMUTED_ARCHITECTURES = ("LlamaForCausalLM",)
+PERMUTED_LAYERS = (".q_proj.", ".k_proj.")
 TOP_LEVEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -52,16 +57,22 @@ LAYER_NAMES = {
 }
 
 
-def load_gguf(facts: ModelFacts, weight_views: Mapping[str, Tensor], progress: Progress | None = None) -> None:
+def load_gguf(
+    facts: ModelFacts,
+    weight_views: Mapping[str, Tensor],
+    progress: Progress | None = None,
+    slices: Slices = NO_SLICES,
+) -> None:
     """Fill every tensor from the file of `facts`.
 
-    Raises ModelError: missing_tensors, unexpected_tensors, shape_mismatch, unsupported_quantization, and those of
-    `read_header`.
+    `slices`: the parts of stored tensors that belong to this rank. Those of bytes are in bytes along the row, and begin
+    and end at the borders of quantization blocks; those of query and key rows are whole heads. Raises ModelError:
+    missing_tensors, unexpected_tensors, shape_mismatch, unsupported_quantization, and those of `read_header`.
     """
     header = read_header(Path(facts.path))
     stored = _by_name(header)
     shapes = {name: _shape(tensor, weight_views.get(name)) for name, tensor in stored.items()}
-    check_names(facts.path, weight_views, shapes)
+    check_names(facts.path, weight_views, shapes, slices=slices)
     _check_types(facts.path, list(stored.values()))
     # The mapping is only read, but torch warns about arrays that are not writable; "c" is copy-on-write.
     data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="c")
@@ -70,7 +81,7 @@ def load_gguf(facts: ModelFacts, weight_views: Mapping[str, Tensor], progress: P
     with _one_thread() if copies_bytes else nullcontext():
         for name, tensor in stored.items():
             if name in weight_views:
-                _fill(_permuted_view(facts, name, weight_views[name]), tensor, data)
+                _fill(_permuted_view(facts, name, weight_views[name]), tensor, data, slices.get(name))
                 meter.add(tensor.size, name)
 
 
@@ -110,21 +121,27 @@ def _check_types(path: str, tensors: list[GGUFTensor]) -> None:
 
 def _permuted_view(facts: ModelFacts, name: str, view: Tensor) -> Tensor:
     """The model's tensor with its rows in the order of the file."""
-    is_query, is_key = ".q_proj." in name, ".k_proj." in name
-    if facts.architecture not in PERMUTED_ARCHITECTURES or not (is_query or is_key):
+    if facts.architecture not in PERMUTED_ARCHITECTURES or not any(part in name for part in PERMUTED_LAYERS):
         return view
-    heads = facts.heads if is_query else facts.kv_heads
-    return view.view(heads, 2, view.shape[0] // heads // 2, *view.shape[1:]).transpose(1, 2)
+    return view.view(-1, 2, facts.head_dim // 2, *view.shape[1:]).transpose(1, 2)
 
 
-def _fill(view: Tensor, tensor: GGUFTensor, data: numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]) -> None:
+def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None) -> None:
     """Dequantize the stored rows in order and copy them into the view, whose first axes are the same rows."""
     stored = data[tensor.offset : tensor.offset + tensor.size]
+    columns = None
+    if part is not None and part.axis == 0:
+        row = tensor.size // part.total
+        stored = stored[part.begin * row : part.end * row]
+    elif part is not None:
+        columns = part
+    size = stored.size // view.shape[0]
     for start, end in _chunks(view):
-        size = tensor.size // view.shape[0]
         chunk = view[start:end]
         rows = stored[start * size : end * size]
         values = torch.from_numpy(rows) if view.dtype == torch.uint8 else _dequantize(rows, tensor)
+        if columns is not None:
+            values = values.view(-1, columns.total)[:, columns.begin : columns.end]
         chunk.copy_(values.reshape(chunk.shape))
 
 
@@ -146,7 +163,7 @@ def _chunks(view: Tensor) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, view.shape[0])
 
 
-def _dequantize(stored: numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]], tensor: GGUFTensor) -> Tensor:
+def _dequantize(stored: _Bytes, tensor: GGUFTensor) -> Tensor:
     """Whole rows of stored bytes as a flat tensor of floats."""
     if tensor.type.name in UNQUANTIZED:
         return torch.frombuffer(bytearray(stored.tobytes()), dtype=UNQUANTIZED[tensor.type.name])

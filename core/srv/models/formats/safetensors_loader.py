@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, check_names
+from srv.models.formats.filling import NO_SLICES, OTHER_CHECKPOINT, Meter, Progress, check_names
 from srv.models.formats.safetensors_header import DOWNLOAD_AGAIN, Checkpoint, read_checkpoint
+from srv.models.formats.slices import Slice, Slices
 from srv.models.formats.storage import StorageFormat
 
 _DECODER = "model."  # prefix of the decoder's weights in a causal language model
@@ -25,11 +27,13 @@ def load_safetensors(
     weight_views: Mapping[str, Tensor],
     progress: Progress | None = None,
     storage: StorageFormat | None = None,
+    slices: Slices = NO_SLICES,
 ) -> None:
     """Fill every tensor from the folder's files, converting floats to the tensor's dtype.
 
-    `storage` converts the tensors of quantized checkpoints. Raises ModelError: no_weights, missing_tensors,
-    unexpected_tensors, shape_mismatch, dtype_mismatch, truncated, damaged.
+    `storage` converts the tensors of quantized checkpoints. `slices`: the parts of stored tensors that belong to this
+    rank; only they are read. `storage` must leave sliced tensors as they are. Raises ModelError: no_weights,
+    missing_tensors, unexpected_tensors, shape_mismatch, dtype_mismatch, truncated, damaged.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint is None:
@@ -39,18 +43,28 @@ def load_safetensors(
     names = _model_names(checkpoint, weight_views)
     shapes = storage.shapes({names[stored]: tensor.shape for stored, tensor in checkpoint.tensors.items()})
     unused = _unused_names(names, weight_views) | storage.unused(shapes.keys() - weight_views.keys())
-    check_names(str(folder), weight_views, shapes, unused)
+    check_names(str(folder), weight_views, shapes, unused, slices)
     needed = {stored: name for stored, name in names.items() if name in weight_views}
     meter = Meter(sum(checkpoint.tensors[stored].size for stored in needed), progress)
     for path, stored_names in checkpoint.files.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for stored in (stored for stored in stored_names if stored in needed):
-                    for target, tensor in storage.convert(needed[stored], file.get_tensor(stored)).items():
+                    read = _read(file, stored, slices.get(needed[stored]))
+                    for target, tensor in storage.convert(needed[stored], read).items():
                         _fill(path, target, weight_views[target], tensor)
                     meter.add(checkpoint.tensors[stored].size, stored)
         except SafetensorError as error:
             raise ModelError("damaged", str(path), f"its weights cannot be read ({error})", DOWNLOAD_AGAIN) from error
+
+
+def _read(file: Any, stored: str, part: Slice | None) -> Tensor:
+    if part is None:
+        tensor: Tensor = file.get_tensor(stored)
+        return tensor
+    lazy = file.get_slice(stored)
+    read: Tensor = lazy[part.begin : part.end] if part.axis == 0 else lazy[:, part.begin : part.end]
+    return read
 
 
 def _model_names(checkpoint: Checkpoint, weight_views: Mapping[str, Tensor]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The context in which layers are built: the device, the dtype and the platform's ops."""
+"""The context in which layers are built: the device, the dtype, the platform's ops, and the ranks that share them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from srv.platform.interface import OpArgs
+from srv.dist.group import RankGroup
+from srv.platform.interface import Communicator, OpArgs
 from srv.platform.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """The device and dtype that layers are built for, and the ops that they call."""
+    """The device and dtype that layers are built for, and the ops that they call.
+
+    `group`: the ranks over which layers are sharded. `communicator`: its collective operations; None for one rank.
+    """
 
     device: torch.device
     dtype: torch.dtype
     ops: Ops
+    group: RankGroup = RankGroup()  # noqa: RUF009 - immutable
+    communicator: Communicator | None = None
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """An uninitialised parameter for a loader to fill; `dtype` defaults to the model's."""

@@ -1,4 +1,4 @@
-"""Token embeddings."""
+"""Token embeddings, whole or sharded over ranks by the vocabulary."""
 
 from __future__ import annotations
 
@@ -7,33 +7,55 @@ from abc import ABC, abstractmethod
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
+from srv.platform.interface import Communicator
 
 
 class TokenEmbedding(nn.Module, ABC):
     """Looks up one row per token: int64 [T] -> [T, hidden] of the model's dtype.
 
-    `name`: the name that checkpoints give to the layer, without ".weight".
+    `name`: the name that checkpoints give to the layer, without ".weight". `vocab`: the rows of the checkpoint's matrix
+    that this rank holds; tokens count from the first of them.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, vocab: Slice) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.vocab = name, vocab
 
     @abstractmethod
     def weight_views(self) -> dict[str, Tensor]:
         """The tensors that a loader fills, by their names in the checkpoint."""
 
+    def weight_slices(self) -> dict[str, Slice]:
+        """The slices of the checkpoint's tensors that the `weight_views` hold; of those that are not whole."""
+        whole = self.vocab.end - self.vocab.begin == self.vocab.total
+        return {} if whole else dict.fromkeys(self.weight_views(), self.vocab)
+
 
 class Embedding(TokenEmbedding):
     """Rows of `weight` [vocab, hidden], in the model's dtype."""
 
-    def __init__(self, context: BuildContext, name: str, vocab: int, hidden: int) -> None:
-        super().__init__(name)
-        self.weight = context.empty(vocab, hidden)
+    def __init__(self, context: BuildContext, name: str, vocab: Slice, hidden: int) -> None:
+        super().__init__(name, vocab)
+        self.weight = context.empty(vocab.end - vocab.begin, hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
 
     def weight_views(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.weight}
+
+
+class VocabularyParallelLookup(nn.Module):
+    """Looks up tokens of the whole vocabulary: each rank looks up those that it holds, and the others give zeros."""
+
+    def __init__(self, embedding: TokenEmbedding, communicator: Communicator) -> None:
+        super().__init__()
+        self.embedding, self._communicator = embedding, communicator
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        vocab = self.embedding.vocab
+        outside = (tokens < vocab.begin) | (tokens >= vocab.end)
+        rows: Tensor = self.embedding((tokens - vocab.begin).masked_fill(outside, 0))
+        return self._communicator.all_reduce(rows.masked_fill(outside.unsqueeze(1), 0))

@@ -1,29 +1,64 @@
-"""The factory of layers with weight matrices: architectures must not know how a checkpoint stores its weights."""
+"""The factory of layers with weight matrices: architectures must not know how a checkpoint stores its weights.
+
+Also owns how matrices are divided among ranks: architectures give the sizes of the whole model and the axis to split.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import Embedding, TokenEmbedding
-from srv.models.layers.linear import Linear, Projection
+from srv.models.layers.linear import Linear, Projection, Sharding, Split
+
+
+class LocalSizes(NamedTuple):
+    """The sizes of a linear layer on this rank, and the part of the checkpoint's layers that it is."""
+
+    shards: Mapping[str, int]
+    inputs: int
+    sharding: Sharding
 
 
 class LayerFactory:
     """Makes linear layers and embeddings with unquantized weights of the model's dtype, for a loader to fill.
 
-    Subclasses make the layers of quantized checkpoints.
+    Subclasses make the layers of quantized checkpoints. All sizes are those of the whole layers; the layers that are
+    made hold this rank's part.
     """
 
     def __init__(self, context: BuildContext) -> None:
         self.context = context
 
-    def linear(self, shards: Mapping[str, int], inputs: int, bias: bool) -> Projection:
-        """One linear layer that fuses several of the checkpoint; `shards`: their names, and the outputs of each."""
-        return Linear(self.context, shards, inputs, bias)
+    def linear(
+        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        """One linear layer that fuses several of the checkpoint; `shards`: their names, and the outputs of each.
+
+        `split`: the axis that is divided among the ranks, None for a copy on each. Outputs are divided in units of
+        `unit` (heads); units are copied where there are fewer than ranks.
+        """
+        local = self.local_sizes(shards, inputs, split, unit)
+        return Linear(self.context, local.shards, local.inputs, bias, sharding=local.sharding)
+
+    def local_sizes(self, shards: Mapping[str, int], inputs: int, split: Split | None, unit: int) -> LocalSizes:
+        group = self.context.group
+        if split is None or group.size == 1:
+            return LocalSizes(shards, inputs, Sharding())
+        if split == "in":
+            begin, end = group.share(inputs)
+            return LocalSizes(shards, end - begin, Sharding(columns=Slice(1, begin, end, inputs)))
+        rows = {name: Slice(0, *group.share(outputs, unit), outputs) for name, outputs in shards.items()}
+        return LocalSizes({name: each.end - each.begin for name, each in rows.items()}, inputs, Sharding(rows))
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
-        return Embedding(self.context, name, vocab, hidden)
+        """The embeddings of this rank's share of the vocabulary."""
+        return Embedding(self.context, name, self.local_vocab(vocab), hidden)
+
+    def local_vocab(self, vocab: int) -> Slice:
+        return Slice(0, *self.context.group.share(vocab), vocab)
 
     def tied_lm_head(self, name: str, embedding: TokenEmbedding) -> Projection:
         """The output layer of a model with tied embeddings: it shares the embedding's weight."""

@@ -1,4 +1,8 @@
-"""Linear layers.
+"""Linear layers, whole or sharded over ranks.
+
+    split    this rank's weight                     its outputs
+    "out"    its rows of each fused layer           its outputs of each
+    "in"     its columns                            partial sums of all outputs: the model adds them up (all-reduce)
 
 Owns weights on the model's device, and the names that checkpoints give to them, so that loaders can fill them
 (`weight_views`). Must not know files. Quantized linear layers are in `srv.quantization`.
@@ -8,19 +12,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
+
+Split: TypeAlias = Literal["out", "in"]
+
+
+class Sharding(NamedTuple):
+    """How the weights of a fused layer are divided: the rows of each shard, or the columns, that this rank holds."""
+
+    rows: Mapping[str, Slice] = MappingProxyType({})
+    columns: Slice | None = None
+
+
+WHOLE = Sharding()
 
 
 class Projection(nn.Module, ABC):
     """A linear layer [T, in] -> [T, out], computed by a kernel that the platform may replace.
 
     `shards`: the linear layers of the checkpoint that this one fuses (for example q_proj, k_proj and v_proj), by
-    name, with the number of outputs of each. Their weights are consecutive rows of this layer's weight.
+    name, with the number of outputs of each on this rank. Their weights are consecutive rows of this layer's weight.
+    `sharding`: which part of the checkpoint's layers these are.
     `kernel` is what `forward` calls. Other layers call it directly, because the overhead of `nn.Module.__call__` would
     show in a step with so many products. A platform's `post_load` may set it to a kernel that works on a repacked
     weight, and may then replace the loaded weight by an empty tensor.
@@ -28,9 +48,10 @@ class Projection(nn.Module, ABC):
 
     kernel: Callable[[Tensor], Tensor]
 
-    def __init__(self, shards: Mapping[str, int]) -> None:
+    def __init__(self, shards: Mapping[str, int], sharding: Sharding = WHOLE) -> None:
         super().__init__()
         self.shards = dict(shards)
+        self.sharding = sharding
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kernel(x)
@@ -38,6 +59,17 @@ class Projection(nn.Module, ABC):
     @abstractmethod
     def weight_views(self) -> dict[str, Tensor]:
         """The tensors that a loader fills, by their names in the checkpoint. They are views of the fused weights."""
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """The slices of the checkpoint's tensors that the `weight_views` hold, by name; of those that are not whole."""
+        slices: dict[str, Slice] = {}
+        for name in self.weight_views():
+            layer, _, suffix = name.rpartition(".")
+            if layer in self.sharding.rows:
+                slices[name] = self.sharding.rows[layer]
+            elif self.sharding.columns is not None and suffix == "weight":
+                slices[name] = self.sharding.columns
+        return slices
 
     def validate_loaded(self) -> str | None:
         """Check the loaded values; called once, after loading. The reason why they are not supported, or None."""
@@ -53,7 +85,7 @@ class Linear(Projection):
     """y = x Wᵀ + b in the model's dtype.
 
     weight [out, in], bias [out] or None. With `tied`, `weight` is also that of the embedding: it is loaded there, and
-    must not be repacked.
+    must not be repacked. Of ranks that hold columns, only the first adds the bias; the others load it and drop it.
     """
 
     def __init__(
@@ -63,12 +95,14 @@ class Linear(Projection):
         inputs: int,
         bias: bool,
         weight: nn.Parameter | None = None,
+        sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(shards)
+        super().__init__(shards, sharding)
         self.tied = weight is not None
         outputs = sum(shards.values())
         self.weight = context.empty(outputs, inputs) if weight is None else weight
-        self.bias = context.empty(outputs) if bias else None
+        self._loaded_bias = context.empty(outputs) if bias else None
+        self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -77,4 +111,5 @@ class Linear(Projection):
 
     def weight_views(self) -> dict[str, Tensor]:
         views = {} if self.tied else self.shard_views("weight", self.weight)
-        return views if self.bias is None else views | self.shard_views("bias", self.bias)
+        bias = self._loaded_bias
+        return views if bias is None else views | self.shard_views("bias", bias)

@@ -1,0 +1,262 @@
+"""The executor with one process per rank on this host; imports no torch.
+
+    engine process                                     rank process (srv.worker.process), one per rank
+    PUSH ──► to_rank_N.sock ──► PULL   plans           launches, collects, and answers with a digest of the tokens;
+    PULL ◄── from_ranks.sock ◄─ PUSH   answers         the first rank also with the result
+
+Each plan goes to all ranks, which compute their shares of it together. A rank that ends, does not answer or samples
+other tokens than the others raises RankLost with its name and the reason. The sockets and what the ranks need to find
+one another are in a private directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
+
+import msgspec
+import zmq
+
+from srv.args.config import Config
+from srv.dist.group import RankGroup
+from srv.errors import InternalError, RankLost, SrvError
+from srv.executor.protocol import Allocation, RankMemory, StepFuture
+from srv.executor.rank_messages import (
+    Allocate,
+    Allocated,
+    Failed,
+    FromRank,
+    Loaded,
+    Measure,
+    Measured,
+    Ping,
+    Pong,
+    RankSpec,
+    Sample,
+    Step,
+    Stepped,
+    ToRank,
+)
+from srv.executor.spec import EngineSpec
+from srv.io.channel import SocketDirectory
+from srv.planning.budget import Budget
+from srv.platform import registry
+from srv.platform.manifest import worker_environment
+from srv.sched.late import LateInputs
+from srv.sched.plan import Plan, Result
+
+DEFAULT_TIMEOUT_S = 4  # of `dist_timeout`: a lost rank ends the engine within 5 seconds
+_POLL_MS = 100  # how often the processes are checked while an answer is awaited
+_GRACE_S = 0.5  # how long the other ranks may take to answer after one has failed
+_PING_INTERVAL_S = 0.5
+
+Answer = TypeVar("Answer", Loaded, Measured, Allocated, Stepped, Pong)
+
+
+class RankStartError(SrvError):
+    """A rank could not start. `lines` are error messages for the operator; `status` is the exit status."""
+
+    def __init__(self, lines: list[str], status: int) -> None:
+        self.lines, self.status = lines, status
+        super().__init__("\n".join(lines))
+
+
+class StepFailed(InternalError):
+    """A step raised the same exception on all ranks, which are still in step."""
+
+
+class _Rank:
+    """One rank process and the socket to it."""
+
+    def __init__(self, number: int, socket: zmq.Socket[bytes], process: subprocess.Popen[bytes]) -> None:
+        self.number, self.socket, self.process = number, socket, process
+        self.answers: deque[FromRank] = deque()  # received, and not used yet
+
+    def __str__(self) -> str:
+        return f"rank {self.number} (process {self.process.pid})"
+
+    def exit_status(self) -> str | None:
+        """The exit status of the process, as "status N" or "signal N"; None while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        return f"status {code}" if code >= 0 else f"signal {-code}"
+
+    def error(self) -> Stepped | None:
+        """The oldest unused answer, if it reports an exception."""
+        answer = self.answers[0] if self.answers else None
+        return answer if isinstance(answer, Stepped) and answer.error is not None else None
+
+
+class _MultiProcessFuture:
+    def __init__(self, result: Callable[[], Result]) -> None:
+        self._result = result
+
+    def result(self) -> Result:
+        return self._result()
+
+
+class MultiProcessExecutor:
+    """Runs an engine's ranks in processes of their own. All methods are called on one thread."""
+
+    module: ClassVar[str] = "srv.worker.process"  # what a rank process runs
+
+    def __init__(self, spec: EngineSpec) -> None:
+        config = Config.from_json(spec.config)
+        self._spec, self._size = spec, config.parallel.tp_size
+        self._timeout_s = float(config.parallel.dist_timeout or DEFAULT_TIMEOUT_S)
+        self._start_timeout_s = float(config.server.engine_start_timeout_seconds)
+        self._directory = SocketDirectory()
+        self._context = zmq.Context()
+        self._answers: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._answers.set_hwm(0)
+        self._answers.bind(self._directory.address("from_ranks"))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+        self._ranks: list[_Rank] = []
+        self._pings, self._ping_due = 0, 0.0
+
+    def start(self) -> None:
+        for number in range(self._size):
+            self._ranks.append(self._spawn(number))
+        self._gather(Loaded, self._start_timeout_s)
+
+    def _spawn(self, number: int) -> _Rank:
+        address = self._directory.address(f"to_rank_{number}")
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(address)
+        group = RankGroup(
+            rank=number,
+            size=self._size,
+            directory=str(self._directory.path),
+            timeout_s=self._timeout_s,
+            start_timeout_s=self._start_timeout_s,
+        )
+        spec = RankSpec(
+            engine=self._spec,
+            group=group,
+            to_rank=address,
+            from_ranks=self._directory.address("from_ranks"),
+            parent=os.getpid(),
+        )
+        manifest = registry.find_platforms()[self._spec.platform].loaded
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self.module],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **worker_environment(manifest, self._spec.device, number)},
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(msgspec.json.encode(spec))
+        return _Rank(number, socket, process)
+
+    def measure(self) -> list[RankMemory]:
+        self._send(Measure())
+        return [answer.memory for answer in self._gather(Measured, self._start_timeout_s)]
+
+    def allocate(self, budget: Budget) -> list[Allocation]:
+        self._send(Allocate(budget))
+        return [answer.allocation for answer in self._gather(Allocated, self._start_timeout_s)]
+
+    def submit(self, plan: Plan) -> StepFuture:
+        self._send(Step(plan))
+        return _MultiProcessFuture(lambda: self._result(plan.step))
+
+    def sample(self, step: int, late: LateInputs) -> None:
+        self._send(Sample(step, late))
+
+    def check(self) -> None:
+        """While idle, every rank has to answer a message twice a second."""
+        now = time.monotonic()
+        if now < self._ping_due:
+            return
+        self._pings += 1
+        self._send(Ping(self._pings))
+        self._gather(Pong, self._timeout_s)
+        self._ping_due = now + _PING_INTERVAL_S
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.process.kill()  # also ends a rank that hangs or is stopped
+        for rank in self._ranks:
+            rank.process.wait()
+        self._context.destroy(linger=0)
+        self._directory.close()
+
+    def _send(self, message: ToRank) -> None:
+        encoded = self._encoder.encode(message)
+        for rank in self._ranks:
+            while True:
+                try:
+                    rank.socket.send(encoded, zmq.NOBLOCK)
+                    break
+                except zmq.Again:  # its process has ended, or has not connected completely
+                    self._check_process(rank)
+                    rank.socket.poll(_POLL_MS, zmq.POLLOUT)
+
+    def _result(self, step: int) -> Result:
+        answers = self._gather(Stepped, None)
+        first = answers[0]
+        if all(answer.error is not None and not answer.lost for answer in answers):
+            raise StepFailed(first.error)
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            if answer.error is not None:
+                raise RankLost(f"{rank} failed on step {step}: {answer.error}")
+            if (answer.step, answer.digest) != (step, first.digest):
+                raise RankLost(f"{rank} sampled other tokens than rank 0 in step {step}: the ranks have diverged")
+        assert first.result is not None
+        return first.result
+
+    def _gather(self, kind: type[Answer], timeout_s: float | None) -> list[Answer]:
+        """The next answer of every rank, in the order of ranks.
+
+        `timeout_s` None: ranks may compute as long as they like, but together: once one has answered, the others have
+        to. Raises RankLost with the name of the rank that does not.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while missing := [rank for rank in self._ranks if not rank.answers]:
+            if self._answers.poll(_POLL_MS):
+                self._receive()
+                continue
+            for rank in missing:
+                self._check_process(rank)
+            now = time.monotonic()
+            if deadline is None and len(missing) < self._size:
+                failed = any(rank.error() for rank in self._ranks)
+                deadline = now + (_GRACE_S if failed else self._timeout_s)
+            if deadline is not None and now > deadline:
+                raise self._loss(missing)
+        return [self._take(rank, kind) for rank in self._ranks]
+
+    def _receive(self) -> None:
+        answer = self._decoder.decode(self._answers.recv())
+        if isinstance(answer, Failed):
+            raise RankStartError(answer.lines, answer.status)
+        self._ranks[answer.rank].answers.append(answer)
+
+    def _take(self, rank: _Rank, kind: type[Answer]) -> Answer:
+        answer = rank.answers.popleft()
+        if not isinstance(answer, kind):
+            raise InternalError(f"{rank} sent {type(answer).__name__}, not {kind.__name__}")
+        return answer
+
+    def _check_process(self, rank: _Rank) -> None:
+        status = rank.exit_status()
+        if status is not None:
+            raise RankLost(f"{rank} ended with {status}")
+
+    def _loss(self, missing: Sequence[_Rank]) -> RankLost:
+        """The rank at fault: one that failed by itself, or else one that has not answered."""
+        for rank in self._ranks:
+            answer = rank.error()
+            if answer is not None and not answer.lost:
+                return RankLost(f"{rank} failed on step {answer.step}: {answer.error}")
+        return RankLost(f"{missing[0]} does not answer")

@@ -1,0 +1,110 @@
+"""The messages between the engine process and its rank processes.
+
+Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle. A rank handles them in order.
+
+    engine -> rank    Measure, Allocate, Step, Sample, Ping
+    rank -> engine    Loaded, Measured, Allocated, Stepped, Pong, Failed
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from srv.dist.group import RankGroup
+from srv.executor.protocol import Allocation, RankMemory
+from srv.executor.spec import EngineSpec
+from srv.planning.budget import Budget
+from srv.sched.late import LateInputs
+from srv.sched.plan import Plan, Result
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a rank process needs to start; sent as JSON over its standard input.
+
+    `to_rank` and `from_ranks` are socket addresses. `parent` is the process id of the engine process; the rank exits
+    when that process has exited.
+    """
+
+    engine: EngineSpec
+    group: RankGroup
+    to_rank: str
+    from_ranks: str
+    parent: int
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True):
+    budget: Budget
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    plan: Plan
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """The late inputs of the last step, which waits for them: it is answered only now."""
+
+    step: int
+    late: LateInputs
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Asks whether the rank still handles messages; `number` is repeated in the Pong."""
+
+    number: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    memory: RankMemory
+
+
+class Allocated(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    allocation: Allocation
+
+
+class Stepped(msgspec.Struct, frozen=True, tag=True):
+    """A rank has run a step. `digest` is that of the tokens it sampled; `result` comes from the first rank only.
+
+    `error`: the step raised this exception; then there is neither. `lost`: it could not reach the other ranks.
+    """
+
+    rank: int
+    step: int
+    digest: int = 0
+    result: Result | None = None
+    error: str | None = None
+    lost: bool = False
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    number: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The rank could not start. `lines` are error messages for the operator; `status` is an exit status."""
+
+    rank: int
+    lines: list[str]
+    status: int
+
+
+ToRank = Measure | Allocate | Step | Sample | Ping
+FromRank = Loaded | Measured | Allocated | Stepped | Pong | Failed
+
+
+def digest(result: Result) -> int:
+    """A checksum of the sampled tokens and errors of a step; equal on all ranks, or they have diverged."""
+    rows = [(row.slot, row.tokens, row.error and row.error[0]) for row in result.rows]
+    return zlib.crc32(msgspec.msgpack.encode(rows))

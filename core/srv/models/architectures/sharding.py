@@ -1,0 +1,102 @@
+"""How native models are sharded over ranks: which numbers of ranks a model allows, and the facts of one rank's part.
+
+Torch-free: `srv plan` and a launch ask the same questions. `srv.models.layers.factory` divides the matrices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from srv.dist.group import is_divisible
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.specs import ModelFacts
+
+MAX_LISTED_RANKS = 64  # legal sizes are listed up to this one
+
+
+class Divisions(NamedTuple):
+    """The sizes of a model that are divided among ranks.
+
+    `block`: the columns of o_proj and down_proj can only be divided at multiples of it (1 unless they stay quantized in
+    blocks).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    block: int
+
+    def obstacles(self, ranks: int) -> list[str]:
+        """Clauses that say which sizes cannot be divided among `ranks` ranks; [] if all can."""
+        found = [
+            f"its {size} {name} are not a multiple of {ranks}"
+            for name, size in (
+                ("attention heads", self.heads),
+                ("units of intermediate size", self.intermediate),
+                ("tokens of vocabulary", self.vocab),
+            )
+            if size % ranks
+        ]
+        if not is_divisible(self.kv_heads, ranks):
+            found.append(f"its {self.kv_heads} KV heads can neither be divided among {ranks} ranks nor copied evenly")
+        if found:
+            return found
+        return [
+            f"a rank's {columns // ranks} columns of {layer} are not whole quantization blocks of {self.block}"
+            for layer, columns in (("o_proj", self.heads * self.head_dim), ("down_proj", self.intermediate))
+            if columns // ranks % self.block
+        ]
+
+    def legal_ranks(self) -> list[int]:
+        """All numbers of ranks, up to MAX_LISTED_RANKS, that divide everything."""
+        return [ranks for ranks in range(1, min(self.heads, MAX_LISTED_RANKS) + 1) if not self.obstacles(ranks)]
+
+
+def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
+    """The divided sizes of a model, or the clause that says why it cannot be sharded at all.
+
+    `in_blocks`: the matrices of a GGUF file stay quantized.
+    """
+    if model.int8_params or (model.quantization is not None and model.format != "gguf"):
+        return "weights quantized to int8 cannot be sharded yet"
+    try:
+        config = decoder_config(model.architecture, model.config)
+    except (UnsupportedConfig, KeyError, TypeError, ValueError) as error:
+        return f"only models with native layers can be sharded ({error})"
+    block = model.column_block if in_blocks else 1
+    return Divisions(config.heads, config.kv_heads, config.head_dim, config.intermediate_size, config.vocab_size, block)
+
+
+def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
+    """The facts as one of `ranks` ranks sees them: its share of heads, KV heads and parameters."""
+    if ranks == 1:
+        return model
+    kv_heads = max(1, model.kv_heads // ranks)
+    return dataclasses.replace(
+        model,
+        heads=model.heads // ranks,
+        kv_heads=kv_heads,
+        cache_groups=tuple(dataclasses.replace(group, kv_heads=kv_heads) for group in model.cache_groups),
+    )
+
+
+def rank_share(model: ModelFacts, ranks: int) -> float:
+    """The share of the parameters that one of `ranks` ranks holds; norms and few KV heads are on every rank."""
+    if ranks == 1:
+        return 1.0
+    config = decoder_config(model.architecture, model.config)
+    return _of_one_rank(config, ranks).parameters / config.parameters
+
+
+def _of_one_rank(config: DecoderConfig, ranks: int) -> DecoderConfig:
+    return dataclasses.replace(
+        config,
+        heads=config.heads // ranks,
+        kv_heads=max(1, config.kv_heads // ranks),
+        intermediate_size=config.intermediate_size // ranks,
+        vocab_size=config.vocab_size // ranks,
+    )

@@ -1,0 +1,148 @@
+"""The process of one rank, `python -m srv.worker.process`; it reads its RankSpec from standard input.
+
+It loads its part of the model, then handles the engine's messages in order until its parent process has exited or kills
+it. It schedules nothing, and prints no traceback for errors that an operator can fix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from srv.errors import RankLost, startup_failure
+from srv.executor.protocol import Launched, Worker
+from srv.executor.rank_messages import (
+    Allocate,
+    Allocated,
+    Failed,
+    FromRank,
+    Loaded,
+    Measure,
+    Measured,
+    Ping,
+    Pong,
+    RankSpec,
+    Sample,
+    Step,
+    Stepped,
+    ToRank,
+    digest,
+)
+from srv.sched.plan import Result
+
+logger = logging.getLogger(__name__)
+
+_WORKER_MODULE = "srv.worker.rank"
+_IDLE_WAIT_MS = 500  # how long an idle rank waits for a message before it checks its parent process again
+
+
+class RankProcess:
+    """Handles the messages of the engine, with one worker."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._spec, self._rank = spec, spec.group.rank
+        self._context = zmq.Context()
+        self._in: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._out: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        for socket in (self._in, self._out):
+            socket.set_hwm(0)
+        self._in.connect(spec.to_rank)
+        self._out.connect(spec.from_ranks)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+
+        self._failure: Stepped | None = None  # of the forward pass of a step that waits for late inputs
+
+    def run(self) -> int:
+        from srv.worker.rank import RankWorker
+
+        worker = RankWorker(self._spec.engine, self._spec.group)
+        try:
+            worker.load()
+            self._send(Loaded(self._rank))
+            while os.getppid() == self._spec.parent:
+                if self._in.poll(_IDLE_WAIT_MS):
+                    self._handle(self._decoder.decode(self._in.recv()), worker)
+        except Exception as error:
+            lines, status = startup_failure(error)
+            if status == 1:
+                logger.error("rank %d failed", self._rank, exc_info=error)
+            self._send(Failed(self._rank, [f"rank {self._rank}: {line}" for line in lines], status))
+            return 1
+        finally:
+            worker.close()
+        return 0
+
+    def _handle(self, message: ToRank, worker: Worker) -> None:
+        match message:
+            case Step(plan) if plan.late:
+                self._failure = self._error_of(plan.step, lambda: worker.launch(plan))
+            case Step(plan):
+                self._send(self._stepped(plan.step, lambda: worker.launch(plan)))
+            case Sample(step, late):
+                self._send(self._failure or self._stepped(step, lambda: worker.sample(step, late)))
+            case Ping(number):
+                self._send(Pong(self._rank, number))
+            case Measure():
+                self._send(Measured(self._rank, worker.measure()))
+            case Allocate(budget):
+                self._send(Allocated(self._rank, worker.allocate(budget)))
+                gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
+                gc.enable()
+
+    def _stepped(self, step: int, launch: Callable[[], Launched]) -> Stepped:
+        """The answer to a step, which `launch` enqueues."""
+        results: list[Result] = []
+        failure = self._error_of(step, lambda: results.append(launch().collect()))
+        return failure or Stepped(self._rank, step, digest(results[0]), results[0] if self._rank == 0 else None)
+
+    def _error_of(self, step: int, run: Callable[[], object]) -> Stepped | None:
+        """Run a part of a step; returns its error, which ends only the requests of the step."""
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001 - see above
+            text = f"{type(error).__name__}: {error}"
+            return Stepped(self._rank, step, error=text, lost=isinstance(error, RankLost))
+        return None
+
+    def _send(self, message: FromRank) -> None:
+        self._out.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        self._context.destroy(linger=1000)
+        if os.getppid() != self._spec.parent:
+            shutil.rmtree(self._spec.group.directory, ignore_errors=True)
+
+
+def main() -> int:
+    # As in the engine process: signals to the whole process group are for the API process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.disable()  # until the rank is ready
+    with contextlib.suppress(Exception):  # raised again, and reported, in `run`
+        importlib.import_module(_WORKER_MODULE)
+    payload = sys.stdin.buffer.read()
+    if not payload:
+        return 1  # the engine process has exited already
+    spec = msgspec.json.decode(payload, type=RankSpec)
+    name = f"rank {spec.group.rank}"
+    logging.basicConfig(level=spec.engine.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
+    process = RankProcess(spec)
+    try:
+        return process.run()
+    finally:
+        process.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

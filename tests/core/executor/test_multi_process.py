@@ -1,0 +1,120 @@
+"""The multi-process executor with scripted ranks: which rank ends the engine, when and why; what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import scripted_rank
+from every import every
+
+from srv.errors import InternalError, RankLost
+from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
+from srv.executor.spec import EngineSpec, engine_spec
+from srv.planning.budget import Budget
+from srv.planning.resolution import resolve_launch
+from srv.sched.plan import Plan, Result
+from srv.testing.engine import user_input
+
+HELPERS = Path(scripted_rank.__file__).parent
+LIMIT_S = 5.0  # within which a lost rank has to end the engine
+PLAN = Plan(7, (), (), ())
+
+
+class ScriptedExecutor(MultiProcessExecutor):
+    module = "scripted_rank"
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+    from models_small import small_model
+
+    folder = tmp_path_factory.mktemp("model")
+    small_model("llama", vocab_size=100, num_attention_heads=6, num_key_value_heads=2).save_pretrained(folder)
+    arguments = ["--device", "cpu", "--model-path", str(folder), "--tp-size", "2", "--dist-timeout", "1"]
+    return engine_spec(resolve_launch(user_input(arguments)), "", "")
+
+
+@contextmanager
+def executor(spec: EngineSpec, script: list[str], patch: pytest.MonkeyPatch) -> Iterator[ScriptedExecutor]:
+    patch.setenv(scripted_rank.VARIABLE, json.dumps(script))
+    patch.setenv("PYTHONPATH", f"{HELPERS}:{os.environ.get('PYTHONPATH', '')}")
+    made = ScriptedExecutor(spec)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def pids(made: ScriptedExecutor) -> list[int]:
+    return [rank.process.pid for rank in made._ranks]
+
+
+def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements come in the order of ranks; the smallest sizes the pool; steps in flight are answered in order."""
+    with executor(spec, ["answer", "late"], monkeypatch) as made:
+        memory = made.measure()
+        assert [(rank.rank, rank.free, rank.weight_bytes) for rank in memory] == [(0, 1000, 10), (1, 999, 11)]
+        budget = Budget((5,), 16, 80, ())
+        assert [each.pool_bytes for each in made.allocate(budget)] == [5, 5]
+        made.check()
+        futures = [made.submit(Plan(step, (), (), ())) for step in (1, 2)]
+        assert [future.result() for future in futures] == [Result(1, ()), Result(2, ())]
+        processes, directory = pids(made), made._directory.path
+        assert directory.is_dir()
+    assert not directory.exists()
+    for pid in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@every(
+    ("script", "error", "reason"),
+    [
+        (["answer", "diverge"], RankLost, r"rank 1 \(process \d+\) sampled other tokens than rank 0 in step 7"),
+        (["answer", "exit"], RankLost, r"rank 1 \(process \d+\) ended with status 3"),
+        (["exit", "lose"], RankLost, r"rank 0 \(process \d+\) ended with status 3"),
+        (["lose", "silent"], RankLost, r"rank 1 \(process \d+\) does not answer"),
+        (["silent", "answer"], RankLost, r"rank 0 \(process \d+\) does not answer"),
+        (["silent", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
+        (["answer", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
+        (["lose", "lose"], RankLost, r"rank 0 \(process \d+\) failed on step 7"),
+        (["fail", "fail"], StepFailed, "ValueError: scripted"),
+    ],
+)
+def test_faults_of_a_step(
+    script: list[str], error: type[InternalError], reason: str, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with executor(spec, script, monkeypatch) as made:
+        started = time.monotonic()
+        with pytest.raises(error, match=reason):
+            made.submit(PLAN).result()
+        assert time.monotonic() - started < LIMIT_S
+
+
+def check_until(made: ScriptedExecutor, end: float) -> None:
+    while time.monotonic() < end:
+        made.check()
+
+
+def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, reason in ((signal.SIGKILL, "ended with signal 9"), (signal.SIGSTOP, "does not answer")):
+        with executor(spec, ["answer", "answer"], monkeypatch) as made:
+            made.check()
+            os.kill(pids(made)[1], number)
+            started = time.monotonic()
+            with pytest.raises(RankLost, match=rf"rank 1 \(process \d+\) {reason}"):
+                check_until(made, started + LIMIT_S)
+
+
+def test_a_rank_that_cannot_start_reports_why(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankStartError) as raised, executor(spec, ["answer", "refuse"], monkeypatch):
+        pass
+    assert (raised.value.lines, raised.value.status) == (["rank 1 refuses"], 2)

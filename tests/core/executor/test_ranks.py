@@ -1,0 +1,150 @@
+"""Real ranks in processes of their own: the same tokens as one rank, a share of the memory each, and losses by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_small import Small, engine, make_small, messages
+from every import every
+
+from srv.errors import RankLost, Refusal
+from srv.executor.multi_process import MultiProcessExecutor
+from srv.models.locate import demo_model
+from srv.testing.engine import CheckedEngine, LocalEngine
+from srv.types import RequestSpec, SamplingParams
+
+LIMIT_S = 5.0  # within which a lost rank has to end the engine
+# Eight heads and two KV heads: with four ranks, each KV head is on two of them.
+SIZES: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return make_small("llama", tmp_path_factory.mktemp("llama"), **SIZES)
+
+
+def ranks_of(made: LocalEngine) -> MultiProcessExecutor:
+    executor = made._engine.executor
+    assert isinstance(executor, MultiProcessExecutor)
+    return executor
+
+
+def held(made: LocalEngine) -> list[str]:
+    return [text for name, text in made.ready.budget if name.startswith("rank_")]
+
+
+def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
+    """Equal tokens, greedy and sampled; each rank holds half of the matrices and of the pool's heads, not a copy."""
+    sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
+    with engine(llama, page=16, pool=256) as one:
+        expected = [each.tokens for each in one.generate(messages(llama.prompts, **sampled))]
+        whole_weights = one._engine.executor.measure()[0].weight_bytes
+        pages = one.ready.pages
+    with engine(llama, page=16, pool=256, tp_size=2) as two:
+        assert [each.tokens for each in two.generate(messages(llama.prompts))] == llama.tokens
+        assert [each.tokens for each in two.generate(messages(llama.prompts, **sampled))] == expected
+        memory = ranks_of(two).measure()
+        assert two.ready.pages == pages
+        assert len(held(two)) == 2
+        directory, processes = ranks_of(two)._directory.path, [rank.process for rank in ranks_of(two)._ranks]
+    norms = 4 * 64 * (2 * 3 + 1)
+    assert [rank.weight_bytes for rank in memory] == [(whole_weights - norms) // 2 + norms] * 2
+    pool_bytes = (
+        3 * (pages[0] + 1) * 16 * 1 * (8 + 8) * 4
+    )  # layers, tokens, one of two KV heads, key and value, float32
+    assert all(f"a KV pool of {pool_bytes / 1024:.2f} KiB" in text for text in held(two))
+    assert not directory.exists()
+    assert all(process.returncode is not None for process in processes)
+
+
+@pytest.mark.slow
+@every(("kind", "ranks"), [("llama", 4), ("qwen3", 2), ("qwen3", 4)])
+def test_greedy_tokens_of_random_models(kind: str, ranks: int, tmp_path: Path) -> None:
+    small = make_small(kind, tmp_path, **SIZES)
+    with engine(small, page=16, tp_size=ranks) as made:
+        assert [each.tokens for each in made.generate(messages(small.prompts))] == small.tokens
+
+
+@pytest.mark.slow
+@every("arguments", [[], ["--dequantize-weights"], ["--load-format", "dummy"]])
+def test_the_demo_model_on_three_ranks(arguments: list[str]) -> None:
+    """Nine heads and three KV heads, in the file's blocks and dequantized; steps are replayed from graphs."""
+    prompts = [tuple(range(100 + number, 140 + number * 3)) for number in range(3)]
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    found = []
+    for ranks in (1, 3):
+        flags = ["--device", "cpu", "--model-path", str(demo_model()), "--dtype", "float32", "--tp-size", str(ranks)]
+        pool = ["--max-total-tokens", "1024", "--max-running-requests", "4"]
+        with CheckedEngine.launch([*flags, *pool, *arguments]) as made:
+            requests = [RequestSpec(id=str(i), tokens=prompt, params=params) for i, prompt in enumerate(prompts)]
+            found.append([each.tokens for each in made.generate(requests)])
+            stats = made.stats()
+            assert stats.replayed_steps > stats.eager_steps
+    assert found[0] == found[1]
+
+
+@every(
+    ("flags", "reason"),
+    [
+        ({"tp_size": 3}, "its 8 attention heads are not a multiple of 3"),
+        ({"tp_size": 3}, r"\(this model allows 1, 2, 4\)"),
+        ({"tp_size": 2, "model_impl": "transformers"}, "only native ones"),
+        ({"tp_size": 2, "torchao_config": "int8wo"}, "weights quantized to int8 cannot be sharded yet"),
+        ({"dist_timeout": 2}, "there is only one rank"),
+    ],
+)
+def test_refusals(flags: dict[str, object], reason: str, llama: Small) -> None:
+    with pytest.raises(Refusal, match=reason), engine(llama, page=16, **flags):
+        pass
+
+
+def until_lost(made: LocalEngine, number: int, prompts: list[list[int]]) -> tuple[str, float]:
+    """Send a signal to rank 1 while requests run: the message of the loss, and the seconds until then."""
+    for each in messages(prompts, count=150):
+        made.send(each)
+    for _ in range(4):
+        made.step()
+    os.kill(ranks_of(made)._ranks[1].process.pid, number)
+    started = time.monotonic()
+    try:
+        made.run([f"request {index}" for index in range(len(prompts))])
+    except RankLost as error:
+        return str(error), time.monotonic() - started
+    raise AssertionError("the requests ended although a rank is lost")
+
+
+def test_a_killed_rank_ends_the_engine(llama: Small) -> None:
+    with LocalEngine.launch(flags_of(llama)) as made:
+        text, seconds = until_lost(made, signal.SIGKILL, llama.prompts)
+        pid = ranks_of(made)._ranks[1].process.pid
+    assert text == f"rank 1 (process {pid}) ended with signal 9"
+    assert seconds < LIMIT_S
+
+
+def test_dist_timeout(llama: Small) -> None:
+    """A stopped rank ends the engine once the others have waited for it that long."""
+    waited = []
+    for timeout in (1, 3):
+        with LocalEngine.launch(flags_of(llama, "--dist-timeout", str(timeout))) as made:
+            text, seconds = until_lost(made, signal.SIGSTOP, llama.prompts)
+            pid = ranks_of(made)._ranks[1].process.pid
+        assert text == f"rank 1 (process {pid}) does not answer"
+        assert timeout <= seconds < LIMIT_S
+        waited.append(seconds)
+    assert waited[0] < waited[1]
+
+
+def flags_of(small: Small, *more: str) -> list[str]:
+    options = ["--device", "cpu", "--model-path", str(small.folder), "--dtype", "float32", "--page-size", "16"]
+    return [*options, "--max-total-tokens", "4096", "--tp-size", "2", *more]
