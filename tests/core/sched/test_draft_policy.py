@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from srv.sched.draft_policy import DraftCost, DraftHistory
@@ -39,7 +41,7 @@ def test_drafts_that_are_rejected_become_fewer_and_are_tried_again_more_and_more
     found = counts(DraftHistory(4), 0.2, 300, accepts=False)
     assert found[:3] == [2, 1, 1]
     tried = [row for row, drafts in enumerate(found) if drafts]
-    gaps = [after - before for before, after in zip(tried, tried[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(tried)]
     assert gaps[2:] == sorted(gaps[2:])
     assert gaps[-1] > 60
 
