@@ -69,7 +69,7 @@ class DraftHistory:
         while count < self._most and chance > share:
             count += 1
             chance *= self.rate
-        if count or not self._most:
+        if count or not self._most or share >= 1:  # a draft that costs as much as a row never pays
             return count
         if self._wait:
             self._wait -= 1

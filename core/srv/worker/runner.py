@@ -160,7 +160,7 @@ class Runner:
         event = self._platform.record_event(self._device)
         return LaunchedStep(plan, inputs, done.table, sampled, scores, vectors, event, done.replayed)
 
-    def seconds(self, tokens: int, repeats: int = 3) -> float:
+    def seconds(self, tokens: int, repeats: int = 5) -> float:
         """The time of a step of this many decode rows, captured or eager; what it writes goes to page 0."""
         best = math.inf
         with torch.inference_mode():

@@ -52,5 +52,9 @@ def test_a_text_that_begins_to_repeat_itself_gets_its_drafts_back() -> None:
     assert counts(history, 0.3, 80, accepts=True)[-1] == 4
 
 
+def test_drafts_that_cannot_pay_are_not_tried() -> None:
+    assert counts(DraftHistory(4), 1.0, 20, accepts=True) == [0] * 20
+
+
 def test_a_request_without_drafts_gets_none() -> None:
     assert counts(DraftHistory(0), 0.0, 5, accepts=True) == [0] * 5
