@@ -13,7 +13,6 @@ from models_small import SIZES, expected_logits, randomized, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from srv.sched.draft_policy import DraftCost
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams
 
@@ -123,8 +122,3 @@ def message(request: str, prompt: list[int], count: int = OUTPUT, namespace: str
 
 def messages(prompts: Sequence[list[int]], count: int = OUTPUT, **params: Any) -> list[RequestSpec]:
     return [message(f"request {number}", prompt, count, **params) for number, prompt in enumerate(prompts)]
-
-
-def drafts_are_free(served: CheckedEngine) -> None:
-    """Give every row as many drafts as it may have, however long a step takes on this machine."""
-    served._engine.scheduler._planner._draft_cost = DraftCost((), 0)

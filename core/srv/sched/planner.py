@@ -65,7 +65,7 @@ class Planner:
         self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
-        self._draft_cost = DraftCost(limits.step_seconds, limits.drafts)
+        self.draft_cost = DraftCost(limits.step_seconds, limits.drafts)
         self.retractions = 0
 
     def schedule_step(self) -> PlanBuilder:
@@ -122,7 +122,7 @@ class Planner:
         """How many drafts the next decode row has: as many as pay and fit in the budget, the output and the pages."""
         if request.draft_history is None:
             return 0
-        drafts = request.draft_history.next_count(self._draft_cost.share(len(self._running)))
+        drafts = request.draft_history.next_count(self.draft_cost.share(len(self._running)))
         drafts = min(drafts, step.draft_budget, step.budget, request.max_total_tokens - request.total - 1)
         return drafts if drafts > 0 and self._running.can_extend(request, request.bound + 1 + drafts) else 0
 

@@ -76,6 +76,10 @@ class LocalEngine:
     make_executor: Callable[[EngineSpec], Executor] | None = None
     """How its executor is made, if not as `srv launch` would."""
 
+    def ignore_draft_cost(self) -> None:
+        """Give every row as many drafts as it may have, however long a step takes on this machine."""
+        self._engine.scheduler.ignore_draft_cost()
+
     def __enter__(self) -> Self:
         return self
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from engine_small import Small, drafts_are_free, engine, greedy, make_small, message
+from engine_small import Small, engine, greedy, make_small, message
 from torch import Tensor
 
 from srv.sched.late import LateInputMaker, LateInputs, LateRow
@@ -71,7 +71,7 @@ def test_masks_of_the_token_before_are_applied(small: Small, overlap: bool, flag
     free = [message(f"free {n}", prompt, 14) for n, prompt in enumerate(prompts)]
     with engine(small, 16, 64, overlap, kind=WalkingEngine, **flags) as served:
         if flags:
-            drafts_are_free(served)
+            served.ignore_draft_cost()
         alone = served.generate(late)
         mixed = served.generate([each for pair in zip(late, free, strict=True) for each in pair])
     expected = [walked(small, prompt, 14) for prompt in prompts]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_small import Small, drafts_are_free, engine, make_small, message, messages
+from engine_small import Small, engine, make_small, message, messages
 from every import every
 
 from srv.errors import RankLost, Refusal
@@ -88,7 +88,7 @@ def test_ranks_sample_alike_with_drafts_and_late_inputs(llama: Small) -> None:
     """Each rank has a drafter and histories of its own, and gets the same masks; their digests agree."""
     counted = message("counted", [3, 5], 10, namespace="count")
     with engine(llama, page=16, pool=1024, tp_size=2, kind=Counting, speculative_algorithm="NGRAM") as made:
-        drafts_are_free(made)
+        made.ignore_draft_cost()
         results = made.generate([*messages(llama.prompts), counted])
         assert made.stats().drafts_proposed > 0
     assert [each.tokens for each in results] == [*llama.tokens, list(range(6, 16))]
