@@ -6,7 +6,8 @@ A draft costs what the step takes longer, and pays if its chance to be accepted 
 without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. So
 there are many drafts where steps are bound by memory, and few or none where they are bound by computing, or where the
 text does not repeat itself. A request without drafts tries one now and then, more rarely each time that it is rejected,
-because texts change.
+because texts change. Where drafts are dear, requests try theirs in the same steps: the first draft of a step costs the
+most.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from collections.abc import Sequence
 
 _MEMORY = 0.8  # weight of the past acceptance rate, per row
 _MAX_PAUSE = 64  # rows between two trials at most
+_DEAR = 0.3  # a share of the cost from which on only one step in `_TRIAL_STEPS` has trials
+_TRIAL_STEPS = 16
+
+
+def allows_trial(step: int, share: float) -> bool:
+    """Whether requests may try a draft in this step, by its number."""
+    return share < _DEAR or step % _TRIAL_STEPS == 0
 
 
 class DraftCost:
@@ -63,8 +71,8 @@ class DraftHistory:
         """The fraction of drafts that are accepted among those that were verified."""
         return self._accepted / (self._accepted + self._rejected)
 
-    def next_count(self, share: float) -> int:
-        """How many drafts the next row has. Asked once per row."""
+    def next_count(self, share: float, trial: bool = True) -> int:
+        """How many drafts the next row has. Asked once per row. `trial`: whether this step may try a draft."""
         count, chance = 0, self.rate
         while count < self._most and chance > share:
             count += 1
@@ -73,6 +81,8 @@ class DraftHistory:
             return count
         if self._wait:
             self._wait -= 1
+            return 0
+        if not trial:
             return 0
         self._wait = self._pause
         return 1

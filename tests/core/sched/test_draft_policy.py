@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from srv.sched.draft_policy import DraftCost, DraftHistory
+from srv.sched.draft_policy import DraftCost, DraftHistory, allows_trial
 
 # Up to four tokens cost the same; from then on, each token costs as much as a quarter of such a step.
 STEPS = ((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0), (64, 16.0))
@@ -50,6 +50,13 @@ def test_a_text_that_begins_to_repeat_itself_gets_its_drafts_back() -> None:
     history = DraftHistory(4)
     counts(history, 0.3, 50, accepts=False)
     assert counts(history, 0.3, 80, accepts=True)[-1] == 4
+
+
+def test_dear_drafts_are_tried_together() -> None:
+    assert all(allows_trial(step, 0.1) for step in range(20))
+    assert [step for step in range(40) if allows_trial(step, 0.5)] == [0, 16, 32]
+    history = DraftHistory(4)
+    assert [history.next_count(0.8, trial) for trial in (False, False, True)] == [0, 0, 1]
 
 
 def test_drafts_that_cannot_pay_are_not_tried() -> None:
