@@ -1,10 +1,11 @@
 """Speculative decoding with n-grams on the demo model: acceptance and speed with and without drafts.
 
-    python tests/bench/drafts.py [--streams 1 4 16] [--output 128] [--rounds 3] [--tokens 5]
+    python tests/bench/drafts.py [--streams 1 4 16] [--output 128] [--rounds 3] [--tokens 4] [--clock wall|cpu]
 
 Two kinds of text. "repeats": the prompt is code-like text that the model goes on with almost literally. "new": random
 tokens, after which a model that is sampled at a high temperature hardly ever repeats itself. Engines with and without
-drafts run in turns; the median of the rounds counts.
+drafts run in turns; the median of the rounds counts. On a machine that does other work, too, run it with one thread
+(OMP_NUM_THREADS=1) and --clock cpu.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -41,18 +42,20 @@ def launch(flags: Sequence[str]) -> LocalEngine:
     return LocalEngine.launch([*fixed, "--max-total-tokens", "8192", "--disable-radix-cache", *flags])
 
 
-def run(engine: LocalEngine, given: list[RequestSpec]) -> tuple[float, int]:
-    """Tokens per second of the decode steps, and their number."""
+def run(engine: LocalEngine, given: list[RequestSpec], clock: Callable[[], float]) -> tuple[float, int, float]:
+    """Tokens per second of the decode steps, their number, and the acceptance rate of drafts."""
     for each in given:
         engine.send(each)
     while any(not engine.results[each.id].tokens for each in given):
         engine.step()
     tokens = sum(len(engine.results[each.id].tokens) for each in given)
-    steps, begin = engine.stats().steps, time.perf_counter()
+    before, begin = engine.stats(), clock()
     engine.run([each.id for each in given])
-    seconds = time.perf_counter() - begin
+    seconds, after = clock() - begin, engine.stats()
     tokens = sum(len(engine.results[each.id].tokens) for each in given) - tokens
-    return tokens / seconds, engine.stats().steps - steps
+    proposed = after.drafts_proposed - before.drafts_proposed
+    accepted = after.drafts_accepted - before.drafts_accepted
+    return tokens / seconds, after.steps - before.steps, accepted / max(proposed, 1)
 
 
 def main() -> None:
@@ -60,19 +63,22 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     given = parser.parse_args()
+    clock = time.perf_counter if given.clock == "wall" else time.process_time
     plain = launch(())
     drafting = launch(("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(given.tokens)))
     for kind in ("repeats", "new"):
         for streams in given.streams:
             made = requests(kind, streams, given.output)
-            rounds = [(run(plain, made), run(drafting, made)) for _ in range(given.rounds)]
+            rounds = [(run(plain, made, clock), run(drafting, made, clock)) for _ in range(given.rounds)]
             without, with_drafts = (statistics.median(each[way][0] for each in rounds) for way in (0, 1))
             steps = rounds[0][0][1], rounds[0][1][1]
             print(
                 f"{kind:>8}, {streams:>2} streams: {without:7.1f} -> {with_drafts:7.1f} tokens/s"
-                f" ({with_drafts / without:.2f}x), {steps[0]} -> {steps[1]} steps",
+                f" ({with_drafts / without:.2f}x), {steps[0]} -> {steps[1]} steps,"
+                f" {rounds[0][1][2]:.0%} of the drafts accepted",
                 flush=True,
             )
 

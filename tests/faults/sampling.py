@@ -72,4 +72,20 @@ FAULTS = (
         effect="Log-probabilities change with penalties and bias instead of being those of the model.",
         tests=(_SAMPLER,),
     ),
+    Fault(
+        name="drafts-count-after-a-wrong-one",
+        file="core/srv/sample/verify.py",
+        text=".long().cumprod(1).sum(1)",
+        planted=".long().sum(1)",
+        effect="With speculative decoding, output contains tokens that were sampled after a rejected draft.",
+        tests=("tests/core/sample/test_verify.py",),
+    ),
+    Fault(
+        name="noise-of-a-rejected-draft",
+        file="core/srv/sample/sampler.py",
+        text="return self._device_noise.draw(slots, drafts.positions)",
+        planted="return self._device_noise.draw(slots, torch.tensor([row.position for row in rows]))",
+        effect="With speculative decoding and two steps in flight, a seed gives other tokens than without drafts.",
+        tests=("tests/core/engine/test_drafts.py",),
+    ),
 )

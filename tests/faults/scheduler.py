@@ -126,4 +126,12 @@ FAULTS = (
         effect="With speculative decoding, a step computes more tokens than the memory for activations is meant for.",
         tests=(_SCHEDULER,),
     ),
+    Fault(
+        name="mask-of-an-older-token",
+        file="core/srv/engine/loop.py",
+        text="        while len(self._in_flight) > 1:\n            self._apply()\n",
+        planted="",
+        effect="The mask of a grammar is made before the token before it is known, or the engine ends.",
+        tests=("tests/core/engine/test_late_inputs.py",),
+    ),
 )

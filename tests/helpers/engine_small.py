@@ -13,7 +13,6 @@ from models_small import SIZES, expected_logits, randomized, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from srv.sched.draft_policy import DraftCost
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams
 
@@ -83,7 +82,13 @@ def greedy(
 
 @contextmanager
 def engine(
-    small: Small, page: int = 4, chunk: int = 64, overlap: bool = True, pool: int = 1024, **flags: object
+    small: Small,
+    page: int = 4,
+    chunk: int = 64,
+    overlap: bool = True,
+    pool: int = 1024,
+    kind: type[CheckedEngine] = CheckedEngine,
+    **flags: object,
 ) -> Iterator[CheckedEngine]:
     """An engine for `small` in float32. A flag whose value is True is passed without a value."""
     threads = torch.get_num_threads()
@@ -102,7 +107,7 @@ def engine(
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     try:
-        with CheckedEngine.launch(arguments) as made:
+        with kind.launch(arguments) as made:
             torch.set_num_threads(1)  # the platform uses all cores, which is slow for products of a microsecond
             yield made
     finally:
@@ -117,8 +122,3 @@ def message(request: str, prompt: list[int], count: int = OUTPUT, namespace: str
 
 def messages(prompts: Sequence[list[int]], count: int = OUTPUT, **params: Any) -> list[RequestSpec]:
     return [message(f"request {number}", prompt, count, **params) for number, prompt in enumerate(prompts)]
-
-
-def drafts_are_free(served: CheckedEngine) -> None:
-    """Give every row as many drafts as it may have, however long a step takes on this machine."""
-    served._engine.scheduler._planner._draft_cost = DraftCost(0.0)

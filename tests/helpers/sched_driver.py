@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from srv.io.messages import Output
+from srv.sched.late import LateInputs, LateRow
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Limits, Scheduler
 from srv.testing.fake_executor import FakeExecutor
@@ -35,6 +37,33 @@ def embedding(request: str, prompt: list[int], pooling: Pooling, namespace: str 
     return RequestSpec(id=request, tokens=tuple(prompt), params=PoolingParams(pooling=pooling), namespace=namespace)
 
 
+def next_of(token: int) -> int:
+    """The only token that may follow `token` in requests whose namespace ends in "late"."""
+    return (token * 7 + 3) % 50
+
+
+class Follow:
+    """Late inputs for these requests: each mask depends on the token of the step before."""
+
+    def concerns(self, request: RequestSpec) -> bool:
+        return request.namespace.endswith("late")
+
+    def make(self, rows: Sequence[LateRow]) -> LateInputs:
+        masks = []
+        for row in rows:
+            allowed = next_of(row.output[-1] if row.output else row.request.tokens[-1])
+            masks.append((row.slot, (1 << allowed).to_bytes(7, "little")))
+        return LateInputs(tuple(masks))
+
+
+def followed(prompt: Sequence[int], count: int) -> list[int]:
+    """The output of such a request."""
+    tokens = [prompt[-1]]
+    for _ in range(count):
+        tokens.append(next_of(tokens[-1]))
+    return tokens[1:]
+
+
 class Driver:
     """Collects all outputs in `outputs[request]`; checks the scheduler's integrity after every call.
 
@@ -43,7 +72,8 @@ class Driver:
 
     def __init__(self, bounds: Limits, pages: list[int] | None = None, executor: FakeExecutor | None = None) -> None:
         pages = [64] if pages is None else pages
-        self.scheduler = Scheduler(bounds, pages, frozenset({END}))
+        self.late = Follow()
+        self.scheduler = Scheduler(bounds, pages, frozenset({END}), self.late.concerns)
         self.executor = executor or FakeExecutor(pages, bounds.page_size)
         self.outputs: dict[str, list[Output]] = {}
         self.plans: list[Plan] = []
@@ -69,6 +99,10 @@ class Driver:
             self.plans.append(plan)
             self.admitted.append([requests[start.slot] for start in plan.starts])
             self.in_flight.append((plan, self.executor.submit(plan)))
+            if plan.late:
+                while len(self.in_flight) > 1:
+                    self.apply()
+                self.executor.sample(plan.step, self.late.make(self.scheduler.late_rows(plan)))
         return plan
 
     def apply(self) -> list[Output]:

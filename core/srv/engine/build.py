@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.executor.in_process import InProcessExecutor
@@ -22,6 +24,7 @@ from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.sched.late import LateInputMaker
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
 from srv.worker.build_drafting import draft_count
@@ -41,14 +44,20 @@ class Engine:
     executor: Executor
     depth: int
     ready: Ready
+    late: LateInputMaker | None = None
 
 
-def build(spec: EngineSpec, make_executor: Callable[[EngineSpec], Executor] | None = None) -> Engine:
-    """`make_executor`: None chooses by the number of ranks."""
+def build(
+    spec: EngineSpec,
+    make_executor: Callable[[EngineSpec], Executor] | None = None,
+    late: LateInputMaker | None = None,
+) -> Engine:
+    """`make_executor`: None chooses by the number of ranks. `late`: what makes the late inputs of its requests."""
     config = Config.from_json(spec.config)
+    spec = msgspec.structs.replace(spec, late_inputs=late is not None)
     executor = (make_executor or (_in_process if config.parallel.tp_size == 1 else MultiProcessExecutor))(spec)
     try:
-        return _build(spec, config, executor)
+        return _build(spec, config, executor, late)
     except BaseException:
         executor.close()
         raise
@@ -58,19 +67,20 @@ def _in_process(spec: EngineSpec) -> Executor:
     return InProcessExecutor(RankWorker(spec))
 
 
-def _build(spec: EngineSpec, config: Config, executor: Executor) -> Engine:
+def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInputMaker | None) -> Engine:
     started = time.monotonic()
     executor.start()
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)
     allocated = executor.allocate(budget)
     depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
-    limits = _limits(config, budget, depth, spec, max(rank.draft_cost for rank in allocated))
+    limits = _limits(config, budget, depth, spec, allocated[0].step_seconds)
     return Engine(
-        scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens)),
+        scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens), late.concerns if late else None),
         executor=executor,
         depth=depth,
         ready=_ready(spec, config, budget, ranks, allocated, time.monotonic() - started),
+        late=late,
     )
 
 
@@ -86,7 +96,9 @@ def _budget(spec: EngineSpec, config: Config, ranks: Sequence[RankMemory]) -> Bu
     )
 
 
-def _limits(config: Config, budget: Budget, depth: int, spec: EngineSpec, draft_cost: float) -> Limits:
+def _limits(
+    config: Config, budget: Budget, depth: int, spec: EngineSpec, step_seconds: tuple[tuple[int, float], ...]
+) -> Limits:
     schedule = config.schedule
     return Limits(
         max_running_requests=schedule.max_running_requests,
@@ -101,7 +113,7 @@ def _limits(config: Config, budget: Budget, depth: int, spec: EngineSpec, draft_
         depth=depth,
         vocab_size=spec.model.vocab_size,
         drafts=draft_count(config),
-        draft_cost=draft_cost,
+        step_seconds=step_seconds,
         device_lengths=spec.kv_lengths == "device",
     )
 

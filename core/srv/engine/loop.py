@@ -3,6 +3,8 @@
     messages ──► scheduler.schedule() ──► executor.submit(plan) ──► up to `depth` steps in flight
                  scheduler.apply(plan, future.result()) ──► one Outputs message per step
 
+A step with rows that wait for late inputs is submitted at once, and samples when the steps before it are applied and
+the inputs are made from their tokens (`srv.sched.late`); only then is the next step submitted.
 With `depth` 1 a step is planned after the previous one has been applied. With `depth` 2 the next step is planned and
 enqueued while the current one runs; the generated tokens are the same.
 The loop must not know devices, tensors or how a request is scheduled.
@@ -32,6 +34,7 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
+from srv.sched.late import LateInputMaker, LateInputs
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Scheduler
 from srv.types import FinishReason, RequestSpec
@@ -46,11 +49,20 @@ _PERIODIC_CALL = -1
 class EngineLoop:
     """Drives one scheduler and one executor until it has drained or its parent process has exited."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, channel: EngineSide, depth: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        channel: EngineSide,
+        depth: int,
+        late: LateInputMaker | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._channel = channel
         self._depth = depth
+        self._late = late
+        self._waiting: Plan | None = None  # the latest step in flight, if it has not sampled yet
         self._in_flight: deque[tuple[Plan, StepFuture]] = deque()
         self._drain_until: float | None = None
         self._pending_flushes: list[tuple[int, int]] = []  # (call, steps that the answer may still wait for)
@@ -75,7 +87,9 @@ class EngineLoop:
             self._handle(message)
         self._advance_drain()
         self._submit()
-        if self._in_flight:
+        if self._waiting is not None:
+            self._sample(self._waiting)
+        elif self._in_flight:
             self._apply()
         elif not self._scheduler.idle:
             self._abort_stalled()
@@ -87,12 +101,23 @@ class EngineLoop:
     # ---- steps
 
     def _submit(self) -> None:
-        while len(self._in_flight) < self._depth:
+        while len(self._in_flight) < self._depth and self._waiting is None:
             plan = self._scheduler.schedule()
             if plan is None:
                 return
             self._integrity_checked = False
             self._in_flight.append((plan, self._executor.submit(plan)))
+            if plan.late:
+                self._waiting = plan
+
+    def _sample(self, plan: Plan) -> None:
+        """Apply the steps before this one, make its late inputs while its forward pass runs, and let it sample."""
+        while len(self._in_flight) > 1:
+            self._apply()
+        rows = self._scheduler.late_rows(plan)
+        late = self._late.make(rows) if self._late is not None and rows else LateInputs()
+        self._executor.sample(plan.step, late)
+        self._waiting = None
 
     def _apply(self) -> None:
         plan, future = self._in_flight.popleft()

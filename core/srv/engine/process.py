@@ -63,7 +63,8 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
     gc.enable()
     try:
-        EngineLoop(engine.scheduler, engine.executor, channel, engine.depth).run(lambda: os.getppid() == spec.parent)
+        loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late)
+        loop.run(lambda: os.getppid() == spec.parent)
     except RankLost as error:
         logger.error("the engine ends: %s", error)
         channel.send(Ended(str(error)))

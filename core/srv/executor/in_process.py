@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from srv.executor.protocol import Allocation, Launched, RankMemory, StepFuture, Worker
 from srv.planning.budget import Budget
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 
 
@@ -14,6 +16,16 @@ class _InProcessFuture:
 
     def __init__(self, launched: Future[Launched]) -> None:
         self._launched = launched
+
+    def continue_with(self, pool: ThreadPoolExecutor, launch: Callable[[], Launched]) -> None:
+        """The step has a second phase; if the first one failed, its error remains."""
+        first = self._launched
+
+        def second() -> Launched:
+            first.result()
+            return launch()
+
+        self._launched = pool.submit(second)
 
     def result(self) -> Result:
         return self._launched.result().collect()
@@ -40,7 +52,11 @@ class InProcessExecutor:
         return [self.worker.allocate(budget)]
 
     def submit(self, plan: Plan) -> StepFuture:
-        return _InProcessFuture(self._pool.submit(self.worker.launch, plan))
+        self._latest = _InProcessFuture(self._pool.submit(self.worker.launch, plan))
+        return self._latest
+
+    def sample(self, step: int, late: LateInputs) -> None:
+        self._latest.continue_with(self._pool, lambda: self.worker.sample(step, late))
 
     def check(self) -> None:
         """The rank ends only together with this process."""

@@ -38,6 +38,7 @@ from srv.executor.rank_messages import (
     Ping,
     Pong,
     RankSpec,
+    Sample,
     Step,
     Stepped,
     ToRank,
@@ -47,6 +48,7 @@ from srv.io.channel import SocketDirectory
 from srv.planning.budget import Budget
 from srv.platform import registry
 from srv.platform.manifest import worker_environment
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 
 DEFAULT_TIMEOUT_S = 4  # of `dist_timeout`: a lost rank ends the engine within 5 seconds
@@ -167,6 +169,9 @@ class MultiProcessExecutor:
     def submit(self, plan: Plan) -> StepFuture:
         self._send(Step(plan))
         return _MultiProcessFuture(lambda: self._result(plan.step))
+
+    def sample(self, step: int, late: LateInputs) -> None:
+        self._send(Sample(step, late))
 
     def check(self) -> None:
         """While idle, every rank has to answer a message twice a second."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from srv.planning.budget import Budget
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 
 
@@ -28,13 +29,13 @@ class RankMemory(NamedTuple):
 class Allocation(NamedTuple):
     """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs.
 
-    `draft_cost`: the measured cost of one more draft per row (`srv.sched.limits.Limits.draft_cost`).
+    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter.
     """
 
     rank: int
     pool_bytes: int
     captured: tuple[tuple[str, str], ...]
-    draft_cost: float
+    step_seconds: tuple[tuple[int, float], ...] = ()
 
 
 class StepFuture(Protocol):
@@ -57,6 +58,9 @@ class Executor(Protocol):
         """Allocate the KV pool of every rank, make the backends and capture graphs."""
 
     def submit(self, plan: Plan) -> StepFuture: ...
+
+    def sample(self, step: int, late: LateInputs) -> None:
+        """Let the latest submitted step sample, which waits for these late inputs (`Plan.late`)."""
 
     def check(self) -> None:
         """Called from time to time while no step is in flight. Raises RankLost if a rank has ended or does not answer.
@@ -86,4 +90,10 @@ class Worker(Protocol):
     def allocate(self, budget: Budget) -> Allocation: ...
 
     def launch(self, plan: Plan) -> Launched:
-        """Enqueue one step, without waiting for the device. Plans are launched in order, on one thread."""
+        """Enqueue one step, without waiting for the device. Plans are launched in order, on one thread.
+
+        Of a plan with late rows, only the forward pass; what is returned is then not used.
+        """
+
+    def sample(self, step: int, late: LateInputs) -> Launched:
+        """Enqueue the rest of the last launched step, which has late rows."""

@@ -2,7 +2,7 @@
 
 Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle. A rank handles them in order.
 
-    engine -> rank    Measure, Allocate, Step, Ping
+    engine -> rank    Measure, Allocate, Step, Sample, Ping
     rank -> engine    Loaded, Measured, Allocated, Stepped, Pong, Failed
 """
 
@@ -16,6 +16,7 @@ from srv.dist.group import RankGroup
 from srv.executor.protocol import Allocation, RankMemory
 from srv.executor.spec import EngineSpec
 from srv.planning.budget import Budget
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 
 
@@ -43,6 +44,13 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
 
 class Step(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """The late inputs of the last step, which waits for them: it is answered only now."""
+
+    step: int
+    late: LateInputs
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -92,7 +100,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-ToRank = Measure | Allocate | Step | Ping
+ToRank = Measure | Allocate | Step | Sample | Ping
 FromRank = Loaded | Measured | Allocated | Stepped | Pong | Failed
 
 

@@ -21,7 +21,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     the KV pool that the attention backends require; `kv_lengths` says whether all of them take KV lengths from the
     "device", or one needs them on the "host". `reserved_bytes` of device memory stay free for activations.
     `options` are the values of the arguments that the platform's manifest declares. `to_engine` and `from_engine` are
-    socket addresses. `parent` is the process id of the API process; the engine exits when that process has exited.
+    socket addresses. `late_inputs`: plans may have rows that wait for late inputs. `parent` is the process id of the
+    API process; the engine exits when that process has exited.
     """
 
     platform: str
@@ -35,6 +36,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, str | int | float | bool | None]
     to_engine: str
     from_engine: str
+    late_inputs: bool = False
     log_level: str
     parent: int
 

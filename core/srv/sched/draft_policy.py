@@ -2,28 +2,57 @@
 
 Owns what a request's past drafts say about its next ones. Must not know rows, pages or drafters.
 
-A step costs a fixed amount and an amount per token, so that with n rows a draft costs `share(n)` of what a row costs
-without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. A
-request gets the drafts whose chance is above their share of the cost: many where steps are bound by memory, few or none
-where they are bound by computing, or where the text does not repeat itself. A request without drafts tries one now and
-then, more rarely each time that it is rejected, because texts change.
+A draft costs what the step takes longer, and pays if its chance to be accepted is above its share of what a row costs
+without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. So
+there are many drafts where steps are bound by memory, and few or none where they are bound by computing, or where the
+text does not repeat itself. A request without drafts tries one now and then, more rarely each time that it is rejected,
+because texts change. Where drafts are dear, requests try theirs in the same steps: the first draft of a step costs the
+most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _MEMORY = 0.8  # weight of the past acceptance rate, per row
 _MAX_PAUSE = 64  # rows between two trials at most
+_DEAR = 0.3  # a share of the cost from which on only one step in `_TRIAL_STEPS` has trials
+_TRIAL_STEPS = 16
+
+
+def allows_trial(step: int, share: float) -> bool:
+    """Whether requests may try a draft in this step, by its number."""
+    return share < _DEAR or step % _TRIAL_STEPS == 0
 
 
 class DraftCost:
-    """What a draft costs. `relative`: a token's part of the cost of a step, as a fraction of the fixed part."""
+    """What drafts cost. `step_seconds`: (tokens, seconds) of steps, ascending in tokens; (): drafts are free.
 
-    def __init__(self, relative: float) -> None:
-        self._relative = relative
+    most: drafts per row.
+    """
+
+    def __init__(self, step_seconds: Sequence[tuple[int, float]], most: int) -> None:
+        self._points = tuple(step_seconds)
+        self._most = most
+        self._shares: dict[int, float] = {}
 
     def share(self, rows: int) -> float:
         """The cost of a draft in a step of so many rows, as a fraction of the cost of one of these rows without it."""
-        return rows * self._relative / (1 + rows * self._relative)
+        if not self._points or not self._most:
+            return 0.0
+        if rows not in self._shares:
+            without, drafted = self._seconds(rows), self._seconds(rows * (1 + self._most))
+            self._shares[rows] = max(drafted - without, 0.0) / (self._most * without)
+        return self._shares[rows]
+
+    def _seconds(self, tokens: int) -> float:
+        """Interpolated between the measured points; beyond the last one, in proportion to the tokens."""
+        (first, least), *_, (last, most) = self._points
+        if tokens >= last or first == last:
+            return most * tokens / last
+        upper = next(index for index, (count, _) in enumerate(self._points) if count > tokens)
+        (low, fast), (high, slow) = self._points[max(upper - 1, 0)], self._points[upper]
+        return least if tokens <= first else fast + (slow - fast) * (tokens - low) / (high - low)
 
 
 class DraftHistory:
@@ -42,16 +71,18 @@ class DraftHistory:
         """The fraction of drafts that are accepted among those that were verified."""
         return self._accepted / (self._accepted + self._rejected)
 
-    def next_count(self, share: float) -> int:
-        """How many drafts the next row has. Asked once per row."""
+    def next_count(self, share: float, trial: bool = True) -> int:
+        """How many drafts the next row has. Asked once per row. `trial`: whether this step may try a draft."""
         count, chance = 0, self.rate
         while count < self._most and chance > share:
             count += 1
             chance *= self.rate
-        if count or not self._most:
+        if count or not self._most or share >= 1:  # a draft that costs as much as a row never pays
             return count
         if self._wait:
             self._wait -= 1
+            return 0
+        if not trial:
             return 0
         self._wait = self._pause
         return 1

@@ -18,7 +18,7 @@ class Limits:
     policy: "fcfs" (first come, first served) or "lpm" (longest prefix match first).
     depth: maximum steps in flight, 1 or 2.
     drafts: maximum draft tokens per decode row (speculative decoding); 0: none.
-    draft_cost: a token's part of the cost of a step, as a fraction of the part that every step has; 0: drafts are free.
+    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, to find out whether drafts pay; (): they do.
     device_lengths: attention takes KV lengths from the device. If not, a request whose last row had drafts waits for
     the result of that row, because the host does not know yet how many drafts were accepted.
     vocab_size: token ids must be in [0, vocab_size); None: token ids are not checked.
@@ -35,7 +35,7 @@ class Limits:
     prefix_cache: bool = True
     depth: int = 1
     drafts: int = 0
-    draft_cost: float = 0.0
+    step_seconds: tuple[tuple[int, float], ...] = ()
     device_lengths: bool = True
     vocab_size: int | None = None
 

@@ -81,12 +81,15 @@ class Plan:
     The runner clears the slots in `ends` before it reads `starts`, so a slot may end and start in one plan. After
     a step that failed as a whole, `ends` may name slots whose Start the runner never saw, and a Start replaces
     whatever its slot still held.
+    `late`: the slots whose rows sample only after `Executor.sample` has brought their late inputs (`srv.sched.late`);
+    if there are any, the whole step waits.
     """
 
     step: int
     starts: tuple[Start, ...]
     rows: tuple[Row, ...]
     ends: tuple[int, ...]
+    late: tuple[int, ...] = ()
 
 
 class RowResult(NamedTuple):

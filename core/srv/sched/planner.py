@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from srv.errors import IntegrityError
 from srv.memory.radix import Match
-from srv.sched.draft_policy import DraftCost
+from srv.sched.draft_policy import DraftCost, allows_trial
 from srv.sched.limits import Limits
 from srv.sched.plan import Plan, Row, Start
 from srv.sched.queue import WaitingQueue
@@ -47,8 +47,14 @@ class PlanBuilder:
         """The requests of the plan's rows, in the same order: decode rows first."""
         return tuple(self.decode + self.extend)
 
-    def build(self, number: int, ends: tuple[int, ...]) -> Plan:
-        return Plan(number, tuple(self.starts), tuple(self.decode_rows + self.extend_rows), ends)
+    def build(self, number: int, ends: tuple[int, ...], any_late: bool) -> Plan:
+        """`any_late`: whether there may be requests that wait for late inputs."""
+        rows = tuple(self.decode_rows + self.extend_rows)
+        late: tuple[int, ...] = ()
+        if any_late:
+            pairs = zip(self.requests, rows, strict=True)
+            late = tuple([row.slot for request, row in pairs if request.waits_for_late_inputs and row.sample])
+        return Plan(number, tuple(self.starts), rows, ends, late)
 
 
 class Planner:
@@ -59,14 +65,16 @@ class Planner:
         self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
-        self._draft_cost = DraftCost(limits.draft_cost)
+        self.draft_cost = DraftCost(limits.step_seconds, limits.drafts)
         self.retractions = 0
+        self._steps = 0
 
     def schedule_step(self) -> PlanBuilder:
         """Choose the rows of the next step. From here on, the requests in it count as in flight."""
         chunk = self._limits.chunked_prefill_size
         budget = chunk if chunk > 0 else self._limits.max_prefill_tokens
         step = PlanBuilder(budget, budget // 2)
+        self._steps += 1
         self._schedule_all_running(step)
         self._admit_waiting(step)
         if step.decode:
@@ -116,7 +124,8 @@ class Planner:
         """How many drafts the next decode row has: as many as pay and fit in the budget, the output and the pages."""
         if request.draft_history is None:
             return 0
-        drafts = request.draft_history.next_count(self._draft_cost.share(len(self._running)))
+        share = self.draft_cost.share(len(self._running))
+        drafts = request.draft_history.next_count(share, allows_trial(self._steps, share))
         drafts = min(drafts, step.draft_budget, step.budget, request.max_total_tokens - request.total - 1)
         return drafts if drafts > 0 and self._running.can_extend(request, request.bound + 1 + drafts) else 0
 

@@ -69,6 +69,7 @@ class Request:
         "times_bypassed",
         "total",
         "unapplied_drafts",
+        "waits_for_late_inputs",
     )
 
     def __init__(self, spec: RequestSpec, arrival: int, context_length: int, end_tokens: frozenset[int]) -> None:
@@ -110,6 +111,7 @@ class Request:
         self.bound = 0
         self.total = len(self.prompt)
         self.draft_history: DraftHistory | None = None  # None: it gets no drafts
+        self.waits_for_late_inputs = False
         self.unapplied_drafts = 0  # drafts of the rows in flight
         self.in_flight = 0  # rows in flight
         self.decodes_only = False  # all that its next rows do is decode: the prompt is published, no vectors are needed

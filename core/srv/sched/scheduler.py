@@ -14,13 +14,14 @@ of computed tokens that has to catch up with its total, and a row computes the n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
-from srv.sched.draft_policy import DraftHistory
+from srv.sched.draft_policy import DraftCost, DraftHistory
+from srv.sched.late import LateRow
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.sched.planner import Planner
@@ -47,10 +48,20 @@ class _Counters:
 
 
 class Scheduler:
-    """`pages[group]`: usable pages per cache group. `end_tokens`: the model's end-of-sequence tokens."""
+    """`pages[group]`: usable pages per cache group. `end_tokens`: the model's end-of-sequence tokens.
 
-    def __init__(self, limits: Limits, pages: Sequence[int], end_tokens: frozenset[int]) -> None:
+    `late(request)`: whether the rows of a request wait for late inputs; None: no request's rows do.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        pages: Sequence[int],
+        end_tokens: frozenset[int],
+        late: Callable[[RequestSpec], bool] | None = None,
+    ) -> None:
         self.limits = limits
+        self._late = late
         self._end_tokens = end_tokens
         self._cache = Cache(pages, limits.page_size, limits.prefix_cache)
         self._running = RunningBatch(self._cache, limits.max_running_requests)
@@ -71,7 +82,9 @@ class Scheduler:
         if error is not None:
             return _output(request, RowResult(-1, error=error), FinishReason.ERROR)
         self._arrivals += 1
-        if self.limits.drafts and request.next_vector_position is None:  # hidden states are those of known tokens
+        request.waits_for_late_inputs = self._late is not None and self._late(spec)
+        # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
+        if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
             request.draft_history = DraftHistory(self.limits.drafts)
         self._live[request.id] = request
         self._queue.push(request)
@@ -122,7 +135,7 @@ class Scheduler:
         requests = step.requests
         if not requests:
             return None
-        plan = step.build(self._plans, self._running.take_ended_slots())
+        plan = step.build(self._plans, self._running.take_ended_slots(), self._late is not None)
         self._plans += 1
         self._in_flight.append((plan, requests))
         return plan
@@ -136,9 +149,27 @@ class Scheduler:
             raise InternalError(f"the result of step {result.step} does not match the plan of step {plan.step}")
         return self._process_result(plan, result.rows)
 
+    def late_rows(self, plan: Plan) -> list[LateRow]:
+        """The rows of a plan that wait for late inputs, without those whose requests have ended.
+
+        The plan must be the oldest one in flight, so that all tokens before it are known.
+        """
+        if not self._in_flight or self._in_flight[0][0] is not plan:
+            raise InternalError(f"late inputs of step {plan.step} are made before the steps before it are applied")
+        waiting = set(plan.late)
+        return [
+            LateRow(request.slot, request.spec, request.output)
+            for request in self._in_flight[0][1]
+            if request.slot in waiting and request.state is State.RUNNING
+        ]
+
     def fail(self, plan: Plan, code: str, message: str) -> list[Output]:
         """The oldest plan failed as a whole: its requests end with ERROR, all others continue."""
         return self._process_result(plan, tuple(RowResult(row.slot, error=(code, message)) for row in plan.rows))
+
+    def ignore_draft_cost(self) -> None:
+        """From now on, rows get drafts however long steps take. For tests, whose outcome must not depend on it."""
+        self._planner.draft_cost = DraftCost((), 0)
 
     # ---- state
 

@@ -27,6 +27,7 @@ from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FlushCache, FromEngine, GetStats, Outputs, Stats, ToEngine
 from srv.planning.resolution import LaunchContext, resolve_launch
+from srv.sched.late import LateInputMaker
 from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 TIMEOUT_S = 300.0
@@ -53,9 +54,9 @@ class LocalEngine:
     def __init__(self, context: LaunchContext) -> None:
         self.context = context
         self._channel = InProcessChannel()
-        self._engine: Engine = build(self.spec(), self.make_executor)
-        self.ready = self._engine.ready
-        self.loop = EngineLoop(self._engine.scheduler, self._engine.executor, self._channel, self._engine.depth)
+        self._engine: Engine = build(self.spec(), self.make_executor, self.late_inputs())
+        self.ready, scheduler, executor = self._engine.ready, self._engine.scheduler, self._engine.executor
+        self.loop = EngineLoop(scheduler, executor, self._channel, self._engine.depth, self._engine.late)
         self.results: dict[str, GenerationResult] = {}
         self._stats: Stats | None = None
 
@@ -68,8 +69,16 @@ class LocalEngine:
         """The spec that the engine is built from. Tests override it to build engines that no argument can configure."""
         return engine_spec(self.context, "", "")
 
+    def late_inputs(self) -> LateInputMaker | None:
+        """What makes late inputs. Tests override it: no argument configures it yet."""
+        return None
+
     make_executor: Callable[[EngineSpec], Executor] | None = None
     """How its executor is made, if not as `srv launch` would."""
+
+    def ignore_draft_cost(self) -> None:
+        """Give every row as many drafts as it may have, however long a step takes on this machine."""
+        self._engine.scheduler.ignore_draft_cost()
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result, Row, RowResult, Start
 from srv.types import Pooling, PoolingParams, SamplingParams, TokenLogprob
 
@@ -66,9 +67,12 @@ class FakeExecutor:
         self._kv = [[[0] * page_size for _ in range(count + 1)] for count in pages]
         self._slots: dict[int, _Slot] = {}
         self._next_step = 0
+        self._waiting: tuple[Plan, Future[Result]] | None = None  # a step with late rows, until `sample`
+        self._masks: dict[int, bytes] = {}
 
     def submit(self, plan: Plan) -> Future[Result]:
         future: Future[Result] = Future()
+        assert self._waiting is None, "a step was submitted before the one that waits for late inputs has sampled"
         assert plan.step == self._next_step, f"step {plan.step} was submitted instead of step {self._next_step}"
         self._next_step += 1
         for slot in plan.ends:
@@ -83,8 +87,22 @@ class FakeExecutor:
             tables: tuple[list[int], ...] = tuple([] for _ in self._kv)
             self._slots[start.slot] = _Slot(start, list(start.tokens), cells_of(start.tokens), tables)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
+        if plan.late:
+            self._waiting = plan, future
+            return future
         future.set_result(Result(plan.step, tuple(self._run(plan.step, row) for row in plan.rows)))
         return future
+
+    def sample(self, step: int, late: LateInputs) -> None:
+        """The rows of the waiting step sample; one with a mask takes the lowest token that the mask allows."""
+        if self._waiting is None:  # the step failed when it was submitted
+            return
+        (plan, future), self._waiting = self._waiting, None
+        assert plan.step == step
+        self._masks = dict(late.masks)
+        assert set(self._masks) <= set(plan.late)
+        future.set_result(Result(step, tuple(self._run(step, row) for row in plan.rows)))
+        self._masks = {}
 
     def _run(self, step: int, row: Row) -> RowResult:
         slot = self._slots.get(row.slot)
@@ -150,6 +168,10 @@ class FakeExecutor:
         last = end + row.drafts
         while True:
             token = self._read(slot, end - 1) % self.vocab_size
+            mask = self._masks.get(row.slot)
+            if mask is not None:
+                assert not row.drafts, "a row with a mask has drafts"
+                token = next(each for each in range(self.vocab_size) if mask[each // 8] >> each % 8 & 1)
             sampled.append(token)
             slot.tokens.append(token)
             slot.cells.append(checksum(token, slot.cells[-1]))

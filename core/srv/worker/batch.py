@@ -26,8 +26,8 @@ class Inputs:
     vectors: the rows whose hidden states are pooled or returned, by index.
     sources: host tensors that are being copied to the device asynchronously. They must be kept alive until the step
     has finished.
-    lengths: int32 [rows] on the device, the true KV lengths in a step with drafts, of which `kv_lens` are upper bounds.
-    drafts: the positions to sample in such a step.
+    lengths: int32 [rows] on the device, the true KV lengths, if `kv_lens` are only upper bounds.
+    drafts: the positions to sample in a step with drafts, or after one.
     """
 
     model: ModelInputs

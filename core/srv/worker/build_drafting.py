@@ -11,6 +11,8 @@ from srv.speculative.ngram import NgramDrafter
 from srv.worker.drafting import Drafting
 from srv.worker.histories import Histories
 
+_ROWS = (1, 4, 16)
+
 
 def draft_count(config: Config) -> int:
     """Maximum drafts per row; 0 without a drafter."""
@@ -31,10 +33,9 @@ def drafting(config: Config, slots: int, width: int, device: torch.device) -> Dr
         return Drafting(drafter, Histories(slots, width, device), device)
 
 
-def draft_cost(seconds: Callable[[int], float], drafts: int) -> float:
-    """`Limits.draft_cost`, from the seconds that a step of one row with so many tokens takes."""
+def step_seconds(seconds: Callable[[int], float], drafts: int, rows: int) -> tuple[tuple[int, float], ...]:
+    """`Limits.step_seconds`: with and without drafts, of 1, 4 and 16 rows as far as there are so many."""
     if not drafts:
-        return 0.0
-    one, several = seconds(1), seconds(1 + drafts)
-    per_token = max(several - one, 0.0) / drafts
-    return per_token / max(one - per_token, per_token, 1e-9)
+        return ()
+    some = [count for count in _ROWS if count <= rows]
+    return tuple((tokens, seconds(tokens)) for tokens in sorted({*some, *(count * (1 + drafts) for count in some)}))

@@ -99,7 +99,7 @@ class Drafting:
             scores=scores,
             vectors=vector_rows(rows, shape.ends),
             sources=(source,),
-            lengths=(begins + shape.lens).int(),
+            lengths=(begins + shape.lens).int() if any(row.unapplied for row in rows) else None,
             drafts=DraftRows(shape.drafts, fed, known[shape.sampled_slots]) if shape.drafts else None,
         )
 

@@ -5,6 +5,10 @@ and replayed:
 
     tokens, positions, page table ──copied──► static buffers ──► attention.plan(graph=count) ──► replay ──► logits
 
+A step with drafts is replayed as well: each of its tokens is then a row of its own, with the page table of its row and
+the KV length up to itself. All tokens are written to the pool before any row attends (`AttentionBackend.forward`), so a
+draft sees those before it.
+
 Padded rows feed token 0 at position 0, have page 0 as their only page and a KV length of 1, so they write to page 0
 only. The captured graph includes the output layer but not sampling. All other steps run eagerly. The platform
 implements capture and replay (`srv.platform.interface.Graphs`). This module must not know plans, only their inputs.
@@ -15,6 +19,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -118,17 +123,24 @@ class CapturedSteps:
     def count_for(self, inputs: Inputs) -> int | None:
         """The row count of the graph that can run this step; None: the step must run eagerly."""
         rows = len(inputs.query_lens)
-        if inputs.scores or inputs.vectors or rows > self.rows[-1] or inputs.model.tokens.numel() != rows:
+        tokens = inputs.model.tokens.numel()
+        if inputs.scores or inputs.vectors or tokens > self.rows[-1] or (tokens != rows and inputs.drafts is None):
             return None
-        count = self.rows[bisect_left(self.rows, rows)]
-        return count if self._padding or count == rows else None
+        count = self.rows[bisect_left(self.rows, tokens)]
+        return count if self._padding or count == tokens else None
 
     def replay(self, count: int, inputs: Inputs, table: torch.Tensor) -> torch.Tensor:
-        """Enqueue the step. Returns its logits, [rows, vocab], valid until the next replay in device order."""
+        """Enqueue the step. Returns its logits, [tokens, vocab], valid until the next replay in device order."""
+        if len(inputs.query_lens) != inputs.model.tokens.numel():
+            inputs, table = _one_token_per_row(inputs, table)
         self._buffers.fill(count, inputs, table)
         self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
         logits, rows = self._logits[count], len(inputs.kv_lens)
         return logits if rows == count else logits[:rows]
+
+    def rehearse(self, count: int) -> None:
+        """Enqueue the step of `count` rows with padding only. For use before the first step."""
+        self._graphs.replay(count, self._plan(count, ()))
 
     def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> Any:
         """The attention metadata of a step padded to `count` rows; the lengths are those of the unpadded rows."""
@@ -137,3 +149,12 @@ class CapturedSteps:
         if lengths is not None and padding:
             lengths = torch.cat((lengths, lengths.new_ones(padding)))
         return self._attention.plan(AttentionBatch([1] * count, bounds, self._pages[count], count, lengths))
+
+
+def _one_token_per_row(inputs: Inputs, table: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
+    """The same step with a row for each token; table: page table on the host, int32 [rows, columns]."""
+    owner = torch.arange(len(inputs.query_lens)).repeat_interleave(torch.tensor(inputs.query_lens))
+    pairs = zip(inputs.query_lens, inputs.kv_lens, strict=True)
+    bounds = [length for queries, kv in pairs for length in range(kv - queries + 1, kv + 1)]
+    lengths = None if inputs.lengths is None else (inputs.model.positions + 1).int()
+    return replace(inputs, query_lens=[1] * len(bounds), kv_lens=bounds, lengths=lengths), table[owner]

@@ -17,12 +17,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import zmq
 
 from srv.errors import RankLost, startup_failure
-from srv.executor.protocol import Worker
+from srv.executor.protocol import Launched, Worker
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
@@ -34,12 +35,13 @@ from srv.executor.rank_messages import (
     Ping,
     Pong,
     RankSpec,
+    Sample,
     Step,
     Stepped,
     ToRank,
     digest,
 )
-from srv.sched.plan import Plan
+from srv.sched.plan import Result
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class RankProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 
+        self._failure: Stepped | None = None  # of the forward pass of a step that waits for late inputs
+
     def run(self) -> int:
         from srv.worker.rank import RankWorker
 
@@ -82,8 +86,12 @@ class RankProcess:
 
     def _handle(self, message: ToRank, worker: Worker) -> None:
         match message:
+            case Step(plan) if plan.late:
+                self._failure = self._error_of(plan.step, lambda: worker.launch(plan))
             case Step(plan):
-                self._send(self._step(plan, worker))
+                self._send(self._stepped(plan.step, lambda: worker.launch(plan)))
+            case Sample(step, late):
+                self._send(self._failure or self._stepped(step, lambda: worker.sample(step, late)))
             case Ping(number):
                 self._send(Pong(self._rank, number))
             case Measure():
@@ -93,13 +101,20 @@ class RankProcess:
                 gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
                 gc.enable()
 
-    def _step(self, plan: Plan, worker: Worker) -> Stepped:
+    def _stepped(self, step: int, launch: Callable[[], Launched]) -> Stepped:
+        """The answer to a step, which `launch` enqueues."""
+        results: list[Result] = []
+        failure = self._error_of(step, lambda: results.append(launch().collect()))
+        return failure or Stepped(self._rank, step, digest(results[0]), results[0] if self._rank == 0 else None)
+
+    def _error_of(self, step: int, run: Callable[[], object]) -> Stepped | None:
+        """Run a part of a step; returns its error, which ends only the requests of the step."""
         try:
-            result = worker.launch(plan).collect()
-        except Exception as error:  # noqa: BLE001 - one failed step ends its requests only
+            run()
+        except Exception as error:  # noqa: BLE001 - see above
             text = f"{type(error).__name__}: {error}"
-            return Stepped(self._rank, plan.step, error=text, lost=isinstance(error, RankLost))
-        return Stepped(self._rank, plan.step, digest(result), result if self._rank == 0 else None)
+            return Stepped(self._rank, step, error=text, lost=isinstance(error, RankLost))
+        return None
 
     def _send(self, message: FromRank) -> None:
         self._out.send(self._encoder.encode(message))

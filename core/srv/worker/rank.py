@@ -27,12 +27,14 @@ from srv.platform.contract import create_platform, join
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.sample.late_mask import LateMasks
 from srv.sample.sampler import Sampler
 from srv.sample.state import SamplerState
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
-from srv.worker.build_drafting import draft_cost, draft_count, drafting
+from srv.worker.build_drafting import draft_count, drafting, step_seconds
 from srv.worker.capture import capture_steps
 from srv.worker.progress import LoadProgress
 from srv.worker.runner import Runner
@@ -100,7 +102,9 @@ class RankWorker:
         kv = self.platform.kv_buffers(self._kv_layout(budget), budget.pages[0])
         context = BackendContext(platform=self.platform, device=self.device, kv=kv, max_rows=rows)
         max_pages = -(-budget.max_request_tokens // budget.page_size)
-        state = SamplerState(rows, model.vocab_size, frozenset(model.end_tokens), self.device)
+        late = LateMasks(model.vocab_size, self.device) if self._spec.late_inputs else None
+        end_tokens = frozenset(model.end_tokens)
+        state = SamplerState(rows, model.vocab_size, end_tokens, self.device, extra=(late,) if late else ())
         attention, decode = self._attention(context)
         if self._communicator is not None:
             self._communicator.barrier()  # capturing runs steps, and the ranks have to begin together
@@ -121,9 +125,12 @@ class RankWorker:
             platform=self.platform,
             device=self.device,
             captured=captured,
+            late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(self._group.rank, _bytes(kv), report, draft_cost(self.runner.seconds, draft_count(config)))
+        return Allocation(
+            self._group.rank, _bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows)
+        )
 
     def _kv_layout(self, budget: Budget) -> KVLayout:
         """This version supports one cache group; `srv.models.read` refuses models with several."""
@@ -147,6 +154,9 @@ class RankWorker:
 
     def launch(self, plan: Plan) -> Launched:
         return self.runner.launch(plan)
+
+    def sample(self, step: int, late: LateInputs) -> Launched:
+        return self.runner.sample(step, late)
 
     def close(self) -> None:
         """Leave the group. Only ranks in processes of their own need it."""

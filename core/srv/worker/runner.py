@@ -13,15 +13,19 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from srv.errors import InternalError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Platform
+from srv.sample.late_mask import LateMasks
 from srv.sample.logprobs import Scores, score
 from srv.sample.pooling import NON_FINITE, Pooler, Vectors
 from srv.sample.processors import SampleRow
 from srv.sample.sampler import SampledBatch, SampledToken, Sampler
+from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.types import TokenLogprob
 from srv.worker import batch
@@ -67,6 +71,17 @@ class LaunchedStep:
         return Result(self.plan.step, tuple(rows), self.replayed)
 
 
+class _Forwarded(NamedTuple):
+    """A step whose forward pass is enqueued. hidden, logits: see `Runner._forward`."""
+
+    plan: Plan
+    inputs: Inputs
+    table: torch.Tensor
+    hidden: torch.Tensor | None
+    logits: torch.Tensor | None
+    replayed: bool
+
+
 def _row_result(
     slot: int, sampled: Sequence[SampledToken], scores: tuple[TokenLogprob, ...] | None, vectors: bytes | None
 ) -> RowResult:
@@ -92,6 +107,7 @@ class Runner:
         device: torch.device,
         captured: CapturedSteps | None = None,
         drafting: Drafting | None = None,
+        late: LateMasks | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -101,10 +117,16 @@ class Runner:
         self._device = device
         self._captured = captured
         self._drafting = drafting
+        self._late = late
         self._pooler = Pooler()
+        self._waiting: _Forwarded | None = None  # the last launched step, if it waits for late inputs
 
     def launch(self, plan: Plan) -> LaunchedStep:
-        """Enqueue one step, from the forward pass to the sampled tokens, without waiting for the device."""
+        """Enqueue one step, from the forward pass to the sampled tokens, without waiting for the device.
+
+        A plan with late rows is enqueued up to its logits only; `sample` goes on, and its result is the step's.
+        """
+        self._waiting = None
         with torch.inference_mode():
             self._update_slots(plan)
             if self._drafting is not None and self._drafting.concerns(plan.rows):
@@ -113,23 +135,44 @@ class Runner:
                 inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
             table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
-            hidden, logits = self._forward(inputs, table, count)
-            sampled = self._sample(plan.rows, inputs, logits)
-            scores = self._score(plan.rows, inputs, logits)
+            forwarded = _Forwarded(plan, inputs, table, *self._forward(inputs, table, count), count is not None)
+        if plan.late:
+            self._waiting = forwarded
+            event = self._platform.record_event(self._device)
+            return LaunchedStep(plan, inputs, table, None, (), None, event, count is not None)
+        return self._finish(forwarded)
+
+    def sample(self, step: int, late: LateInputs) -> LaunchedStep:
+        """Enqueue the rest of the step that was launched last, which has late rows."""
+        forwarded, self._waiting = self._waiting, None
+        if forwarded is None or forwarded.plan.step != step or self._late is None:
+            raise InternalError(f"late inputs came for step {step}, which does not wait for them")
+        self._late.set(late)
+        return self._finish(forwarded)
+
+    def _finish(self, done: _Forwarded) -> LaunchedStep:
+        """From the logits of a step to its results, which are being copied to the host."""
+        plan, inputs, hidden = done.plan, done.inputs, done.hidden
+        with torch.inference_mode():
+            sampled = self._sample(plan.rows, inputs, done.logits)
+            scores = self._score(plan.rows, inputs, done.logits)
             vectors = None if hidden is None else self._pooler.pool(hidden, list(inputs.vectors.values()))
         event = self._platform.record_event(self._device)
-        return LaunchedStep(plan, inputs, table, sampled, scores, vectors, event, replayed=count is not None)
+        return LaunchedStep(plan, inputs, done.table, sampled, scores, vectors, event, done.replayed)
 
-    def seconds(self, tokens: int, repeats: int = 4) -> float:
-        """The time of an eager forward pass over one row of this many tokens; what it writes goes to page 0."""
+    def seconds(self, tokens: int, repeats: int = 5) -> float:
+        """The time of a step of this many decode rows, captured or eager; what it writes goes to page 0."""
         best = math.inf
         with torch.inference_mode():
             ids = torch.zeros(tokens, dtype=torch.int64, device=self._device)
-            pages = torch.zeros((1, tokens), dtype=torch.int32, device=self._device)
+            pages = torch.zeros((tokens, 1), dtype=torch.int32, device=self._device)
             for _ in range(repeats):
                 begin = time.perf_counter()
-                attend = StepAttention(self._attention, AttentionBatch([tokens], [tokens], pages))
-                self._model.logits(self._model(ModelInputs(ids, ids), ForwardContext(attend)))
+                if self._captured and tokens in self._captured.rows:
+                    self._captured.rehearse(tokens)
+                else:
+                    attend = StepAttention(self._attention, AttentionBatch([1] * tokens, [1] * tokens, pages))
+                    self._model.logits(self._model(ModelInputs(ids, ids), ForwardContext(attend)))
                 self._platform.record_event(self._device).synchronize()
                 best = min(best, time.perf_counter() - begin)
         return best

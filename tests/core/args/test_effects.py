@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention_naive import NaiveAttention
-from engine_small import OUTPUT, Small, drafts_are_free, engine, make_small, message, messages
+from engine_small import OUTPUT, Small, engine, make_small, message, messages
 from gguf import GGMLQuantizationType
 from models_small import small_model, write_gguf
 from platform_plugins import write_plugin
@@ -452,7 +452,7 @@ def _drafted_steps(small: Small, prompt: list[int], **flags: object) -> int:
     """Number of steps until a request has 24 tokens that are all 5, with n-gram drafts unless `flags` say otherwise."""
     request = message("five", prompt, 24, logit_bias=((5, 100.0),))
     with engine(small, overlap=False, **{"speculative_algorithm": "NGRAM", **flags}) as served:
-        drafts_are_free(served)
+        served.ignore_draft_cost()
         assert served.generate([request])[0].tokens == [5] * 24
         return served.stats().steps
 

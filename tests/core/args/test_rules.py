@@ -208,7 +208,7 @@ def test_remedy_of_a_constraint_is_a_sentence(constraint: Any) -> None:
         ("NEXTN", "DeepseekV3ForCausalLM", (3, 1, 4)),
         ("EAGLE3", "GptOssForCausalLM", (3, 1, 4)),
         ("STANDALONE", "LlamaForCausalLM", (3, 1, 4)),
-        ("NGRAM", "LlamaForCausalLM", (None, None, 5)),
+        ("NGRAM", "LlamaForCausalLM", (None, None, 4)),
         (None, "LlamaForCausalLM", (None, None, None)),
     ],
 )

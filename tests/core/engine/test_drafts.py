@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_small import Small, drafts_are_free, engine, make_small, message
+from engine_small import Small, engine, make_small, message
 
 from srv.testing.engine import CheckedEngine, GenerationResult
 from srv.types import RequestSpec
@@ -79,7 +79,7 @@ def test_output_is_that_without_drafts(small: MakeSmall, kind: str, page: int, c
     with engine(one, page, chunk, overlap, pool=4096) as plain:
         expected = plain.generate(requests)
     with engine(one, page, chunk, overlap, pool=4096, **DRAFTS) as drafting:
-        drafts_are_free(drafting)
+        drafting.ignore_draft_cost()
         assert_same(drafting.generate(requests), expected)
         hits = drafting.generate(requests)
         assert_same(hits, expected)
@@ -104,7 +104,7 @@ class Oracle:
 
 def oracle(drafting: CheckedEngine, requests: list[RequestSpec], expected: list[GenerationResult], wrong: int) -> None:
     """Replace the engine's drafter, so that most drafts are accepted and their number differs from row to row."""
-    drafts_are_free(drafting)
+    drafting.ignore_draft_cost()
     texts = [[*request.tokens, *result.tokens] for request, result in zip(requests, expected, strict=True)]
     runner = drafting._engine.executor.worker.runner
     assert isinstance(runner, Runner)

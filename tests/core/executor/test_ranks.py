@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from e2e_support import gone, wait_until
-from engine_small import Small, engine, make_small, messages
+from engine_small import Small, engine, make_small, message, messages
 from every import every
 
 from srv.dist.group import RankGroup
@@ -24,6 +25,7 @@ from srv.executor.spec import engine_spec
 from srv.io.channel import SocketDirectory
 from srv.models.locate import demo_model
 from srv.planning.resolution import resolve_launch
+from srv.sched.late import LateInputMaker, LateInputs, LateRow
 from srv.testing.engine import CheckedEngine, LocalEngine, user_input
 from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
@@ -77,6 +79,30 @@ def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
     assert all(f"a KV pool of {pool_bytes / 1024:.2f} KiB" in text for text in held(two))
     assert not directory.exists()
     assert all(process.returncode is not None for process in processes)
+
+
+class Counting(CheckedEngine):
+    """The only token that may follow another one is the next higher, in requests of the namespace "count"."""
+
+    def late_inputs(self) -> LateInputMaker:
+        return self
+
+    def concerns(self, request: RequestSpec) -> bool:
+        return request.namespace == "count"
+
+    def make(self, rows: Sequence[LateRow]) -> LateInputs:
+        last = [(row.slot, [*row.request.tokens, *row.output][-1]) for row in rows]
+        return LateInputs(tuple((slot, (1 << (token + 1)).to_bytes(13, "little")) for slot, token in last))
+
+
+def test_ranks_sample_alike_with_drafts_and_late_inputs(llama: Small) -> None:
+    """Each rank has a drafter and histories of its own, and gets the same masks; their digests agree."""
+    counted = message("counted", [3, 5], 10, namespace="count")
+    with engine(llama, page=16, pool=1024, tp_size=2, kind=Counting, speculative_algorithm="NGRAM") as made:
+        made.ignore_draft_cost()
+        results = made.generate([*messages(llama.prompts), counted])
+        assert made.stats().drafts_proposed > 0
+    assert [each.tokens for each in results] == [*llama.tokens, list(range(6, 16))]
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """A state machine over the whole scheduler: every request gets its outputs in any order of events.
 
-Requests arrive, are aborted or finished, steps are submitted and applied one or two deep, rows and steps fail, and
-pages run out. The driver checks integrity after every call, and the fake executor checks every plan; the model here
-knows the expected outputs of each request.
+Requests arrive, are aborted or finished, steps are submitted and applied one or two deep, drafts are accepted or not,
+rows wait for late inputs, rows and steps fail, and pages run out. The driver checks integrity after every call, and
+the fake executor checks every plan; the model here knows the expected outputs of each request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sched_driver import END, Driver, embedding, limits, message
+from sched_driver import END, Driver, embedding, followed, limits, message
 
 from srv.io.messages import Output
 from srv.sched.scheduler import Limits
@@ -83,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scores_from=st.sampled_from([None, None, None, 0, 5]),
         namespace=st.sampled_from(["", "", "tenant"]),
         hidden_states=st.sampled_from([False, False, False, True]),
+        late=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -93,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scores_from: int | None,
         namespace: str,
         hidden_states: bool,
+        late: bool,
     ) -> None:
         for prompt in prompts:
             name = self.next_name()
@@ -101,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     name,
                     prompt,
                     max_tokens,
-                    namespace,
+                    namespace + "late" * late,
                     stop_token_ids=stops,
                     ignore_eos=ignore_eos,
                     prompt_logprobs=None if scores_from is None else 0,
@@ -111,7 +113,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             if not accepted:
                 continue
-            tokens = expected_tokens(prompt, min(max_tokens, CONTEXT - len(prompt)))
+            count = min(max_tokens, CONTEXT - len(prompt))
+            tokens = followed(prompt, count) if late else expected_tokens(prompt, count)
             ends = [place for place, token in enumerate(tokens) if token in stops or (token == END and not ignore_eos)]
             places = () if scores_from is None else range(max(scores_from, 1), len(prompt))
             scores = [-float(place) for place in places]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch
 from srv.sample.pooling import VectorRow
+from srv.sample.verify import DraftRows, DraftShape
 from srv.worker.batch import Inputs
 from srv.worker.graphs import CapturedSteps, StaticBuffers
 
@@ -157,3 +159,24 @@ def test_the_same_table_is_padded_for_another_row_count() -> None:
     assert buffers.pages[:, 0].tolist() == [5, 0, 0, 0]
     assert buffers.tokens.tolist() == [10, 0, 0, 0]
     assert buffers.positions.tolist() == [20, 0, 0, 0]
+
+
+def test_a_step_with_drafts_is_replayed_with_one_row_per_token() -> None:
+    """Row 0 has two tokens, row 1 one; the true lengths of both are below the bounds."""
+    made, attention, _, buffers = steps((2, 4))
+    drafted = replace(
+        inputs(2, tokens=3),
+        query_lens=[2, 1],
+        kv_lens=[25, 26],
+        lengths=torch.tensor([22, 23], dtype=torch.int32),
+        drafts=DraftRows(DraftShape([2, 1], torch.device("cpu")), torch.zeros(3), torch.zeros(2)),
+    )
+    assert made.count_for(drafted) == 4
+    assert made.count_for(replace(drafted, drafts=None)) is None
+    logits = made.replay(4, drafted, table([1, 2], [3, 0]))
+    assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 1.0], [12.0, 22.0, 3.0]]
+    assert buffers.pages[:3].tolist() == [[1, 2, 0, 0, 0], [1, 2, 0, 0, 0], [3, 0, 0, 0, 0]]
+    batch = attention.planned[-1]
+    assert (batch.query_lens, batch.kv_lens) == ([1] * 4, [24, 25, 26, 1])
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [21, 22, 23, 1]

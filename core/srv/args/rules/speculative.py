@@ -10,7 +10,7 @@ _WITH_WEIGHTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms whose d
 _CHAIN = (3, 1, 4)  # steps, top-k, verified tokens: one draft token at each depth
 _TREE = (5, 4, 8)
 _CHAIN_MODELS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"})
-_NGRAM_TOKENS = 5
+_NGRAM_TOKENS = 4
 _MOST_NGRAM_TOKENS = 32
 _MODELS_WITH_DRAFT_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 
@@ -67,17 +67,6 @@ def _ngram_tokens(context: ResolutionContext) -> str | None:
     if context["speculative_algorithm"] != "NGRAM" or verified is None or 2 <= verified <= _MOST_NGRAM_TOKENS:
         return None
     return f"with n-grams, 2 to {_MOST_NGRAM_TOKENS} tokens are verified: the last token and at least one draft"
-
-
-def _needs_ngrams(argument: str, default: int) -> Constraint:
-    def check(context: ResolutionContext) -> str | None:
-        if context[argument] == default or context["speculative_algorithm"] == "NGRAM":
-            return None
-        return "no n-grams are matched (speculative_algorithm is not NGRAM)"
-
-    return Constraint(
-        argument, "other_missing", check, "Set speculative_algorithm to NGRAM.", reads=("speculative_algorithm",)
-    )
 
 
 def _needs_drafter(argument: str) -> Constraint:
@@ -202,12 +191,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Choose a number in this range.",
         reads=("speculative_algorithm",),
     ),
-    _needs_ngrams("speculative_ngram_min_match_window_size", 1),
-    _needs_ngrams("speculative_ngram_max_match_window_size", 12),
-    _needs_ngrams("speculative_ngram_branch_length", 18),
     _needs_drafter("speculative_num_steps"),
     _needs_drafter("speculative_eagle_topk"),
-    _needs_drafter("speculative_num_draft_tokens"),
     _needs_drafter("speculative_draft_model_path"),
     Constraint(
         "speculative_algorithm",

@@ -49,6 +49,10 @@ L3 = (
         needs="chunked_prefill",
     ),
     _engine_check("engine.no_overlap", "with overlap off, output is the same"),
+    _engine_check("engine.drafts", "with drafts from n-grams, output is the same"),
+    _engine_check(
+        "engine.late_inputs", "masks that depend on the token of the step before are applied, with overlap on"
+    ),
     _engine_check("engine.graphs", "steps replayed from captured graphs give the same output", needs="graphs"),
     _engine_check("engine.abort", "an aborted request frees its pages and does not change the others"),
     _engine_check("engine.retraction", "retracted requests continue with the same output"),

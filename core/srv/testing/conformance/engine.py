@@ -5,13 +5,16 @@ Every check runs one engine in its own process, because a worker creates its pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import normalize
 
+from srv.errors import Refusal
 from srv.io.messages import Abort
 from srv.quantization import modelslim
+from srv.sched.late import LateInputMaker, LateInputs, LateRow
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import (
     OUTPUT_TOKENS,
@@ -27,10 +30,11 @@ from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.reference import EMBEDDING_TOLERANCE, LOGIT_TOLERANCE, penalties
 from srv.testing.conformance.setups import declared_dtypes, resolve_for
 from srv.testing.conformance.values import user_statement
-from srv.testing.engine import GenerationResult
+from srv.testing.engine import CheckedEngine, GenerationResult
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, SamplingParams
 
 _RETRACTION_REQUESTS = 6
+_FORCED = 7  # the token of output that a bias forces
 
 
 def greedy(kit: Kit) -> str:
@@ -233,6 +237,56 @@ def no_overlap(kit: Kit) -> str:
     """A step is planned only after the previous one has ended."""
     with engine_under_test(kit, disable_overlap_schedule=True) as tested:
         return _check_typical(tested, "output without overlap")
+
+
+def drafts(kit: Kit) -> str:
+    """Free output, whose drafts are mostly wrong, and output that a bias makes one token, whose drafts are right."""
+    try:
+        with engine_under_test(kit, disable_graphs=None, speculative_algorithm="NGRAM") as tested:
+            tested.engine.ignore_draft_cost()
+            prompts = [each * 2 for each in tested.prompts()]
+            tested.check(prompts, tested.generate(prompts), "output with drafts")
+            forced = tested.generate(prompts, logit_bias=((_FORCED, 100.0),))
+            stats = tested.engine.stats()
+    except Refusal as refusal:
+        raise NotApplicable(f"drafts are refused: {refusal.rejections[0].reason}") from refusal
+    if any(set(result.tokens) != {_FORCED} for result in forced):
+        raise Fault(f"with drafts, a bias of 100 for token {_FORCED} gives {[result.tokens for result in forced]}")
+    if not 0 < stats.drafts_accepted < stats.drafts_proposed:
+        raise Fault(f"{stats.drafts_accepted} of {stats.drafts_proposed} drafts were accepted; expected some of them")
+    return f"{stats.drafts_accepted} of {stats.drafts_proposed} drafts were accepted"
+
+
+class _Counting(CheckedEngine):
+    """In requests of the namespace "count", the only token that may follow another one is the next higher."""
+
+    def late_inputs(self) -> LateInputMaker:
+        return self
+
+    def concerns(self, request: RequestSpec) -> bool:
+        return request.namespace == "count"
+
+    def make(self, rows: Sequence[LateRow]) -> LateInputs:
+        size = -(-self.context.model.vocab_size // 8)
+        last = [(row.slot, (row.output or row.request.tokens)[-1]) for row in rows]
+        return LateInputs(tuple((slot, (1 << (token + 1)).to_bytes(size, "little")) for slot, token in last))
+
+
+def late_inputs(kit: Kit) -> str:
+    """A logits processor that allows one token, by the token of the step before, next to free requests."""
+    with engine_under_test(kit, kind=_Counting) as tested:
+        prompts = tested.prompts()
+        free = [request(f"free {number}", each) for number, each in enumerate(prompts)]
+        counted = [
+            RequestSpec(id=f"count {one.id}", tokens=one.tokens, params=one.params, namespace="count") for one in free
+        ]
+        results = tested.engine.generate([*free, *counted])
+        tested.check(prompts, results[: len(free)], "output next to masked requests")
+        for each, result in zip(prompts, results[len(free) :], strict=True):
+            expected = list(range(each[-1] + 1, each[-1] + 1 + OUTPUT_TOKENS))
+            if result.tokens != expected:
+                raise Fault(f"masks allow only {expected} after token {each[-1]}, but {result.tokens} were sampled")
+        return f"{len(counted)} masked requests next to {len(free)} others, {OUTPUT_TOKENS} tokens each"
 
 
 def graphs(kit: Kit) -> str:

@@ -110,7 +110,11 @@ def model_folder(kit: Kit, facts: ModelFacts) -> Path:
 
 @contextmanager
 def engine_under_test(
-    kit: Kit, dtype: str = "", quantization: str | None = None, **flags: object
+    kit: Kit,
+    dtype: str = "",
+    quantization: str | None = None,
+    kind: type[CheckedEngine] = CheckedEngine,
+    **flags: object,
 ) -> Iterator[EngineUnderTest]:
     """An engine as `srv launch` builds it. A flag that is True has no value; graphs are disabled by default.
 
@@ -129,7 +133,7 @@ def engine_under_test(
         **flags,
     }
     reference = Reference(folder)
-    with CheckedEngine.launch(command_line(settings)) as engine:
+    with kind.launch(command_line(settings)) as engine:
         yield EngineUnderTest(engine, reference, chosen, facts.end_tokens)
 
 

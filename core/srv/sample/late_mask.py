@@ -1,0 +1,56 @@
+"""The logits processor of late inputs: masks that the host makes while the forward pass runs (`srv.sched.late`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from srv.sample.processors import SampleRow
+from srv.sample.verify import DraftRows
+from srv.sched.late import LateInputs
+from srv.sched.plan import Start
+from srv.types import SamplingParams
+
+_Masked = tuple[torch.Tensor, torch.Tensor]  # indices of rows, int64 [n]; whether each token is forbidden, [n, vocab]
+
+
+class LateMasks:
+    """Applies the masks of the current step. `set` must be called before each step with rows that wait."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._masks: dict[int, bytes] = {}
+
+    def set(self, late: LateInputs) -> None:
+        self._masks = dict(late.masks)
+
+    def start(self, start: Start, params: SamplingParams) -> None:
+        """Masks come with each step."""
+
+    def end(self, slot: int) -> None:
+        """See `start`."""
+
+    def prepare(self, rows: Sequence[SampleRow]) -> _Masked | None:
+        masked = [(index, self._masks[row.slot]) for index, row in enumerate(rows) if row.slot in self._masks]
+        if not masked:
+            return None
+        packed = np.stack([np.frombuffer(mask, dtype=np.uint8) for _, mask in masked])
+        allowed = np.unpackbits(packed, axis=1, count=self._vocab_size, bitorder="little").astype(bool)
+        indices = torch.tensor([index for index, _ in masked], dtype=torch.int64)
+        return indices.to(self._device), torch.from_numpy(~allowed).to(self._device)
+
+    def apply(self, logits: torch.Tensor, prepared: _Masked) -> None:
+        rows, forbidden = prepared
+        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
+
+    def apply_drafts(self, logits: torch.Tensor, prepared: _Masked, drafts: DraftRows) -> None:
+        """Rows with a mask have no drafts."""
+        self.apply(logits, prepared)
+
+    def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """The host makes the next mask."""
+
+    def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        """See `observe`."""

@@ -1,0 +1,67 @@
+"""How many drafts a request gets: by its acceptance rate and the measured cost of steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from srv.sched.draft_policy import DraftCost, DraftHistory, allows_trial
+
+# Up to four tokens cost the same; from then on, each token costs as much as a quarter of such a step.
+STEPS = ((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0), (64, 16.0))
+
+
+def counts(history: DraftHistory, share: float, rows: int, accepts: bool) -> list[int]:
+    """The drafts of so many rows, of which all are accepted, or none."""
+    found = []
+    for _ in range(rows):
+        drafts = history.next_count(share)
+        found.append(drafts)
+        if drafts:
+            history.record(drafts, drafts if accepts else 0)
+    return found
+
+
+@pytest.mark.parametrize(("rows", "share"), [(1, 0.0), (2, 1 / 3), (4, 1.0), (16, 1.0), (100, 1.0)])
+def test_the_share_is_what_a_draft_adds_to_the_step(rows: int, share: float) -> None:
+    assert DraftCost(STEPS, 3).share(rows) == pytest.approx(share)
+
+
+def test_without_measured_steps_drafts_are_free() -> None:
+    assert DraftCost((), 3).share(4) == 0.0
+    assert counts(DraftHistory(3), 0.0, 4, accepts=False) == [3, 3, 3, 3]
+
+
+def test_drafts_that_are_accepted_become_more() -> None:
+    assert counts(DraftHistory(4), 0.4, 8, accepts=True) == [1, 2, 4, 4, 4, 4, 4, 4]
+
+
+def test_drafts_that_are_rejected_become_fewer_and_are_tried_again_more_and_more_rarely() -> None:
+    found = counts(DraftHistory(4), 0.2, 300, accepts=False)
+    assert found[:3] == [2, 1, 1]
+    tried = [row for row, drafts in enumerate(found) if drafts]
+    gaps = [after - before for before, after in pairwise(tried)]
+    assert gaps[2:] == sorted(gaps[2:])
+    assert gaps[-1] > 60
+
+
+def test_a_text_that_begins_to_repeat_itself_gets_its_drafts_back() -> None:
+    history = DraftHistory(4)
+    counts(history, 0.3, 50, accepts=False)
+    assert counts(history, 0.3, 80, accepts=True)[-1] == 4
+
+
+def test_dear_drafts_are_tried_together() -> None:
+    assert all(allows_trial(step, 0.1) for step in range(20))
+    assert [step for step in range(40) if allows_trial(step, 0.5)] == [0, 16, 32]
+    history = DraftHistory(4)
+    assert [history.next_count(0.8, trial) for trial in (False, False, True)] == [0, 0, 1]
+
+
+def test_drafts_that_cannot_pay_are_not_tried() -> None:
+    assert counts(DraftHistory(4), 1.0, 20, accepts=True) == [0] * 20
+
+
+def test_a_request_without_drafts_gets_none() -> None:
+    assert counts(DraftHistory(0), 0.0, 5, accepts=True) == [0] * 5
