@@ -170,7 +170,15 @@ def _models(context: VariantContext) -> Mapping[str, ModelFacts]:
         common, architecture="Qwen2ForCausalLM", config={**common.config, "dual_chunk_attention_config": {}}
     )
     sinks = replace(common, architecture="GptOssForCausalLM")
-    return {"": common, " for latent attention": latent, " for dual chunk attention": chunks, " for GPT-OSS": sinks}
+    # Half of these columns are not whole quantization blocks.
+    blocks = replace(common, config={**common.config, "intermediate_size": 11008}, column_block=256)
+    return {
+        "": common,
+        " for latent attention": latent,
+        " for dual chunk attention": chunks,
+        " for GPT-OSS": sinks,
+        " for K-quants": blocks,
+    }
 
 
 def _by_backends(context: VariantContext) -> Iterator[Dependency]:

@@ -25,6 +25,21 @@ def sample_models() -> tuple[ModelFacts, ...]:
     )
 
 
+def _config(**sizes: int) -> dict[str, object]:
+    """The fields of `config.json` that native layers need."""
+    return {
+        **sizes,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    }
+
+
 def _dense() -> ModelFacts:
     """A decoder of eight billion parameters in bfloat16: 32 query heads, 8 KV heads of 128, context 131072."""
     return ModelFacts(
@@ -32,7 +47,7 @@ def _dense() -> ModelFacts:
         path="/models/sample-8b",
         format="safetensors",
         architecture="LlamaForCausalLM",
-        config={"intermediate_size": 14336},
+        config=_config(hidden_size=4096, intermediate_size=14336, num_hidden_layers=_LAYERS, num_attention_heads=32),
         dtype="bfloat16",
         quantization=None,
         vocab_size=128256,
@@ -55,7 +70,7 @@ def small_model() -> ModelFacts:
         _dense(),
         name="sample-3b",
         path="/models/sample-3b",
-        config={"intermediate_size": 8192},
+        config=_config(hidden_size=3072, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=24),
         hidden_size=3072,
         layers=layers,
         heads=24,

@@ -177,7 +177,7 @@ def embeddings(server: Server, **fields: Any) -> list[list[float]]:
     return [item.embedding for item in answer.data]
 
 
-@covers("is_embedding", "endpoint:POST /v1/embeddings")
+@covers("is_embedding=true", "is_embedding=false", "endpoint:POST /v1/embeddings")
 def test_is_embedding(plain: Server, other: Server) -> None:
     assert reason(plain.post("/v1/embeddings", input="a")) == (400, "embeddings_disabled")
     assert [server.get("/get_model_info").json()["is_embedding"] for server in (plain, other)] == [False, True]
@@ -212,7 +212,7 @@ def hidden_states(server: Server) -> np.ndarray:
     return np.array(prompt)
 
 
-@covers("enable_return_hidden_states")
+@covers("enable_return_hidden_states=true", "enable_return_hidden_states=false")
 def test_enable_return_hidden_states(plain: Server, other: Server) -> None:
     body = greedy("a b c", 1, return_hidden_states=True)
     assert reason(plain.post("/generate", **body)) == (400, "hidden_states_disabled")

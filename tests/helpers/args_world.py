@@ -20,6 +20,7 @@ CAPABLE = frozenset(
         "overlap",
         "graphs",
         "gguf_blocks",
+        "communicator",
         "float32",
         "float16",
         "bfloat16",

@@ -39,6 +39,16 @@ ELSEWHERE = {
     "disable_graph_padding": "as disable_graphs",
     "graph_batch_sizes": "as disable_graphs",
     "graph_max_batch_size": "as disable_graphs",
+    "is_embedding": "embeddings are not in the array: tests/e2e/test_e2e_arguments.py",
+    "pooling": "as is_embedding",
+    "enable_return_hidden_states": "as is_embedding",
+    "tp_size": "several ranks take several processes: tests/core/executor/test_ranks.py",
+    "dist_timeout": "as tp_size",
+    "speculative_algorithm": "drafts are not in the array: tests/core/args/test_effects.py starts engines",
+    "speculative_num_draft_tokens": "as speculative_algorithm",
+    "speculative_ngram_min_match_window_size": "as speculative_algorithm",
+    "speculative_ngram_max_match_window_size": "as speculative_algorithm",
+    "speculative_ngram_branch_length": "as speculative_algorithm",
     "revision": "it needs a hub; without one it is refused, which the tests of refusals cover",
 }
 

@@ -58,7 +58,7 @@ def main() -> None:
             case Measure():
                 send(Measured(rank, RankMemory(rank, "host", 1000 - rank, 2000, 10 + rank)))
             case Allocate(budget):
-                send(Allocated(rank, Allocation(rank, budget.pages[0], (), 0.0)))
+                send(Allocated(rank, Allocation(rank, budget.pages[0], ())))
             case Ping(number) if behaviour != "silent":
                 send(Pong(rank, number))
             case Step(plan):

@@ -31,7 +31,7 @@ _SUPPORTED = _all(
     mem_fraction_static max_running_requests prefill_max_requests max_queued_requests max_total_tokens
     chunked_prefill_size max_prefill_tokens schedule_policy enable_priority_scheduling
     schedule_low_priority_values_first priority_scheduling_preemption_threshold schedule_conservativeness page_size
-    device tensor_parallel_size stream_interval stream_output random_seed watchdog_timeout soft_watchdog_timeout
+    device stream_interval stream_output random_seed watchdog_timeout soft_watchdog_timeout
     base_gpu_id gpu_id_step sleep_on_idle
     log_level log_level_http log_requests log_requests_level decode_log_interval
     api_key served_model_name weight_version chat_template completion_template enable_cache_report
@@ -167,6 +167,7 @@ _NOT_APPLICABLE = _all(
 
 # The device's part of these is not there on either variant.
 _UNSUPPORTED = (
+    *_all("unsupported", "ranks on NPUs cannot communicate yet (HCCL)", "tensor_parallel_size"),
     *_all(
         "unsupported",
         "stages of a pipeline do not pass activations on NPUs",

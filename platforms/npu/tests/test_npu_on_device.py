@@ -16,7 +16,7 @@ from srv.models.formats.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Linear
 from srv.platform.contract import check_platform
-from srv.platform.interface import OpArgs, Platform
+from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
 from srv.specs import CacheGroup, KVLayout
@@ -25,6 +25,7 @@ from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
 from srv_npu.graphs import NpuGraphs
 from srv_npu.limits import KV_ORDER, PAGE
+from srv_npu.manifest import MANIFEST
 from srv_npu.platform import NpuPlatform
 from srv_npu.weights import FRACTAL_NZ, may_cast
 
@@ -33,8 +34,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def test_it_keeps_the_contract(platform: NpuPlatform) -> None:
-    check_platform(platform, "srv", name="npu", api=(1, 1))
-    assert isinstance(platform, Platform)
+    check_platform(platform, "srv", name="npu", api=MANIFEST.api)
 
 
 def test_a_rank_without_a_device_of_its_own_is_refused(platform: NpuPlatform) -> None:

@@ -28,8 +28,7 @@ def platform(toy: Accelerator) -> Platform:
 
 
 def test_it_keeps_the_contract(platform: Platform) -> None:
-    check_platform(platform, "srv-toy-device", name="toy")
-    assert isinstance(platform, Platform)
+    check_platform(platform, "srv-toy-device", name="toy", api=MANIFEST.api)
 
 
 def test_there_is_one_device_and_more_are_refused(platform: Platform) -> None:

@@ -472,13 +472,13 @@ def test_speculative_num_draft_tokens(small: Small) -> None:
     assert eight < two < 24
 
 
-@covers("speculative_ngram_branch_length=1", platform="cpu")
+@covers(*(f"speculative_ngram_branch_length={length}" for length in (1, 18, 36)), platform="cpu")
 def test_speculative_ngram_branch_length(small: Small) -> None:
-    one, many = (_drafted_steps(small, [7, 8], speculative_ngram_branch_length=length) for length in (1, 18))
-    assert many < one < 24
+    one, many, most = (_drafted_steps(small, [7, 8], speculative_ngram_branch_length=length) for length in (1, 18, 36))
+    assert most <= many < one < 24
 
 
-@covers("speculative_ngram_min_match_window_size=6", platform="cpu")
+@covers(*(f"speculative_ngram_min_match_window_size={size}" for size in (1, 2, 6)), platform="cpu")
 def test_speculative_ngram_min_match_window_size(small: Small) -> None:
     """What follows a match of four tokens is right; without a match, the last token is proposed again."""
 
@@ -489,16 +489,18 @@ def test_speculative_ngram_min_match_window_size(small: Small) -> None:
             text, length = torch.tensor([[5, 9, 3, 5, 9]]), torch.tensor([5])
             return drafting._drafter.propose(text, length, 2).tolist()[0]
 
-    assert drafts_for(2) == [3, 5]
+    assert drafts_for(1) == drafts_for(2) == [3, 5]
     assert drafts_for(6) == [9, 9]
 
 
-@covers("speculative_ngram_max_match_window_size=1", platform="cpu")
+@covers(*(f"speculative_ngram_max_match_window_size={size}" for size in (1, 12, 24)), platform="cpu")
 def test_speculative_ngram_max_match_window_size(small: Small) -> None:
     """The longest match is followed by 5; the latest match of one token is not."""
     prompt = [1, 2, 3, *[5] * 8, 9, 5, 7, 7, 7, 1, 2, 3]
-    one, longest = (_drafted_steps(small, prompt, speculative_ngram_max_match_window_size=size) for size in (1, 12))
-    assert longest < one
+    one, longer, longest = (
+        _drafted_steps(small, prompt, speculative_ngram_max_match_window_size=size) for size in (1, 12, 24)
+    )
+    assert longest == longer < one
 
 
 @covers("max_prefill_tokens=16", "max_prefill_tokens=40", "max_prefill_tokens=70", platform="cpu")

@@ -56,7 +56,7 @@ def held(made: LocalEngine) -> list[str]:
     return [text for name, text in made.ready.budget if name.startswith("rank_")]
 
 
-@covers("tp_size=2", platform="cpu")
+@covers("tp_size=1", "tp_size=2", platform="cpu")
 def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
     """Equal tokens, greedy and sampled; each rank holds half of the matrices and of the pool's heads, not a copy."""
     sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
