@@ -466,10 +466,10 @@ def test_speculative_algorithm(small: Small) -> None:
     assert _drafted_steps(small, [7, 8]) < 16
 
 
-@covers("speculative_num_draft_tokens=2", "speculative_num_draft_tokens=8", platform="cpu")
+@covers(*(f"speculative_num_draft_tokens={number}" for number in (2, 8, 32)), platform="cpu")
 def test_speculative_num_draft_tokens(small: Small) -> None:
-    two, eight = (_drafted_steps(small, [7, 8], speculative_num_draft_tokens=number) for number in (2, 8))
-    assert eight < two < 24
+    two, eight, most = (_drafted_steps(small, [7, 8], speculative_num_draft_tokens=number) for number in (2, 8, 32))
+    assert most < eight < two < 24
 
 
 @covers(*(f"speculative_ngram_branch_length={length}" for length in (1, 18, 36)), platform="cpu")

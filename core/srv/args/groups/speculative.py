@@ -52,7 +52,7 @@ class SpeculativeArgs(NamedTuple):
         int | None,
         Arg(
             "Number of tokens that the model verifies in one step: the last token of a request, and its drafts.",
-            at_least(2),
+            between(2, 32),
             unit="tokens",
         ),
     ] = None

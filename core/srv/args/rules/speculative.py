@@ -11,7 +11,6 @@ _CHAIN = (3, 1, 4)  # steps, top-k, verified tokens: one draft token at each dep
 _TREE = (5, 4, 8)
 _CHAIN_MODELS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"})
 _NGRAM_TOKENS = 4
-_MOST_NGRAM_TOKENS = 32
 _MODELS_WITH_DRAFT_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 
 
@@ -60,13 +59,6 @@ def _chain_is_verified(context: ResolutionContext) -> str | None:
     if topk != 1 or steps is None or verified is None or verified == steps + 1:
         return None
     return f"{steps} steps of one draft token each, and the token before them, are {steps + 1} tokens to verify"
-
-
-def _ngram_tokens(context: ResolutionContext) -> str | None:
-    verified = context["speculative_num_draft_tokens"]
-    if context["speculative_algorithm"] != "NGRAM" or verified is None or 2 <= verified <= _MOST_NGRAM_TOKENS:
-        return None
-    return f"with n-grams, 2 to {_MOST_NGRAM_TOKENS} tokens are verified: the last token and at least one draft"
 
 
 def _needs_drafter(argument: str) -> Constraint:
@@ -183,13 +175,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _chain_is_verified,
         "Leave it out, or set speculative_eagle_topk above 1.",
         reads=("speculative_num_steps", "speculative_eagle_topk"),
-    ),
-    Constraint(
-        "speculative_num_draft_tokens",
-        "excluded",
-        _ngram_tokens,
-        "Choose a number in this range.",
-        reads=("speculative_algorithm",),
     ),
     _needs_drafter("speculative_num_steps"),
     _needs_drafter("speculative_eagle_topk"),
