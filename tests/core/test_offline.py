@@ -234,10 +234,15 @@ def test_an_interrupt_aborts_the_requests_and_the_engine_lives_on(llm: LLM) -> N
             signal.pthread_kill(main, signal.SIGINT)
 
     interrupter = threading.Thread(target=interrupt_once_running)
+    # A shell starts background jobs with SIGINT ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupter.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(["abc"] * 3, max_tokens=4000, ignore_eos=True)
-    interrupter.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["abc"] * 3, max_tokens=4000, ignore_eos=True)
+    finally:
+        interrupter.join()
+        signal.signal(signal.SIGINT, inherited)
     assert waited_for(lambda: lifecycle.active == 0)
     assert alive(llm)
 

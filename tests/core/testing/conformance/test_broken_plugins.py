@@ -41,6 +41,8 @@ EXEMPT = {
     "engine.penalised": ONLY_CORE,
     "engine.stop": ONLY_CORE,
     "engine.abort": ONLY_CORE,
+    "engine.late_inputs": ONLY_CORE,
+    "engine.drafts": "its rows have several query tokens, like chunks of prompts, which the attention checks cover",
     "arguments.refused": "core refuses declared unsupported values before it calls the plugin",
     "arguments.supported": "it needs all of L3 and a server for each set of values, which takes minutes",
     "arguments.undeclared": "it reports undeclared values that work, and never fails",
