@@ -24,8 +24,8 @@ def attention(context: BackendContext) -> Any:
     last = len(context.kv.keys[0]) - 1
 
     class SideBySide(ToyPagedAttention):
-        def _piece(self, page_table: torch.Tensor, *rest: Any) -> Any:
+        def _tile(self, page_table: torch.Tensor, *rest: Any) -> Any:
             steps = torch.arange(page_table.shape[1], device=page_table.device, dtype=page_table.dtype)
-            return super()._piece((page_table[:, :1] + steps).clamp(max=last), *rest)  # the fault
+            return super()._tile((page_table[:, :1] + steps).clamp(max=last), *rest)  # the fault
 
     return SideBySide(context)

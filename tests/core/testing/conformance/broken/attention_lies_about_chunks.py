@@ -20,23 +20,23 @@ def attention(context: BackendContext) -> Any:
 
     import torch
 
-    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+    from srv_toy_device.attention import GraphMetadata, Metadata, Tile, ToyPagedAttention
 
     class Forgetful(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
             made = super().plan(batch)
             if isinstance(made, GraphMetadata):
                 return made
-            return replace(made, pieces=tuple(_own_chunk(piece) for piece in made.pieces))
+            return replace(made, tiles=tuple(_own_chunk(tile) for tile in made.tiles))
 
-    class OwnChunk(Piece):
+    class OwnChunk(Tile):
         def visible(self, window: int | None) -> torch.Tensor:
             key = torch.arange(self.slots.shape[1], device=self.slots.device)
             return super().visible(window) & (key >= self.positions[:, :1, None])[:, None, None]  # the fault
 
-    def _own_chunk(piece: Piece) -> Piece:
-        if piece.queries == 1:
-            return piece
-        return OwnChunk(piece.rows, piece.queries, piece.tokens, piece.slots, piece.positions)
+    def _own_chunk(tile: Tile) -> Tile:
+        if tile.queries == 1:
+            return tile
+        return OwnChunk(tile.rows, tile.queries, tile.tokens, tile.slots, tile.positions)
 
     return Forgetful(context)

@@ -20,22 +20,22 @@ MANIFEST = manifest("attention_mixed_steps", attention="attention_mixed_steps:at
 def attention(context: BackendContext) -> Any:
     from dataclasses import replace
 
-    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+    from srv_toy_device.attention import GraphMetadata, Metadata, Tile, ToyPagedAttention
 
     class Separate(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
             made = super().plan(batch)
             if isinstance(made, GraphMetadata) or max(batch.query_lens) == 1:
                 return made
-            return replace(made, pieces=tuple(map(_own_token, made.pieces)))
+            return replace(made, tiles=tuple(map(_own_token, made.tiles)))
 
-    class OwnToken(Piece):
+    class OwnToken(Tile):
         def visible(self, window: int | None) -> torch.Tensor:
             return super().visible(1)  # the fault
 
-    def _own_token(piece: Piece) -> Piece:
-        if piece.queries > 1:
-            return piece
-        return OwnToken(piece.rows, piece.queries, piece.tokens, piece.slots, piece.positions)
+    def _own_token(tile: Tile) -> Tile:
+        if tile.queries > 1:
+            return tile
+        return OwnToken(tile.rows, tile.queries, tile.tokens, tile.slots, tile.positions)
 
     return Separate(context)

@@ -18,17 +18,17 @@ MANIFEST = manifest("attention_not_causal", attention="attention_not_causal:atte
 def attention(context: BackendContext) -> Any:
     from dataclasses import replace
 
-    from srv_toy_device.attention import GraphMetadata, Metadata, Piece, ToyPagedAttention
+    from srv_toy_device.attention import GraphMetadata, Metadata, Tile, ToyPagedAttention
 
     class Looking(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
             made = super().plan(batch)
             if isinstance(made, GraphMetadata):
                 return made
-            return replace(made, pieces=tuple(map(_ahead, made.pieces)))
+            return replace(made, tiles=tuple(map(_ahead, made.tiles)))
 
-    def _ahead(piece: Piece) -> Piece:
-        last = piece.positions[:, -1:].expand_as(piece.positions)  # the fault
-        return replace(piece, positions=last)
+    def _ahead(tile: Tile) -> Tile:
+        last = tile.positions[:, -1:].expand_as(tile.positions)  # the fault
+        return replace(tile, positions=last)
 
     return Looking(context)

@@ -21,7 +21,7 @@ def attention(context: BackendContext) -> Any:
     from srv_toy_device.attention import ToyPagedAttention
 
     class FirstPageOnly(ToyPagedAttention):
-        def _piece(self, page_table: torch.Tensor, *rest: Any) -> Any:
-            return super()._piece(page_table[:, :1].repeat(1, page_table.shape[1]), *rest)  # the fault
+        def _tile(self, page_table: torch.Tensor, *rest: Any) -> Any:
+            return super()._tile(page_table[:, :1].repeat(1, page_table.shape[1]), *rest)  # the fault
 
     return FirstPageOnly(context)
