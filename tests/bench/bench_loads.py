@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Point:
-    """One load: `requests` concurrent requests with `prompt` tokens each; all share the first `shared` tokens."""
+class Workload:
+    """One workload: `requests` concurrent requests with `prompt` tokens each; all share the first `shared` tokens."""
 
     name: str
     requests: int
@@ -26,12 +26,12 @@ class Point:
         return "prompt tokens/s" if self.output == 1 else "output tokens/s"
 
 
-POINTS = (
-    Point("1 stream, 128 in, 128 out", 1, 128, 128),
-    Point("4 streams, 128 in, 128 out", 4, 128, 128),
-    Point("16 streams, 128 in, 128 out", 16, 128, 128),
-    Point("prefill of 512", 1, 512, 1),
-    Point("16 requests, shared prefix of 1,000, 32 own, 64 out", 16, 1032, 64, shared=1000),
+WORKLOADS = (
+    Workload("1 stream, 128 in, 128 out", 1, 128, 128),
+    Workload("4 streams, 128 in, 128 out", 4, 128, 128),
+    Workload("16 streams, 128 in, 128 out", 16, 128, 128),
+    Workload("prefill of 512", 1, 512, 1),
+    Workload("16 requests, shared prefix of 1,000, 32 own, 64 out", 16, 1032, 64, shared=1000),
 )
 
 
@@ -46,8 +46,11 @@ class Prompts:
     def _ids(self, count: int) -> list[int]:
         return [self._random.randrange(100, self._vocab - 100) for _ in range(count)]
 
-    def draw(self, point: Point) -> list[list[int]]:
-        return [self._prefix[: point.shared] + self._ids(point.prompt - point.shared) for _ in range(point.requests)]
+    def draw(self, workload: Workload) -> list[list[int]]:
+        return [
+            self._prefix[: workload.shared] + self._ids(workload.prompt - workload.shared)
+            for _ in range(workload.requests)
+        ]
 
-    def prefix(self, point: Point) -> list[int]:
-        return self._prefix[: point.shared]
+    def prefix(self, workload: Workload) -> list[int]:
+        return self._prefix[: workload.shared]

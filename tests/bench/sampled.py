@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 import raced
-from bench_loads import POINTS, Point, Prompts
+from bench_loads import WORKLOADS, Prompts, Workload
 from catalogue import PEERS
 from race import LOGS, order, repeated
 from rich.console import Console
@@ -36,36 +36,38 @@ SAMPLINGS: Mapping[str, Mapping[str, object]] = {
     "temperature 1, top_p 0.95": {"temperature": 1, "top_p": 0.95},
     "temperature 1, top_k 50": {"temperature": 1, "top_k": 50},
 }
-STREAMS = (POINTS[0], POINTS[2])
+STREAMS = (WORKLOADS[0], WORKLOADS[2])
 
 Figures = dict[str, dict[str, dict[str, object]]]
 
 
-def measure(port: int, points: Sequence[Point], rounds: int, prompts: Prompts) -> Figures:
+def measure(port: int, workloads: Sequence[Workload], rounds: int, prompts: Prompts) -> Figures:
     """By load and sampling: tokens per second, the ratio to greedy, and the seconds of each round."""
-    for point in points:
+    for workload in workloads:
         for sampling in SAMPLINGS.values():  # warm-up
-            run_load(port, replace(point, output=8), prompts, sampling=sampling)
-    seconds: dict[str, dict[str, list[float]]] = {point.name: {name: [] for name in SAMPLINGS} for point in points}
+            run_load(port, replace(workload, output=8), prompts, sampling=sampling)
+    seconds: dict[str, dict[str, list[float]]] = {
+        workload.name: {name: [] for name in SAMPLINGS} for workload in workloads
+    }
     for number in range(rounds):
-        for point in points:
+        for workload in workloads:
             for name in (list(SAMPLINGS)[index] for index in order(len(SAMPLINGS), number)):
-                seconds[point.name][name].append(_round(port, point, prompts, SAMPLINGS[name]))
-    return {point.name: _figures(point, seconds[point.name]) for point in points}
+                seconds[workload.name][name].append(_round(port, workload, prompts, SAMPLINGS[name]))
+    return {workload.name: _figures(workload, seconds[workload.name]) for workload in workloads}
 
 
-def _round(port: int, point: Point, prompts: Prompts, sampling: Mapping[str, object]) -> float:
+def _round(port: int, workload: Workload, prompts: Prompts, sampling: Mapping[str, object]) -> float:
     spent: list[float] = []
     while not repeated(spent):
-        spent.append(run_load(port, point, prompts, sampling=sampling).seconds)
+        spent.append(run_load(port, workload, prompts, sampling=sampling).seconds)
     return statistics.median(spent)
 
 
-def _figures(point: Point, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, object]]:
+def _figures(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, object]]:
     middle = {name: statistics.median(each) for name, each in seconds.items()}
     return {
         name: {
-            "tokens_s": round(point.counted / middle[name], 1),
+            "tokens_s": round(workload.counted / middle[name], 1),
             "ratio": round(middle[GREEDY_NAME] / middle[name], 3),
             "rounds_s": [round(each, 4) for each in seconds[name]],
         }

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 import torch
-from bench_loads import POINTS, Point, Prompts
+from bench_loads import WORKLOADS, Prompts, Workload
 from rich.console import Console
 from rich.table import Table
 
@@ -52,17 +52,17 @@ async def _one(client: httpx.AsyncClient, ids: list[int], output: int) -> tuple[
     return first, count
 
 
-async def serve_point(base: str, point: Point, prompts: Prompts) -> tuple[float, float]:
+async def serve_workload(base: str, workload: Workload, prompts: Prompts) -> tuple[float, float]:
     """(seconds, median seconds to the first token) of one load over HTTP."""
     async with httpx.AsyncClient(base_url=base, timeout=600) as client:
-        if point.shared:
-            await _one(client, prompts.prefix(point), 1)
-        drawn = prompts.draw(point)
+        if workload.shared:
+            await _one(client, prompts.prefix(workload), 1)
+        drawn = prompts.draw(workload)
         started = time.perf_counter()
-        answers = await asyncio.gather(*(_one(client, ids, point.output) for ids in drawn))
+        answers = await asyncio.gather(*(_one(client, ids, workload.output) for ids in drawn))
         seconds = time.perf_counter() - started
-    if any(count != point.output for _, count in answers):
-        raise RuntimeError(f"{point.name}: the server sent {[count for _, count in answers]} tokens")
+    if any(count != workload.output for _, count in answers):
+        raise RuntimeError(f"{workload.name}: the server sent {[count for _, count in answers]} tokens")
     return seconds, statistics.median(first for first, _ in answers)
 
 
@@ -77,21 +77,21 @@ class Peer:
             str(gguf.parent), gguf_file=gguf.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         ).eval()
 
-    def run(self, point: Point, prompts: Prompts) -> float:
-        ids = torch.tensor(prompts.draw(point))
+    def run(self, workload: Workload, prompts: Prompts) -> float:
+        ids = torch.tensor(prompts.draw(workload))
         started = time.perf_counter()
         with torch.inference_mode():
             out = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                max_new_tokens=point.output,
-                min_new_tokens=point.output,
+                max_new_tokens=workload.output,
+                min_new_tokens=workload.output,
                 pad_token_id=0,
             )
         seconds = time.perf_counter() - started
-        if out.shape[1] != point.prompt + point.output:
-            raise RuntimeError(f"{point.name}: transformers returned shape {tuple(out.shape)}")
+        if out.shape[1] != workload.prompt + workload.output:
+            raise RuntimeError(f"{workload.name}: transformers returned shape {tuple(out.shape)}")
         return seconds
 
 
@@ -144,32 +144,32 @@ def measure(rounds: int, dtype: str) -> tuple[list[dict[str, object]], str]:
     prompts = Prompts(read_facts(gguf).vocab_size, seed=1)
     peer = Peer(gguf, getattr(torch, dtype))
     with Server(dtype) as server:
-        asyncio.run(serve_point(server.base, Point("warm-up", 2, 32, 8), prompts))
-        peer.run(Point("warm-up", 1, 32, 8), prompts)
-        rows = [_compare(point, rounds, server.base, prompts, peer) for point in POINTS]
+        asyncio.run(serve_workload(server.base, Workload("warm-up", 2, 32, 8), prompts))
+        peer.run(Workload("warm-up", 1, 32, 8), prompts)
+        rows = [_compare(workload, rounds, server.base, prompts, peer) for workload in WORKLOADS]
     return rows, server.command
 
 
-def _compare(point: Point, rounds: int, base: str, prompts: Prompts, peer: Peer) -> dict[str, object]:
+def _compare(workload: Workload, rounds: int, base: str, prompts: Prompts, peer: Peer) -> dict[str, object]:
     ours: list[float] = []
     firsts: list[float] = []
     theirs: list[float] = []
 
     def us() -> None:
-        seconds, first = asyncio.run(serve_point(base, point, prompts))
+        seconds, first = asyncio.run(serve_workload(base, workload, prompts))
         ours.append(seconds)
         firsts.append(first)
 
     def them() -> None:
-        theirs.append(peer.run(point, prompts))
+        theirs.append(peer.run(workload, prompts))
 
     for turn in range(rounds):
         for run in (us, them) if turn % 2 == 0 else (them, us):
             run()
-    mine, other = point.counted / statistics.median(ours), point.counted / statistics.median(theirs)
+    mine, other = workload.counted / statistics.median(ours), workload.counted / statistics.median(theirs)
     return {
-        **asdict(point),
-        "unit": point.unit,
+        **asdict(workload),
+        "unit": workload.unit,
         "srv": round(mine, 1),
         "transformers": round(other, 1),
         "ratio": round(mine / other, 2),

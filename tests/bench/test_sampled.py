@@ -12,21 +12,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 import sampled
-from bench_loads import Point, Prompts
+from bench_loads import Prompts, Workload
 from stream_client import Load
 
-POINT = Point("two", 2, 8, 10)
+WORKLOAD = Workload("two", 2, 8, 10)
 
 
 def test_samplings_take_turns_and_are_compared_with_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Mapping[str, object]] = []
 
-    def answer(port: int, point: Point, prompts: Prompts, sampling: Mapping[str, object]) -> Load:
+    def answer(port: int, workload: Workload, prompts: Prompts, sampling: Mapping[str, object]) -> Load:
         sent.append(sampling)
         return Load(8.0 if "top_p" in sampling else 4.0, [0.1])
 
     monkeypatch.setattr(sampled, "run_load", answer)
-    found = sampled.measure(1, [POINT], 2, Prompts(1000, 1))
+    found = sampled.measure(1, [WORKLOAD], 2, Prompts(1000, 1))
     samplings = list(sampled.SAMPLINGS.values())
     assert sent == [*samplings, *samplings, *reversed(samplings)], "warmed up, forwards, backwards"
     assert found["two"]["greedy"] == {"tokens_s": 5.0, "ratio": 1.0, "rounds_s": [4.0, 4.0]}

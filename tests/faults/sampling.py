@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         name="penalty-forgets-new-tokens",
         file="core/srv/sample/sampler.py",
-        text="        self.state.observe(layout.slots, tokens)\n",
+        text="        self.state.observe(metadata.slots, tokens)\n",
         planted="",
         effect="Penalties count the prompt and never the output.",
         tests=(_SAMPLER,),
@@ -58,17 +58,18 @@ FAULTS = (
     Fault(
         name="min-tokens-off-by-one",
         file="core/srv/sample/processors.py",
-        text="return row.position - row.unapplied < free and bool(tokens)",
-        planted="return row.position - row.unapplied <= free and bool(tokens)",
+        text="return row.position - row.drafts_in_flight < free and bool(tokens)",
+        planted="return row.position - row.drafts_in_flight <= free and bool(tokens)",
         effect="A request cannot end at min_tokens, only one token later.",
         tests=(_PROCESSORS,),
     ),
     Fault(
         name="logprobs-after-penalties",
         file="core/srv/sample/sampler.py",
-        text="        self.state.observe(layout.slots, tokens)\n        scores = self._score(logits, tokens, layout)\n",
-        planted="        self.state.observe(layout.slots, tokens)\n"
-        "        scores = self._score(_processed(logits, work), tokens, layout)\n",
+        text="        self.state.observe(metadata.slots, tokens)\n"
+        "        scores = self._score(logits, tokens, metadata)\n",
+        planted="        self.state.observe(metadata.slots, tokens)\n"
+        "        scores = self._score(_processed(logits, active), tokens, metadata)\n",
         effect="Log-probabilities change with penalties and bias instead of being those of the model.",
         tests=(_SAMPLER,),
     ),

@@ -26,14 +26,14 @@ from srv.types import SamplingParams
 class SampleRow(NamedTuple):
     """One row of logits: its slot, and the absolute position of the token to sample.
 
-    draft: number of drafts before it in its row of the plan. unapplied: the position may be up to so much earlier,
-    because drafts are in flight; `DraftRows.positions` are exact.
+    draft: number of drafts before it in its row of the plan. drafts_in_flight: drafts of earlier rows that may yet be
+    rejected, so that the position is up to so much earlier; `DraftRows.positions` are exact.
     """
 
     slot: int
     position: int
     draft: int = 0
-    unapplied: int = 0
+    drafts_in_flight: int = 0
 
 
 class LogitsProcessor(Protocol):
@@ -311,7 +311,7 @@ class MinTokens:
 
     def _holds(self, row: SampleRow) -> bool:
         free, tokens = self._masked.get(row.slot, (0, ()))
-        return row.position - row.unapplied < free and bool(tokens)
+        return row.position - row.drafts_in_flight < free and bool(tokens)
 
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
         masked = [(index, *self._masked[slot]) for index, slot in concerned]

@@ -89,8 +89,8 @@ class SampledBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """The properties of a set of rows that do not change between steps."""
+class _SamplingMetadata:
+    """The sampling parameters of a batch, on the host and on the device; rebuilt when its rows or requests change."""
 
     slots: tuple[int, ...]
     version: int
@@ -120,7 +120,7 @@ class Sampler:
         self._greedy = backend if isinstance(backend, GreedySampling) else None
         self._noise = SlotNoise(state.max_slots)
         self._device_noise: DeviceNoise | None = None  # made by the first step with drafts that needs it
-        self._latest: _Layout | None = None
+        self._latest: _SamplingMetadata | None = None
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
         """Sample the token at each row's position, and count it in the state.
@@ -130,125 +130,127 @@ class Sampler:
         """
         if logits.shape[0] != len(rows):
             raise InternalError(f"{logits.shape[0]} rows of logits for {len(rows)} rows to sample")
-        layout = self._layout(tuple([row.slot for row in rows]))
-        work = self._work(rows)
-        noise = self._drawn(rows, layout)
-        if layout.all_greedy and not work and self._greedy is not None:
+        metadata = self._metadata(tuple([row.slot for row in rows]))
+        active = self._active_processors(rows)
+        noise = self._draw_on_host(rows, metadata)
+        if metadata.all_greedy and not active and self._greedy is not None:
             tokens, finite = self._greedy.most_likely(logits)
         else:
-            processed = _processed(logits, work)
+            processed = _processed(logits, active)
             finite = processed.amax(-1).isfinite()
-            tokens = self._backend.sample(self._batch(processed, noise, layout))
+            tokens = self._backend.sample(self._batch(processed, noise, metadata))
             tokens = tokens.masked_fill(~finite, 0)
-        self.state.observe(layout.slots, tokens)
-        scores = self._score(logits, tokens, layout)
+        self.state.observe(metadata.slots, tokens)
+        scores = self._score(logits, tokens, metadata)
         return SampledBatch(
             tokens,
             tokens.to("cpu", non_blocking=True),
             finite.to("cpu", non_blocking=True),
             scores,
-            layout.scored,
+            metadata.scored,
             noise,
         )
 
     def sample_drafts(self, logits: torch.Tensor, rows: Sequence[SampleRow], drafts: DraftRows) -> SampledBatch:
-        """Sample every position of rows with drafts, and count those in the state that belong to the output.
+        """Sample every position of rows with drafts, and count the accepted tokens in the state.
 
         logits: [positions, vocab]; `rows` has one entry per position. Errors are those of `sample`; an error at a
-        position that does not count is none.
+        position whose token is not accepted is dropped with the token.
         """
         if logits.shape[0] != len(rows):
             raise InternalError(f"{logits.shape[0]} rows of logits for {len(rows)} positions to sample")
-        layout, shape = self._layout(tuple([row.slot for row in rows])), drafts.shape
-        work = self._work(rows)
-        if layout.all_greedy and not work and self._greedy is not None:
+        metadata, shape = self._metadata(tuple([row.slot for row in rows])), drafts.shape
+        active = self._active_processors(rows)
+        if metadata.all_greedy and not active and self._greedy is not None:
             tokens, finite = self._greedy.most_likely(logits)
         else:
             processed = logits.to(torch.float32, copy=True)
-            for processor, prepared in work:
+            for processor, prepared in active:
                 assert isinstance(processor, DraftLogitsProcessor)
                 processor.apply_drafts(processed, prepared, drafts)
             finite = processed.amax(-1).isfinite()
-            noise = self._looked_up(rows, layout, drafts)
-            tokens = self._backend.sample(self._batch(processed, noise, layout)).masked_fill(~finite, 0)
+            noise = self._draw_on_device(rows, metadata, drafts)
+            tokens = self._backend.sample(self._batch(processed, noise, metadata)).masked_fill(~finite, 0)
         accepted = shape.accepted(drafts.fed, tokens)
-        self.state.observe_kept(layout.slots, tokens, shape.kept(accepted))
-        scores = self._score(logits, tokens, layout)
+        self.state.observe_kept(metadata.slots, tokens, shape.kept(accepted))
+        scores = self._score(logits, tokens, metadata)
         return SampledBatch(
             tokens,
             tokens.to("cpu", non_blocking=True),
             finite.to("cpu", non_blocking=True),
             scores,
-            layout.scored,
+            metadata.scored,
             None,
             accepted,
             accepted.to("cpu", non_blocking=True),
             shape.begins,
         )
 
-    def _looked_up(self, rows: Sequence[SampleRow], layout: _Layout, drafts: DraftRows) -> torch.Tensor | None:
+    def _draw_on_device(
+        self, rows: Sequence[SampleRow], metadata: _SamplingMetadata, drafts: DraftRows
+    ) -> torch.Tensor | None:
         """Noise on the device, float64 [positions]; None if no row needs any."""
-        if layout.all_greedy:
+        if metadata.all_greedy:
             return None
         if self._device_noise is None:
             self._device_noise = DeviceNoise(self.state.max_slots, self.state.device)
-        earliest = [row.position - row.unapplied for row in rows]
+        earliest = [row.position - row.drafts_in_flight for row in rows]
         latest = [row.position for row in rows]
-        self._device_noise.ensure(layout.slots, layout.seeds.tolist(), earliest, latest)
-        slots = torch.from_numpy(layout.slot_array).to(self.state.device)
+        self._device_noise.ensure(metadata.slots, metadata.seeds.tolist(), earliest, latest)
+        slots = torch.from_numpy(metadata.slot_array).to(self.state.device)
         return self._device_noise.draw(slots, drafts.positions)
 
-    def _work(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
+    def _active_processors(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
         """The processors that are active for these rows, with the results of their `prepare`."""
-        work = [(processor, processor.prepare(rows)) for processor in self.state.processors]
-        return [(processor, prepared) for processor, prepared in work if prepared is not None]
+        all_prepared = [(processor, processor.prepare(rows)) for processor in self.state.processors]
+        return [(processor, prepared) for processor, prepared in all_prepared if prepared is not None]
 
-    def _drawn(self, rows: Sequence[SampleRow], layout: _Layout) -> torch.Tensor | None:
+    def _draw_on_host(self, rows: Sequence[SampleRow], metadata: _SamplingMetadata) -> torch.Tensor | None:
         """Noise on the host, float64 [rows]; None if no row needs any."""
-        if layout.all_greedy:
+        if metadata.all_greedy:
             return None
         positions = np.fromiter((row.position for row in rows), dtype=np.int64, count=len(rows))
-        return torch.from_numpy(self._noise.draw(layout.slot_array, layout.seeds, positions))
+        return torch.from_numpy(self._noise.draw(metadata.slot_array, metadata.seeds, positions))
 
-    def _batch(self, logits: torch.Tensor, noise: torch.Tensor | None, layout: _Layout) -> SamplingBatch:
-        uniform = layout.zeros if noise is None else noise.to(self.state.device, non_blocking=True)
+    def _batch(self, logits: torch.Tensor, noise: torch.Tensor | None, metadata: _SamplingMetadata) -> SamplingBatch:
+        uniform = metadata.zeros if noise is None else noise.to(self.state.device, non_blocking=True)
         return SamplingBatch(
             logits=logits,
-            temperature=layout.temperature,
-            top_k=layout.top_k,
-            top_p=layout.top_p,
-            min_p=layout.min_p,
+            temperature=metadata.temperature,
+            top_k=metadata.top_k,
+            top_p=metadata.top_p,
+            min_p=metadata.min_p,
             uniform=uniform,
-            all_greedy=layout.all_greedy,
-            any_top_k=layout.any_top_k,
-            any_top_p=layout.any_top_p,
-            any_min_p=layout.any_min_p,
-            largest_top_k=layout.largest_top_k,
+            all_greedy=metadata.all_greedy,
+            any_top_k=metadata.any_top_k,
+            any_top_p=metadata.any_top_p,
+            any_min_p=metadata.any_min_p,
+            largest_top_k=metadata.largest_top_k,
         )
 
-    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, layout: _Layout) -> Scores | None:
-        if not layout.scored:
+    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, metadata: _SamplingMetadata) -> Scores | None:
+        if not metadata.scored:
             return None
-        if len(layout.scored) == len(layout.slots):
-            return score(logits, tokens, layout.tops)
-        index = layout.scored_index
-        return score(logits.index_select(0, index), tokens.index_select(0, index), layout.tops)
+        if len(metadata.scored) == len(metadata.slots):
+            return score(logits, tokens, metadata.tops)
+        index = metadata.scored_index
+        return score(logits.index_select(0, index), tokens.index_select(0, index), metadata.tops)
 
-    def _layout(self, slots: tuple[int, ...]) -> _Layout:
+    def _metadata(self, slots: tuple[int, ...]) -> _SamplingMetadata:
         latest = self._latest
         if latest is None or latest.version != self.state.version or latest.slots != slots:
             latest = self._latest = self._build(slots)
         return latest
 
-    def _build(self, slots: tuple[int, ...]) -> _Layout:
+    def _build(self, slots: tuple[int, ...]) -> _SamplingMetadata:
         state, device = self.state, self.state.device
         at = np.asarray(slots, dtype=np.int64)
         temperature, top_k, top_p, min_p = state.temperature[at], state.top_k[at], state.top_p[at], state.min_p[at]
-        drawn = temperature > 0.0
-        limits = top_k[drawn & (top_k < state.vocab_size)]
+        random = temperature > 0.0
+        limits = top_k[random & (top_k < state.vocab_size)]
         params = [self._params(slot) for slot in slots]
         tops = {row: one.logprobs for row, one in enumerate(params) if one.logprobs is not None}
-        return _Layout(
+        return _SamplingMetadata(
             slots=slots,
             version=state.version,
             slot_array=at,
@@ -258,10 +260,10 @@ class Sampler:
             top_p=torch.from_numpy(top_p).to(device),
             min_p=torch.from_numpy(min_p).to(device),
             zeros=torch.zeros(len(slots), dtype=torch.float64).to(device),
-            all_greedy=not drawn.any(),
+            all_greedy=not random.any(),
             any_top_k=limits.size > 0,
-            any_top_p=bool((top_p[drawn] < 1.0).any()),
-            any_min_p=bool((min_p[drawn] > 0.0).any()),
+            any_top_p=bool((top_p[random] < 1.0).any()),
+            any_min_p=bool((min_p[random] > 0.0).any()),
             largest_top_k=int(limits.max(initial=0)),
             scored=tuple(tops),
             scored_index=torch.tensor(list(tops), dtype=torch.int64).to(device),
@@ -275,11 +277,11 @@ class Sampler:
         return params
 
 
-def _processed(logits: torch.Tensor, work: Sequence[tuple[LogitsProcessor, Any]]) -> torch.Tensor:
+def _processed(logits: torch.Tensor, active: Sequence[tuple[LogitsProcessor, Any]]) -> torch.Tensor:
     """float32 logits after these processors; the argument itself if it is float32 and there are no processors."""
-    if not work:
+    if not active:
         return logits.float()
     processed = logits.to(torch.float32, copy=True)
-    for processor, prepared in work:
+    for processor, prepared in active:
         processor.apply(processed, prepared)
     return processed

@@ -17,7 +17,7 @@ device, or one of the drafts that follow it, which the runner's drafter proposes
                                                        sampled     d1    d2    t3     -      result: (d1, d2, t3)
 
 While that row is in flight, the host knows only that the next one begins between p + 1 and p + 4. It plans for the
-upper bound (`computed` = p + 4, `unapplied` = 3); the runner, whose device knows the length, begins at p + 3.
+upper bound (`computed` = p + 4, `drafts_in_flight` = 3); the runner, whose device knows the length, begins at p + 3.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Row(NamedTuple):
     `vectors`: number of the row's last positions whose hidden states are pooled or returned. 0: none.
     `drafts`: the last `drafts` of the `scheduled` positions are drafts. A row with drafts has no score or vectors, and
     one position before its drafts.
-    `unapplied`: drafts of the slot's earlier rows in flight. If it is not 0, `computed` is an upper bound: the row
-    begins where the accepted tokens end, at most `unapplied` positions earlier.
+    `drafts_in_flight`: number of drafts in the slot's earlier rows that are in flight. If it is not 0, `computed` is
+    an upper bound: the row begins where the accepted tokens end, at most `drafts_in_flight` positions earlier.
     """
 
     slot: int
@@ -71,7 +71,7 @@ class Row(NamedTuple):
     score: int = 0
     vectors: int = 0
     drafts: int = 0
-    unapplied: int = 0
+    drafts_in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)

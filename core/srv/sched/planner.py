@@ -114,7 +114,7 @@ class Planner:
             if count and self._ensure_pages(request, request.bound + count, step):
                 self._add_row(request, count, 0, step)
         elif request.total < request.max_total_tokens:
-            if request.unapplied_drafts and not self._limits.device_lengths:
+            if request.drafts_in_flight and not self._limits.device_lengths:
                 return  # the number of accepted drafts in flight decides where the next row begins
             drafts = self._draft_count(request, step)
             if self._ensure_pages(request, request.bound + 1 + drafts, step):
@@ -143,7 +143,7 @@ class Planner:
         vectors = 0 if request.next_vector_position is None else request.vector_count(end)
         is_prompt = begin < len(request.start_tokens)
         score = request.score_count(end) if is_prompt else 0
-        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, request.unapplied_drafts)
+        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, request.drafts_in_flight)
         (step.extend if is_prompt else step.decode).append(request)
         (step.extend_rows if is_prompt else step.decode_rows).append(row)
         step.budget -= count if is_prompt else drafts

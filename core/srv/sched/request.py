@@ -46,6 +46,7 @@ class Request:
         "confirmed",
         "decodes_only",
         "draft_history",
+        "drafts_in_flight",
         "id",
         "in_flight",
         "kv_invalid",
@@ -68,7 +69,6 @@ class Request:
         "stop_tokens",
         "times_bypassed",
         "total",
-        "unapplied_drafts",
         "waits_for_late_inputs",
     )
 
@@ -112,7 +112,7 @@ class Request:
         self.total = len(self.prompt)
         self.draft_history: DraftHistory | None = None  # None: it gets no drafts
         self.waits_for_late_inputs = False
-        self.unapplied_drafts = 0  # drafts of the rows in flight
+        self.drafts_in_flight = 0  # drafts of the rows in flight
         self.in_flight = 0  # rows in flight
         self.decodes_only = False  # all that its next rows do is decode: the prompt is published, no vectors are needed
         self.published = False  # the full pages of the start tokens were offered to the prefix tree
@@ -151,7 +151,7 @@ class Request:
         """The row is in a plan: count it as in flight, as if all its drafts were accepted."""
         self.bound = row.computed + row.scheduled
         self.total += row.sample
-        self.unapplied_drafts += row.drafts
+        self.drafts_in_flight += row.drafts
         self.in_flight += 1
 
     def confirm(self, row: Row, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:

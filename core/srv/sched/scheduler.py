@@ -277,7 +277,7 @@ class Scheduler:
 
     def _process_row(self, request: Request, row: Row, result: RowResult) -> Output | None:
         request.in_flight -= 1
-        request.unapplied_drafts -= row.drafts
+        request.drafts_in_flight -= row.drafts
         request.kv_invalid |= result.error is not None
         if request.state is State.ENDING:
             return self._handle_late_result(request, row)

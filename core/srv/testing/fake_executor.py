@@ -26,7 +26,7 @@ def checksum(token: int, before: int) -> int:
     return zlib.crc32(token.to_bytes(8, "little"), before)
 
 
-def cells_of(tokens: Sequence[int]) -> list[int]:
+def kv_cells_of(tokens: Sequence[int]) -> list[int]:
     """The KV cells of a sequence."""
     cells: list[int] = []
     for token in tokens:
@@ -85,7 +85,7 @@ class FakeExecutor:
             return future
         for start in plan.starts:
             tables: tuple[list[int], ...] = tuple([] for _ in self._kv)
-            self._slots[start.slot] = _Slot(start, list(start.tokens), cells_of(start.tokens), tables)
+            self._slots[start.slot] = _Slot(start, list(start.tokens), kv_cells_of(start.tokens), tables)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
         if plan.late:
             self._waiting = plan, future
@@ -127,10 +127,12 @@ class FakeExecutor:
 
     def _begin(self, slot: _Slot, row: Row) -> int:
         """Where the row begins: the plan knows only a bound while drafts of earlier rows are not applied."""
-        if not row.unapplied:
+        if not row.drafts_in_flight:
             return row.computed
         begin = len(slot.tokens) - 1
-        assert row.computed - row.unapplied <= begin <= row.computed, f"{begin} is not within the bounds of {row}"
+        assert row.computed - row.drafts_in_flight <= begin <= row.computed, (
+            f"{begin} is not within the bounds of {row}"
+        )
         return begin
 
     def _append_pages(self, slot: _Slot, row: Row) -> None:
@@ -214,7 +216,7 @@ def expected_vectors(cells: Sequence[int]) -> bytes:
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 50) -> list[int]:
     """The tokens that FakeExecutor generates for a prompt, independent of scheduling and of other requests."""
-    state = cells_of(prompt)[-1]
+    state = kv_cells_of(prompt)[-1]
     tokens: list[int] = []
     for _ in range(count):
         tokens.append(state % vocab_size)

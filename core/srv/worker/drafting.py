@@ -6,8 +6,8 @@
         ▲
         └──────────────────── accepted tokens ◄──── sampler
 
-Where a row begins may be known to the device only (`Row.unapplied`), so nothing here waits for it. Indices that depend
-only on the shape of a step are kept from one step to the next. Must not know how drafts are found or verified.
+Where a row begins may be known to the device only (`Row.drafts_in_flight`), so nothing here waits for it. Indices that
+depend only on the shape of a step are kept from one step to the next. Must not know how drafts are found or verified.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Drafting:
     @staticmethod
     def concerns(rows: Sequence[Row]) -> bool:
         """Whether a step has drafts, or rows whose beginning depends on drafts in flight."""
-        return any(row.drafts or row.unapplied for row in rows)
+        return any(row.drafts or row.drafts_in_flight for row in rows)
 
     def build(self, rows: Sequence[Row], slots: Slots) -> Inputs:
         """The inputs of such a step, as `srv.worker.batch.build` makes those of other steps."""
@@ -99,7 +99,7 @@ class Drafting:
             scores=scores,
             vectors=vector_rows(rows, shape.ends),
             sources=(source,),
-            lengths=(begins + shape.lens).int() if any(row.unapplied for row in rows) else None,
+            lengths=(begins + shape.lens).int() if any(row.drafts_in_flight for row in rows) else None,
             drafts=DraftRows(shape.drafts, fed, known[shape.sampled_slots]) if shape.drafts else None,
         )
 
@@ -145,7 +145,7 @@ class Drafting:
 def sample_rows(rows: Sequence[Row]) -> list[SampleRow]:
     """The positions to sample of these rows, one after the other."""
     return [
-        SampleRow(row.slot, row.computed + row.scheduled - row.drafts + draft, draft, row.unapplied)
+        SampleRow(row.slot, row.computed + row.scheduled - row.drafts + draft, draft, row.drafts_in_flight)
         for row in rows
         for draft in range(row.sample)
     ]

@@ -84,7 +84,7 @@ def messages(small: Small, **params: Any) -> list[RequestSpec]:
 @pytest.mark.parametrize(("page", "chunk"), [(1, 16), (16, 5), (4, -1)])
 def test_greedy_tokens_are_those_of_the_host(small: Small, page: int, chunk: int, overlap: list[str]) -> None:
     flags = ["--page-size", str(page), "--chunked-prefill-size", str(chunk), "--max-total-tokens", "512"]
-    flags += ["--max-prefill-tokens", "32"]  # counts where prompts are not cut
+    flags += ["--max-prefill-tokens", "32"]  # takes effect without chunked prefill
     with engine(small, *flags, *overlap) as served:
         missed = served.generate(messages(small))
         hits = served.generate(messages(small))

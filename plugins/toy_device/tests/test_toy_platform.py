@@ -1,4 +1,4 @@
-"""The live platform keeps the contract."""
+"""The object that `MANIFEST.create` returns satisfies the contract of `srv.platform.interface.Platform`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_backends_are_what_the_facts_name(platform: Platform) -> None:
             assert isinstance(pkgutil.resolve_name(spec.target), type)
 
 
-# All but those of capabilities that it does not have.
+# All ops, except those that need a capability that this platform does not declare.
 OPS = (*MODEL_OPS, *OPS_OF["w8a8"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench_loads import Point
+from bench_loads import Workload
 from machine import Ceilings
 
 
@@ -59,26 +59,27 @@ class Work:
         return "reading" if self.read / ceilings.read > self.operations / peak else "arithmetic"
 
 
-def prefill(shape: Shape, point: Point) -> Work:
+def prefill(shape: Shape, workload: Workload) -> Work:
     """All prompts without the shared prefix, which is cached; the output layer for one token per request."""
-    own = point.prompt - point.shared
-    tokens = point.requests * own
-    pairs = point.requests * own * (point.shared + (own + 1) / 2)  # (query, key)
+    own = workload.prompt - workload.shared
+    tokens = workload.requests * own
+    pairs = workload.requests * own * (workload.shared + (own + 1) / 2)  # (query, key)
     attention = 4 * pairs * shape.layers * shape.heads * shape.head_dim
-    products = 2 * (tokens * shape.layer_elements + point.requests * shape.hidden * shape.vocab)
-    return Work(shape.weight_bytes + point.shared * shape.kv_token_bytes, products + attention)
+    products = 2 * (tokens * shape.layer_elements + workload.requests * shape.hidden * shape.vocab)
+    return Work(shape.weight_bytes + workload.shared * shape.kv_token_bytes, products + attention)
 
 
-def step(shape: Shape, point: Point) -> Work:
+def step(shape: Shape, workload: Workload) -> Work:
     """One token for every request, when half of the output has been generated."""
-    length = point.prompt + point.output / 2
-    kv_tokens = point.shared + point.requests * (length - point.shared)
-    attention = 4 * point.requests * length * shape.layers * shape.heads * shape.head_dim
-    products = 2 * point.requests * shape.elements
+    length = workload.prompt + workload.output / 2
+    kv_tokens = workload.shared + workload.requests * (length - workload.shared)
+    attention = 4 * workload.requests * length * shape.layers * shape.heads * shape.head_dim
+    products = 2 * workload.requests * shape.elements
     return Work(shape.weight_bytes + kv_tokens * shape.kv_token_bytes, products + attention)
 
 
-def seconds(shape: Shape, point: Point, ceilings: Ceilings, arithmetic: str) -> float | None:
+def seconds(shape: Shape, workload: Workload, ceilings: Ceilings, arithmetic: str) -> float | None:
     """The floor of a whole load: its prompts, then one step for each further token."""
-    first, each = prefill(shape, point).seconds(ceilings, arithmetic), step(shape, point).seconds(ceilings, arithmetic)
-    return None if first is None or each is None else first + (point.output - 1) * each
+    first = prefill(shape, workload).seconds(ceilings, arithmetic)
+    each = step(shape, workload).seconds(ceilings, arithmetic)
+    return None if first is None or each is None else first + (workload.output - 1) * each

@@ -34,17 +34,17 @@ import psutil
 import race_figures
 import raced
 import report
-from bench_loads import POINTS, Point, Prompts
+from bench_loads import WORKLOADS, Prompts, Workload
 from catalogue import MAX_SEQUENCE_TOKENS, PEERS, POOL_TOKENS, SEQUENCES, THREADS, Peer
 from machine import Ceilings
 from rich.console import Console
 from serving import ServerFailed, Serving, environment_of, free_port
 from stream_client import Load, run_load
 
-KEYS = dict(zip(("1", "4", "16", "prefill", "prefix"), POINTS, strict=True))
-WARM_UP = (Point("warm-up", 2, 32, 8), Point("warm-up", 16, 128, 4), Point("warm-up", 1, 512, 1))
-FIRST = Point("first token", 1, 16, 1)
-FILL = Point("filling the KV pool", SEQUENCES, MAX_SEQUENCE_TOKENS - 40, 1)
+KEYS = dict(zip(("1", "4", "16", "prefill", "prefix"), WORKLOADS, strict=True))
+WARM_UP = (Workload("warm-up", 2, 32, 8), Workload("warm-up", 16, 128, 4), Workload("warm-up", 1, 512, 1))
+FIRST = Workload("first token", 1, 16, 1)
+FILL = Workload("filling the KV pool", SEQUENCES, MAX_SEQUENCE_TOKENS - 40, 1)
 PROFILE_S = 600.0
 ROUNDS = 3
 REPEAT_S, REPEATS = 3.0, 5  # a load is repeated until it has run for this time, or this often
@@ -59,7 +59,7 @@ CONSOLE = Console(soft_wrap=True)
 class Score:
     """The measurements of one peer.
 
-    `loads` has one list per round for each point. `starts_s`, `first_tokens_s` (from the start of the process to an
+    `loads` has one list per round for each workload. `starts_s`, `first_tokens_s` (from the start of the process to an
     answer of one token) and `machine` (the ceilings before each turn) have one entry per round.
     """
 
@@ -82,7 +82,7 @@ class Plan:
     """The rounds, loads and text of one run."""
 
     rounds: int
-    points: Sequence[Point]
+    workloads: Sequence[Workload]
     tokens: Sequence[int]  # of the text for perplexity; empty: it is not measured
 
 
@@ -104,29 +104,31 @@ def turn(score: Score, plan: Plan, prompts: Prompts, last: bool) -> None:
         score.starts_s.append(serving.start_s)
         run_load(serving.port, FIRST, prompts, peer.model)
         score.first_tokens_s.append(serving.age_s())
-        for point in WARM_UP:
-            run_load(serving.port, point, prompts, peer.model)
-        for point in plan.points:
-            if point.name not in score.failed:
-                _run_point(score, point, serving, prompts)
+        for workload in WARM_UP:
+            run_load(serving.port, workload, prompts, peer.model)
+        for workload in plan.workloads:
+            if workload.name not in score.failed:
+                _run_workload(score, workload, serving, prompts)
         if last:
             _measure_memory(score, serving, prompts)
         if last and plan.tokens:
             _measure_perplexity(score, serving.port, plan.tokens)
 
 
-def _run_point(score: Score, point: Point, serving: Serving, prompts: Prompts) -> None:
+def _run_workload(score: Score, workload: Workload, serving: Serving, prompts: Prompts) -> None:
     loads: list[Load] = []
     try:
         while not repeated([load.seconds for load in loads]):
-            loads.append(run_load(serving.port, point, prompts, score.peer.model))
+            loads.append(run_load(serving.port, workload, prompts, score.peer.model))
     except FAULTS as error:
-        score.failed[point.name] = f"{type(error).__name__}: {error}"[:300]
-        CONSOLE.print(f"    {point.name}: {score.failed[point.name]}", style="red", markup=False)
+        score.failed[workload.name] = f"{type(error).__name__}: {error}"[:300]
+        CONSOLE.print(f"    {workload.name}: {score.failed[workload.name]}", style="red", markup=False)
         return
-    score.loads.setdefault(point.name, []).append(loads)
+    score.loads.setdefault(workload.name, []).append(loads)
     seconds = statistics.median(load.seconds for load in loads)
-    CONSOLE.print(f"    {point.name}: {point.counted / seconds:.1f} {point.unit} ({len(loads)} times)", markup=False)
+    CONSOLE.print(
+        f"    {workload.name}: {workload.counted / seconds:.1f} {workload.unit} ({len(loads)} times)", markup=False
+    )
 
 
 def _measure_memory(score: Score, serving: Serving, prompts: Prompts) -> None:
@@ -172,11 +174,11 @@ def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
                 CONSOLE.print(f"    {score.missing}", style="red", markup=False)
 
 
-def profile(peer: Peer, points: Sequence[Point], vocab: int) -> dict[str, object] | None:
+def profile(peer: Peer, workloads: Sequence[Workload], vocab: int) -> dict[str, object] | None:
     """The result of `step_profile.py` for this server, on as many cores as in the benchmark; None if it failed."""
     script = Path(__file__).with_name("step_profile.py")
     command_line = peer.command(free_port())
-    own = ["--vocab", str(vocab), "--points", *(str(POINTS.index(point)) for point in points)]
+    own = ["--vocab", str(vocab), "--points", *(str(WORKLOADS.index(workload)) for workload in workloads)]
     command = [sys.executable, str(script), *own, "--", *command_line[command_line.index("launch") + 1 :]]
     CONSOLE.print(f"where a step's time goes: {peer.name}", markup=False)
     process = subprocess.Popen(command, env=environment_of(peer), stdout=subprocess.PIPE, text=True)
@@ -198,17 +200,17 @@ def profile(peer: Peer, points: Sequence[Point], vocab: int) -> dict[str, object
 # ---- results
 
 
-def results(score: Score, points: Sequence[Point]) -> dict[str, object]:
-    """A peer's figures by point, without points that failed in any round; empty for a peer that failed."""
+def results(score: Score, workloads: Sequence[Workload]) -> dict[str, object]:
+    """A peer's figures by workload, without those that failed in any round; empty for a peer that failed."""
     found: dict[str, object] = {}
-    for point in points:
-        rounds = score.loads.get(point.name)
-        if not rounds or point.name in score.failed or score.missing is not None:
+    for workload in workloads:
+        rounds = score.loads.get(workload.name)
+        if not rounds or workload.name in score.failed or score.missing is not None:
             continue
         seconds = [statistics.median(load.seconds for load in loads) for loads in rounds]
         firsts = [statistics.median(first for load in loads for first in load.firsts) for loads in rounds]
-        found[point.name] = {
-            "tokens_s": round(point.counted / statistics.median(seconds), 1),
+        found[workload.name] = {
+            "tokens_s": round(workload.counted / statistics.median(seconds), 1),
             "first_token_ms": round(1e3 * statistics.median(firsts), 1),
             "rounds_s": [round(each, 4) for each in seconds],
             "rounds_first_ms": [round(1e3 * each, 1) for each in firsts],
@@ -216,7 +218,7 @@ def results(score: Score, points: Sequence[Point]) -> dict[str, object]:
     return found
 
 
-def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
+def row(score: Score, workloads: Sequence[Workload]) -> dict[str, object]:
     """A peer's part of the report."""
     peer = score.peer
     return {
@@ -236,7 +238,7 @@ def row(score: Score, points: Sequence[Point]) -> dict[str, object]:
         "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
         "kv_item_bytes": peer.kv_item_bytes,
         "command": portable(peer.command(0)),
-        "points": results(score, points),
+        "points": results(score, workloads),
         "profile": score.profile,
     }
 
@@ -314,14 +316,14 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a running server is ended too
     options = parse()
-    points = [KEYS[key] for key in options.points]
+    workloads = [KEYS[key] for key in options.points]
     commit, shape = raced.commit(), raced.model_shape()
     scores = install_peers(options.peers)
     ids = [] if options.no_perplexity else raced.text_tokens()
-    race(scores, Plan(options.rounds, points, ids), Prompts(shape.vocab, seed=1))
+    race(scores, Plan(options.rounds, workloads, ids), Prompts(shape.vocab, seed=1))
     for score in scores:
         if score.peer.name == race_figures.OURS and score.missing is None:
-            score.profile = profile(score.peer, points, shape.vocab)
+            score.profile = profile(score.peer, workloads, shape.vocab)
     written: dict[str, object] = {
         "model": "SmolLM2-135M-Instruct, from the GGUF file (Q4_1 with a Q8_0 output layer)",
         "machine": machine.describe(),
@@ -333,8 +335,8 @@ def main() -> int:
         "ceilings": race_figures.best([asdict(found) for score in scores for found in score.machine]),
         "text": {"tokens": len(ids), "windows": len(perplexity.windows(ids)), "window": perplexity.WINDOW},
         "shape": asdict(shape),
-        "points": [asdict(point) for point in points],
-        "peers": [row(score, points) for score in scores],
+        "points": [asdict(workload) for workload in workloads],
+        "peers": [row(score, workloads) for score in scores],
     }
     figures = report.figures_of(options.page, machine.machine_kind())
     figures.parent.mkdir(exist_ok=True)

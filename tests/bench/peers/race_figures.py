@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import floors
-from bench_loads import Point
+from bench_loads import Workload
 from machine import Ceilings, machine_kind
 
 OURS = "srv"
@@ -36,23 +36,23 @@ def kind_of(report: Report) -> str:
     return machine_kind(report["machine"]["instructions"])
 
 
-def points_of(report: Report) -> list[Point]:
-    return [Point(**point) for point in report["points"]]
+def workloads_of(report: Report) -> list[Workload]:
+    return [Workload(**workload) for workload in report["points"]]
 
 
-def ran(report: Report) -> list[Row]:
+def finished_servers(report: Report) -> list[Row]:
     """The servers that finished a load, including those of this project."""
     return [peer for peer in report["peers"] if peer["points"]]
 
 
 def ours_of(report: Report) -> Row | None:
     """This project's server with its default settings."""
-    return next((peer for peer in ran(report) if peer["name"] == OURS), None)
+    return next((peer for peer in finished_servers(report) if peer["name"] == OURS), None)
 
 
-def value_of(peer: Row | None, point: Point, key: str) -> float | None:
+def value_of(peer: Row | None, workload: Workload, key: str) -> float | None:
     """A peer's figure for a load; None if it has none."""
-    result = peer["points"].get(point.name) if peer else None
+    result = peer["points"].get(workload.name) if peer else None
     return None if result is None else float(result[key])
 
 
@@ -63,10 +63,10 @@ def shape_of(report: Report, peer: Row) -> floors.Shape:
     return replace(shape, weight_bytes=peer["weight_bytes"] or 0, kv_item_bytes=kv_item_bytes)
 
 
-def share(report: Report, peer: Row, point: Point) -> float | None:
+def share(report: Report, peer: Row, workload: Workload) -> float | None:
     """The time of the floor divided by the measured time: 1 is the maximum on this machine."""
-    tokens = value_of(peer, point, "tokens_s")
+    tokens = value_of(peer, workload, "tokens_s")
     if tokens is None or not peer["weight_bytes"] or not report["ceilings"]:
         return None
-    floor = floors.seconds(shape_of(report, peer), point, Ceilings(**report["ceilings"]), peer["arithmetic"])
-    return None if floor is None else floor * tokens / point.counted
+    floor = floors.seconds(shape_of(report, peer), workload, Ceilings(**report["ceilings"]), peer["arithmetic"])
+    return None if floor is None else floor * tokens / workload.counted

@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import floors
-from bench_loads import Point
+from bench_loads import Workload
 from machine import Ceilings
-from race_figures import OURS, Report, Row, kind_of, ours_of, points_of, ran, shape_of, share, value_of
+from race_figures import OURS, Report, Row, finished_servers, kind_of, ours_of, shape_of, share, value_of, workloads_of
 from race_plot import plot
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,14 +114,14 @@ def _compared(
 ) -> list[list[str]]:
     """One row per server, with the ratio of this server to it in brackets, then the ratio of each of this server's
     precisions to the best peer."""
-    points, ours, raced = points_of(report), ours_of(report), ran(report)
+    workloads, ours, raced = workloads_of(report), ours_of(report), finished_servers(report)
     rows = []
     for peer in raced:
         cells = [f"**{peer['name']}**" if peer is ours else peer["name"]]
-        for point in points:
-            value, mine = value_of(peer, point, key), value_of(ours, point, key)
+        for workload in workloads:
+            value, mine = value_of(peer, workload, key), value_of(ours, workload, key)
             if value is None:
-                cells.append("failed" if point.name in peer["failed"] else "–")
+                cells.append("failed" if workload.name in peer["failed"] else "–")
             elif peer is ours or mine is None:
                 cells.append(f"{value:.{digits}f}")
             else:
@@ -129,40 +129,45 @@ def _compared(
         rows.append(cells)
     for own in (peer for peer in raced if peer["engine"] == OURS):
         cells = [f"{own['name']} ÷ best peer"]
-        for point in points:
-            mine = value_of(own, point, key)
-            others = [v for peer in raced if peer["engine"] != OURS and (v := value_of(peer, point, key)) is not None]
+        for workload in workloads:
+            mine = value_of(own, workload, key)
+            others = [
+                v for peer in raced if peer["engine"] != OURS and (v := value_of(peer, workload, key)) is not None
+            ]
             cells.append(f"{ratio(mine, choose(others)):.2f}" if mine is not None and others else "–")
         rows.append(cells)
     return rows
 
 
 def _speed(report: Report) -> str:
-    points = points_of(report)
+    workloads = workloads_of(report)
     rows = _compared(report, "tokens_s", 1, lambda mine, other: mine / other, max)
-    head = ["server", *(f"{point.name}, {point.unit}" for point in points)]
+    head = ["server", *(f"{workload.name}, {workload.unit}" for workload in workloads)]
     note = f"In brackets: this server's figure divided by the peer's. Between {1 - NOISE:g} and {1 + NOISE:g} is a tie."
     drawn = f"![Tokens per second](benchmarks/peers-{kind_of(report)}.svg)"
-    return f"### Tokens per second\n\n{note}\n\n{_table(head, [*rows, _aims(points, AIMS)])}\n\n{drawn}"
+    return f"### Tokens per second\n\n{note}\n\n{_table(head, [*rows, _aims(workloads, AIMS)])}\n\n{drawn}"
 
 
 def _first(report: Report) -> str:
     rows = _compared(report, "first_token_ms", 0, lambda mine, other: mine / other, min)
-    points = points_of(report)
+    workloads = workloads_of(report)
     note = "Median over the requests of a load, in milliseconds. In brackets: this server's time divided by the peer's."
-    table = _table(["server", *(point.name for point in points)], [*rows, _aims(points, FIRST_AIMS)])
+    table = _table(["server", *(workload.name for workload in workloads)], [*rows, _aims(workloads, FIRST_AIMS)])
     return f"### Time to the first token\n\n{note}\n\n{table}"
 
 
-def _aims(points: Sequence[Point], aims: Mapping[str, float]) -> list[str]:
-    found = (next((aim for start, aim in aims.items() if point.name.startswith(start)), None) for point in points)
+def _aims(workloads: Sequence[Workload], aims: Mapping[str, float]) -> list[str]:
+    found = (
+        next((aim for start, aim in aims.items() if workload.name.startswith(start)), None) for workload in workloads
+    )
     return ["aim", *("–" if aim is None else f"{aim:g}" for aim in found)]
 
 
 def _facts(report: Report) -> str:
     rows = []
-    has_first = any(peer.get("first_token_after_s") is not None for peer in ran(report))  # older reports have none
-    for peer in ran(report):
+    peers = finished_servers(report)
+    has_first = any(peer.get("first_token_after_s") is not None for peer in peers)  # older reports have none
+    for peer in peers:
         quality = "not measured" if peer["perplexity"] is None else f"{peer['perplexity']:.3f}"
         if peer["perplexity"] is None and peer["perplexity_missing"]:
             quality += f" ({peer['perplexity_missing']})"
@@ -194,31 +199,31 @@ def _floors(report: Report) -> str:
     if ours is not None and ours["weight_bytes"]:
         parts += [_own_floor(report, ours), _profile(report, ours)]
     rows = []
-    for peer in ran(report):
-        shares = (share(report, peer, point) for point in points_of(report))
+    for peer in finished_servers(report):
+        shares = (share(report, peer, workload) for workload in workloads_of(report))
         rows.append([peer["name"], peer["arithmetic"], *("–" if one is None else f"{one:.0%}" for one in shares)])
     parts.append("Share of the floor that each server reaches, at its own precision:")
-    parts.append(_table(["server", "products in", *(point.name for point in points_of(report))], rows))
+    parts.append(_table(["server", "products in", *(workload.name for workload in workloads_of(report))], rows))
     return "\n\n".join(part for part in parts if part)
 
 
 def _own_floor(report: Report, ours: Row) -> str:
     shape, ceilings, arithmetic = shape_of(report, ours), Ceilings(**report["ceilings"]), ours["arithmetic"]
     rows = []
-    for point in points_of(report):
-        one = floors.prefill(shape, point) if point.output == 1 else floors.step(shape, point)
-        tokens = point.prompt if point.output == 1 else point.requests
-        least = floors.seconds(shape, point, ceilings, arithmetic)
-        reached, measured = share(report, ours, point), value_of(ours, point, "tokens_s")
+    for workload in workloads_of(report):
+        one = floors.prefill(shape, workload) if workload.output == 1 else floors.step(shape, workload)
+        tokens = workload.prompt if workload.output == 1 else workload.requests
+        least = floors.seconds(shape, workload, ceilings, arithmetic)
+        reached, measured = share(report, ours, workload), value_of(ours, workload, "tokens_s")
         one_s = one.seconds(ceilings, arithmetic)
         rows.append(
             [
-                point.name,
+                workload.name,
                 f"{one.read / tokens / 1e6:.1f}",
                 f"{one.operations / tokens / 1e6:.0f}",
                 one.bound(ceilings, arithmetic),
                 "–" if one_s is None else f"{1e3 * one_s:.2f}",
-                "–" if least is None else f"{point.counted / least:.0f}",
+                "–" if least is None else f"{workload.counted / least:.0f}",
                 "–" if measured is None else f"{measured:.1f}",
                 "–" if reached is None else f"{reached:.0%}",
             ]
@@ -235,14 +240,18 @@ def _profile(report: Report, ours: Row) -> str:
         return ""
     shape, ceilings = shape_of(report, ours), Ceilings(**report["ceilings"])
     rows = []
-    for point in points_of(report):
-        one = floors.prefill(shape, point) if point.output == 1 else floors.step(shape, point)
-        parts, least = found[point.name]["parts_ms"], one.seconds(ceilings, ours["arithmetic"])
-        tokens_s = value_of(ours, point, "tokens_s")
-        beyond = None if tokens_s is None else (point.counted / tokens_s - found[point.name]["load_s"]) / point.output
+    for workload in workloads_of(report):
+        one = floors.prefill(shape, workload) if workload.output == 1 else floors.step(shape, workload)
+        parts, least = found[workload.name]["parts_ms"], one.seconds(ceilings, ours["arithmetic"])
+        tokens_s = value_of(ours, workload, "tokens_s")
+        beyond = (
+            None
+            if tokens_s is None
+            else (workload.counted / tokens_s - found[workload.name]["load_s"]) / workload.output
+        )
         rows.append(
             [
-                point.name,
+                workload.name,
                 "–" if least is None else f"{1e3 * least:.2f}",
                 f"{parts['step']:.2f}",
                 "–" if least is None else f"{1e3 * least / parts['step']:.0%}",
@@ -261,7 +270,9 @@ def _profile(report: Report, ours: Row) -> str:
 
 def _missing(report: Report) -> str:
     rows = [[peer["name"], "all", peer["missing"]] for peer in report["peers"] if peer["missing"]]
-    rows += [[peer["name"], point, reason] for peer in report["peers"] for point, reason in peer["failed"].items()]
+    rows += [
+        [peer["name"], workload, reason] for peer in report["peers"] for workload, reason in peer["failed"].items()
+    ]
     return f"### What did not run\n\n{_table(['server', 'load', 'reason'], rows)}" if rows else ""
 
 

@@ -23,7 +23,7 @@ from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_loads import POINTS, Point, Prompts
+from bench_loads import WORKLOADS, Prompts, Workload
 from kernel_calls import KernelCall, KernelCalls
 from stepping import Stepping, request_of
 
@@ -63,24 +63,24 @@ def _engine(launch: Sequence[str]) -> Iterator[LocalEngine]:
             gc.unfreeze()
 
 
-def load_s(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
+def load_s(engine: LocalEngine, workload: Workload, prompts: Prompts) -> float:
     """Seconds of a whole load in the engine's own loop."""
-    _warm(engine, point, prompts)
-    return statistics.median([_pass(engine, point, prompts) for _ in range(1 + PASSES)][1:])
+    _warm(engine, workload, prompts)
+    return statistics.median([_pass(engine, workload, prompts) for _ in range(1 + PASSES)][1:])
 
 
-def _pass(engine: LocalEngine, point: Point, prompts: Prompts) -> float:
-    sent = [request_of(number, tokens, point.output) for number, tokens in enumerate(prompts.draw(point))]
+def _pass(engine: LocalEngine, workload: Workload, prompts: Prompts) -> float:
+    sent = [request_of(number, tokens, workload.output) for number, tokens in enumerate(prompts.draw(workload))]
     begun = perf_counter()
     engine.generate(sent)
     return perf_counter() - begun
 
 
-def _warm(engine: LocalEngine, point: Point, prompts: Prompts) -> None:
-    if point.shared:
-        engine.generate([request_of(0, prompts.prefix(point), 1)])
+def _warm(engine: LocalEngine, workload: Workload, prompts: Prompts) -> None:
+    if workload.shared:
+        engine.generate([request_of(0, prompts.prefix(workload), 1)])
     else:
-        engine.generate([request_of(0, prompts.draw(point)[0], min(point.output, 8))])
+        engine.generate([request_of(0, prompts.draw(workload)[0], min(workload.output, 8))])
 
 
 class Profiler:
@@ -102,17 +102,17 @@ class Profiler:
 
         sampler.sample = timed
 
-    def parts(self, point: Point, prompts: Prompts) -> Part:
+    def parts(self, workload: Workload, prompts: Prompts) -> Part:
         """The parts of a step of this load."""
-        _warm(self._engine, point, prompts)
-        return self._prefill(point, prompts) if point.output == 1 else self._decode(point, prompts)
+        _warm(self._engine, workload, prompts)
+        return self._prefill(workload, prompts) if workload.output == 1 else self._decode(workload, prompts)
 
-    def _prefill(self, point: Point, prompts: Prompts) -> Part:
+    def _prefill(self, workload: Workload, prompts: Prompts) -> Part:
         """All steps of the prompts, added up."""
         found = []
         for _ in range(PASSES):
-            self._steps.add(prompts.draw(point), point.output)
-            found.append(self._timed(lambda: self._until_sampled(point.requests)))
+            self._steps.add(prompts.draw(workload), workload.output)
+            found.append(self._timed(lambda: self._until_sampled(workload.requests)))
             self._steps.end(flush=False)
         return _median(found)
 
@@ -120,10 +120,10 @@ class Profiler:
         while rows:
             rows -= sum(len(row.tokens) for row in self._steps.step().rows)
 
-    def _decode(self, point: Point, prompts: Prompts) -> Part:
-        self._steps.add(prompts.draw(point), point.output)
-        self._steps.until_all_decode(point.requests)
-        for _ in range(max(0, point.output // 2 - STEPS // 2)):
+    def _decode(self, workload: Workload, prompts: Prompts) -> Part:
+        self._steps.add(prompts.draw(workload), workload.output)
+        self._steps.until_all_decode(workload.requests)
+        for _ in range(max(0, workload.output // 2 - STEPS // 2)):
             self._steps.step()
         found = [self._timed(self._steps.step) for _ in range(STEPS)]
         seen: list[KernelCall] = []
@@ -167,20 +167,20 @@ def _median(found: Sequence[Part]) -> Part:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=int, nargs="+", default=list(range(len(POINTS))), help="indices of loads")
+    parser.add_argument("--points", type=int, nargs="+", default=list(range(len(WORKLOADS))), help="indices of loads")
     parser.add_argument("--vocab", type=int, required=True)
     parser.add_argument("launch", nargs="*")
     options = parser.parse_args()
     prompts = Prompts(options.vocab, seed=2)
-    points = [POINTS[each] for each in options.points]
+    workloads = [WORKLOADS[each] for each in options.points]
     with _engine(options.launch) as engine:
-        loads = [load_s(engine, point, prompts) for point in points]
+        loads = [load_s(engine, workload, prompts) for workload in workloads]
     with KernelCalls() as calls, _engine(options.launch) as engine:
         profiler = Profiler(engine, calls)
-        parts = [profiler.parts(point, prompts) for point in points]
+        parts = [profiler.parts(workload, prompts) for workload in workloads]
     found = {
-        point.name: {"parts_ms": asdict(part), "load_s": seconds}
-        for point, part, seconds in zip(points, parts, loads, strict=True)
+        workload.name: {"parts_ms": asdict(part), "load_s": seconds}
+        for workload, part, seconds in zip(workloads, parts, loads, strict=True)
     }
     sys.stdout.write(json.dumps(found) + "\n")
     return 0

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench_loads import Point, Prompts
+from bench_loads import Prompts, Workload
 
 FIRST = b"data: {"
 LAST = b"[DONE]"
@@ -114,22 +114,22 @@ async def ask(
 
 
 async def _load(
-    port: int, point: Point, prompts: Prompts, model: str | None, sampling: Mapping[str, object] = GREEDY
+    port: int, workload: Workload, prompts: Prompts, model: str | None, sampling: Mapping[str, object] = GREEDY
 ) -> Load:
-    if point.shared:
-        await ask(port, prompts.prefix(point), 1, model)
-    drawn = prompts.draw(point)
+    if workload.shared:
+        await ask(port, prompts.prefix(workload), 1, model)
+    drawn = prompts.draw(workload)
     started = time.perf_counter()
-    answers = await asyncio.gather(*(ask(port, ids, point.output, model, sampling) for ids in drawn))
+    answers = await asyncio.gather(*(ask(port, ids, workload.output, model, sampling) for ids in drawn))
     return Load(time.perf_counter() - started, [answer.first_s for answer in answers])
 
 
 def run_load(
     port: int,
-    point: Point,
+    workload: Workload,
     prompts: Prompts,
     model: str | None = None,
     sampling: Mapping[str, object] = GREEDY,
 ) -> Load:
-    """Send all requests of one point concurrently, after the shared prefix, if any, has been cached by a request."""
-    return asyncio.run(_load(port, point, prompts, model, sampling))
+    """Send all requests of a workload concurrently, after the shared prefix, if any, has been cached by a request."""
+    return asyncio.run(_load(port, workload, prompts, model, sampling))

@@ -31,7 +31,7 @@ import report
 import step_profile
 import stream_client
 import thin_server
-from bench_loads import POINTS, Point, Prompts
+from bench_loads import WORKLOADS, Prompts, Workload
 from machine import Ceilings, machine_kind, unquantized_dtype
 from serving import ServerFailed
 from stream_client import Load
@@ -137,8 +137,8 @@ def test_a_shared_prefix_is_sent_before_the_load() -> None:
         seen.append(request)
         return tokens(request)
 
-    point = Point("two over a prefix", 2, 30, 3, shared=20)
-    load = with_server(Scripted(record), lambda port: stream_client._load(port, point, Prompts(1000, 1), None))
+    workload = Workload("two over a prefix", 2, 30, 3, shared=20)
+    load = with_server(Scripted(record), lambda port: stream_client._load(port, workload, Prompts(1000, 1), None))
     first, *others = seen
     assert len(first.ids) == 20
     assert first.output == 1
@@ -198,8 +198,8 @@ def test_a_peer_that_does_not_start_is_reported_and_the_others_continue(
     (tmp_path / "works.py").write_text(FAKE)
     (tmp_path / "broken.py").write_text("raise SystemExit('no such instruction')")
     scores = [race.Score(fake_peer(name, tmp_path / f"{name}.py"), "1") for name in ("broken", "works")]
-    points = [Point("tiny", 2, 8, 3)]
-    race.race(scores, race.Plan(2, points, list(range(perplexity.WINDOW))), Prompts(1000, 1))
+    workloads = [Workload("tiny", 2, 8, 3)]
+    race.race(scores, race.Plan(2, workloads, list(range(perplexity.WINDOW))), Prompts(1000, 1))
     broken, works = scores
     assert broken.missing is not None
     assert "no such instruction" in broken.missing
@@ -223,7 +223,7 @@ def test_a_short_load_is_repeated_and_a_long_one_is_not(seconds: list[float], en
 def test_a_figure_is_the_median_of_rounds_and_a_rounds_figure_the_median_of_its_loads() -> None:
     score = race.Score(catalogue.PEERS[0], "1")
     score.loads["p"] = [[Load(1.0, [0.1]), Load(3.0, [0.3]), Load(2.0, [0.2])], [Load(4.0, [0.5])], [Load(9.0, [0.9])]]
-    found = race.results(score, [Point("p", 2, 8, 10)])["p"]
+    found = race.results(score, [Workload("p", 2, 8, 10)])["p"]
     assert isinstance(found, dict)
     assert found["tokens_s"] == 5.0
     assert found["first_token_ms"] == 500.0
@@ -232,14 +232,14 @@ def test_a_figure_is_the_median_of_rounds_and_a_rounds_figure_the_median_of_its_
 
 def test_a_point_that_failed_once_has_no_figure() -> None:
     score = race.Score(catalogue.PEERS[0], "1", loads={"p": [[Load(1.0, [0.1])]]}, failed={"p": "it hung"})
-    assert race.results(score, [Point("p", 1, 8, 8)]) == {}
+    assert race.results(score, [Workload("p", 1, 8, 8)]) == {}
 
 
 def test_a_server_that_died_has_no_figures_of_the_rounds_before() -> None:
     loads = {"p": [[Load(1.0, [0.1])]]}
-    for missing, points in ((None, 1), ("it died", 0)):
+    for missing, count in ((None, 1), ("it died", 0)):
         score = race.Score(catalogue.PEERS[0], "1", loads=loads, missing=missing)
-        assert len(race.results(score, [Point("p", 1, 8, 8)])) == points
+        assert len(race.results(score, [Workload("p", 1, 8, 8)])) == count
 
 
 @pytest.mark.parametrize(
@@ -339,8 +339,8 @@ def test_every_peer_has_a_name_of_its_own_and_serves_on_the_port_it_is_given() -
 
 
 def test_the_longest_request_of_every_load_fits_the_context() -> None:
-    assert max(point.prompt + point.output for point in POINTS) <= catalogue.MAX_SEQUENCE_TOKENS
-    assert max(point.requests for point in POINTS) <= catalogue.SEQUENCES
+    assert max(workload.prompt + workload.output for workload in WORKLOADS) <= catalogue.MAX_SEQUENCE_TOKENS
+    assert max(workload.requests for workload in WORKLOADS) <= catalogue.SEQUENCES
 
 
 def test_a_peer_that_cannot_be_installed_is_reported_with_the_reason(
@@ -383,7 +383,7 @@ def test_a_shape_counts_multiplied_elements_and_kv_bytes() -> None:
 
 
 def test_a_shared_prefix_is_read_once_and_computed_never() -> None:
-    alone, shared = Point("a", 4, 100, 10), Point("s", 4, 100, 10, shared=80)
+    alone, shared = Workload("a", 4, 100, 10), Workload("s", 4, 100, 10, shared=80)
     saved = floors.step(SHAPE, alone).read - floors.step(SHAPE, shared).read
     assert saved == 3 * 80 * SHAPE.kv_token_bytes
     assert floors.step(SHAPE, alone).operations == floors.step(SHAPE, shared).operations
@@ -408,10 +408,10 @@ PARTS_MS = {"step": 8.0, "products": 4.0, "attention": 1.0, "other_kernels": 0.5
 
 
 def figures() -> dict[str, Any]:
-    point = Point("1 stream, few", 1, 8, 10)
+    workload = Workload("1 stream, few", 1, 8, 10)
 
     def peer(name: str, tokens_s: float | None, **more: Any) -> dict[str, Any]:
-        found = {} if tokens_s is None else {point.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
+        found = {} if tokens_s is None else {workload.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
         server = {
             "name": name,
             "engine": name.split()[0],
@@ -440,9 +440,9 @@ def figures() -> dict[str, Any]:
         "ceilings": {"read": 1.0, "f32": 1.0, "bf16": 2.0, "int8": None},
         "text": {"tokens": 600, "windows": 1, "window": 512},
         "shape": vars(SHAPE),
-        "points": [vars(point)],
+        "points": [vars(workload)],
         "peers": [
-            peer("srv", 60.0, profile={point.name: {"parts_ms": PARTS_MS, "load_s": 0.1}}),
+            peer("srv", 60.0, profile={workload.name: {"parts_ms": PARTS_MS, "load_s": 0.1}}),
             peer("srv otherwise", 120.0),
             peer("slow", 20.0),
             peer("quick", 50.0, perplexity=None, perplexity_missing="it returns none"),
@@ -519,18 +519,18 @@ def test_memory_is_reported_with_and_without_the_pool() -> None:
 
 def test_the_share_of_the_floor_is_its_time_over_the_measured() -> None:
     changed = figures()
-    shape, point = floors.Shape(**changed["shape"]), Point(**changed["points"][0])
-    least = floors.seconds(shape, point, CEILINGS, "bf16")
+    shape, workload = floors.Shape(**changed["shape"]), Workload(**changed["points"][0])
+    least = floors.seconds(shape, workload, CEILINGS, "bf16")
     assert least is not None
-    assert race_figures.share(changed, changed["peers"][0], point) == pytest.approx(least / (10 / 60))
+    assert race_figures.share(changed, changed["peers"][0], workload) == pytest.approx(least / (10 / 60))
 
 
 def test_the_parts_of_a_step_are_shown_with_its_floor_and_the_overhead_of_http() -> None:
     changed = figures()
-    shape, point = floors.Shape(**changed["shape"]), Point(**changed["points"][0])
-    two_ms = floors.step(shape, point).read * 1e-9 / 2e-3
+    shape, workload = floors.Shape(**changed["shape"]), Workload(**changed["points"][0])
+    two_ms = floors.step(shape, workload).read * 1e-9 / 2e-3
     changed["ceilings"] = {**changed["ceilings"], "read": two_ms, "bf16": 1e6}
-    beyond = 1e3 * (point.counted / 60.0 - 0.1) / point.output
+    beyond = 1e3 * (workload.counted / 60.0 - 0.1) / workload.output
     block = report.render(changed)
     cells = ["1 stream, few", "2.00", "8.00", "25%", "4.00", "1.00", "0.50", "0.50", "2.00", f"{beyond:.2f}"]
     assert "| " + " | ".join(cells) + " |" in block
@@ -556,9 +556,9 @@ def test_most_of_a_step_is_found_in_its_parts() -> None:
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert list(found) == [POINTS[0].name, POINTS[3].name]
-    for point in (POINTS[0], POINTS[3]):
-        parts, step_ms = found[point.name]["parts_ms"], 1e3 * found[point.name]["load_s"] / point.output
+    assert list(found) == [WORKLOADS[0].name, WORKLOADS[3].name]
+    for workload in (WORKLOADS[0], WORKLOADS[3]):
+        parts, step_ms = found[workload.name]["parts_ms"], 1e3 * found[workload.name]["load_s"] / workload.output
         assert set(parts) == {"step", *report.PARTS}
         assert all(0 < parts[name] < parts["step"] for name in report.PARTS), parts
         assert parts["products"] == max(parts[name] for name in report.PARTS), parts

@@ -1,4 +1,4 @@
-"""Configuration files: a resolved configuration can be written to a file and read again; no file raises an error."""
+"""Configuration files: a resolved configuration can be written and read again; no file causes a traceback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return st.text("abc xyz:#-'\"{}[],0", min_size=1, max_size=12)
 
 
-WORDS = st.lists(st.sampled_from(sorted(SETTABLE.keys() - FIXED)), unique=True, max_size=6).flatmap(
+VALUES = st.lists(st.sampled_from(sorted(SETTABLE.keys() - FIXED)), unique=True, max_size=6).flatmap(
     lambda names: st.fixed_dictionaries({name: values_of(name) for name in names})
 )
 
@@ -57,12 +57,13 @@ def written(config: Config, only: set[str]) -> str:
 
 
 def from_file(text: str) -> UserInput:
+    """The values that a file gives (statements), and the reasons why it is refused (rejections)."""
     statements, rejections = read_text(text, FILE)
     return UserInput(tuple(statements), tuple(rejections))
 
 
 @settings(max_examples=150, deadline=None)
-@given(values=WORDS)
+@given(values=VALUES)
 def test_resolved_configuration_can_be_read_from_a_file(values: dict[str, Any]) -> None:
     try:
         first: Resolved = resolved(user(**values))
@@ -75,7 +76,7 @@ def test_resolved_configuration_can_be_read_from_a_file(values: dict[str, Any]) 
 
 
 @settings(max_examples=150, deadline=None)
-@given(values=WORDS)
+@given(values=VALUES)
 def test_file_and_command_line_are_refused_alike(values: dict[str, Any]) -> None:
     def codes(user_input: UserInput) -> set[tuple[str, str]]:
         try:
@@ -131,8 +132,8 @@ DOCUMENTS = st.one_of(
 def test_no_file_causes_a_traceback(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(text, encoding="utf-8")
-    words = ["plan", "--json", "--device=npu:a3", "--model-path=./nowhere/x", f"--config={path}"]
-    assert main(words) == 2  # at least the model does not exist
+    arguments = ["plan", "--json", "--device=npu:a3", "--model-path=./nowhere/x", f"--config={path}"]
+    assert main(arguments) == 2  # at least the model does not exist
     refusals = json.loads(capsys.readouterr().out)["refusals"]
     assert all(each["code"] and each["reason"] and each["remedy"].endswith((".", "?")) for each in refusals)
     assert any(each["what"] == "model_path" for each in refusals)

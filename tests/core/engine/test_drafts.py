@@ -171,9 +171,11 @@ def test_two_steps_are_in_flight_in_steady_decode(case: Case) -> None:
         oracle(drafting, case.requests, case.expected, 4)
         for request in case.requests:
             drafting.send(request)
-        unapplied = 0
+        drafts_in_flight = 0
         for _ in range(12):
             drafting.step()
-            unapplied += sum(row.unapplied > 0 for plan, _ in drafting.loop._in_flight for row in plan.rows)
-        assert unapplied > 12
+            drafts_in_flight += sum(
+                row.drafts_in_flight > 0 for plan, _ in drafting.loop._in_flight for row in plan.rows
+            )
+        assert drafts_in_flight > 12
         drafting.run([request.id for request in case.requests])

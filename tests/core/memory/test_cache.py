@@ -1,4 +1,4 @@
-"""Pages, radix tree and leases together, and a state machine that checks integrity after every step."""
+"""Pages, radix tree and leases (a request's page tables) together; a state machine checks integrity after each step."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def values(data: bytes | None) -> torch.Tensor:
 def test_a_mean_over_chunks_is_summed_in_float32() -> None:
     pooler = Pooler()
     started(pooler, 2, 12, pooling=Pooling.MEAN)
-    results = [pooler.pool(HIDDEN[a:b], [VectorRow(2, 0, b - a, b)]).to_host() for a, b in ((0, 5), (5, 6), (6, 12))]
+    results = [
+        pooler.pool(HIDDEN[a:b], [VectorRow(2, 0, b - a, computed=b)]).to_host() for a, b in ((0, 5), (5, 6), (6, 12))
+    ]
     assert results[:2] == [[None], [None]]
     torch.testing.assert_close(values(results[2][0]), HIDDEN.float().mean(0), atol=1e-6, rtol=1e-6)
 
@@ -38,7 +40,7 @@ def test_rows_of_one_step_are_pooled_by_their_own_parameters() -> None:
     started(pooler, 0, 4, pooling=Pooling.MEAN)
     started(pooler, 1, 5, pooling=Pooling.LAST, dimensions=2)
     started(pooler, 3, 9)
-    rows = [VectorRow(0, 0, 4, 4), VectorRow(1, 8, 9, 5), VectorRow(3, 9, 12, 3)]
+    rows = [VectorRow(0, 0, 4, computed=4), VectorRow(1, 8, 9, computed=5), VectorRow(3, 9, 12, computed=3)]
     mean, last, returned = pooler.pool(HIDDEN, rows).to_host()
     torch.testing.assert_close(values(mean), HIDDEN[:4].float().mean(0))
     assert torch.equal(values(last), HIDDEN[8, :2].float())
@@ -49,12 +51,12 @@ def test_rows_of_one_step_are_pooled_by_their_own_parameters() -> None:
 def test_a_slot_that_starts_again_has_no_sum_of_its_last_request(ended: bool) -> None:
     pooler = Pooler()
     started(pooler, 0, 8, pooling=Pooling.MEAN)
-    pooler.pool(HIDDEN[:4], [VectorRow(0, 0, 4, 4)])
+    pooler.pool(HIDDEN[:4], [VectorRow(0, 0, 4, computed=4)])
     if ended:
         pooler.end(0)
         pooler.end(5)  # a slot that was never started
     started(pooler, 0, 4, pooling=Pooling.MEAN)
-    (result,) = pooler.pool(HIDDEN[4:8], [VectorRow(0, 0, 4, 4)]).to_host()
+    (result,) = pooler.pool(HIDDEN[4:8], [VectorRow(0, 0, 4, computed=4)]).to_host()
     torch.testing.assert_close(values(result), HIDDEN[4:8].float().mean(0))
 
 
@@ -64,7 +66,7 @@ def test_normalised_vectors_have_length_one_and_zero_stays_zero() -> None:
         request = RequestSpec(id=str(slot), tokens=(1,), params=PoolingParams(pooling=Pooling.LAST))
         pooler.start(Start(slot, request))
     hidden = torch.stack([HIDDEN[0], torch.zeros(6, dtype=torch.bfloat16)])
-    unit, zero = pooler.pool(hidden, [VectorRow(0, 0, 1, 1), VectorRow(1, 1, 2, 1)]).to_host()
+    unit, zero = pooler.pool(hidden, [VectorRow(0, 0, 1, computed=1), VectorRow(1, 1, 2, computed=1)]).to_host()
     assert values(unit).norm().item() == pytest.approx(1, abs=1e-6)
     assert values(zero).tolist() == [0.0] * 6
 
@@ -74,4 +76,4 @@ def test_a_vector_that_is_not_finite_is_reported() -> None:
     started(pooler, 0, 2, pooling=Pooling.MEAN)
     hidden = HIDDEN[:2].clone()
     hidden[1, 3] = float("inf")
-    assert pooler.pool(hidden, [VectorRow(0, 0, 2, 2)]).to_host() == [b""]
+    assert pooler.pool(hidden, [VectorRow(0, 0, 2, computed=2)]).to_host() == [b""]

@@ -16,7 +16,7 @@ from sched_driver import END, Driver, embedding, followed, limits, message
 
 from srv.io.messages import Output
 from srv.sched.scheduler import Limits
-from srv.testing.fake_executor import FakeExecutor, cells_of, expected_tokens, expected_vectors
+from srv.testing.fake_executor import FakeExecutor, expected_tokens, expected_vectors, kv_cells_of
 from srv.types import FinishReason, Pooling, RequestSpec
 
 CONTEXT = 40
@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             places = () if scores_from is None else range(max(scores_from, 1), len(prompt))
             scores = [-float(place) for place in places]
             tokens = tokens[: ends[0] + 1] if ends else tokens
-            vectors = expected_vectors(cells_of(prompt + tokens[:-1])) if hidden_states else b""
+            vectors = expected_vectors(kv_cells_of(prompt + tokens[:-1])) if hidden_states else b""
             self.expected[name] = Expectation(prompt, tokens, scores, vectors)
 
     @rule(
@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for prompt in prompts:
             name = self.next_name()
             if self.accepted(embedding(name, prompt, pooling, namespace)):
-                cells = cells_of(prompt)
+                cells = kv_cells_of(prompt)
                 pooled = sum(cells) if pooling is Pooling.MEAN else cells[-1]
                 self.expected[name] = Expectation(prompt, [], [], expected_vectors([pooled]), embedding=True)
 

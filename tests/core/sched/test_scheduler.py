@@ -11,7 +11,7 @@ from sched_driver import END, Driver, embedding, limits, message
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.sched.plan import Plan, Result, RowResult
-from srv.testing.fake_executor import FakeExecutor, cells_of, expected_tokens, expected_vectors
+from srv.testing.fake_executor import FakeExecutor, expected_tokens, expected_vectors, kv_cells_of
 from srv.types import FinishReason, Pooling
 
 
@@ -19,7 +19,7 @@ def prompt_of(length: int, first: int = 0) -> list[int]:
     return [(first + place * 7) % 48 for place in range(length)]
 
 
-def shape(plan: Plan) -> list[tuple[int, int, bool]]:
+def shape(plan: Plan) -> list[tuple[int, int, int]]:
     return [(row.computed, row.scheduled, row.sample) for row in plan.rows]
 
 
@@ -60,10 +60,10 @@ def test_chunks_cut_a_prompt_and_only_the_last_samples() -> None:
     driver.add(message("a", prompt_of(40), max_tokens=2))
     driver.run()
     assert [shape(plan) for plan in driver.plans] == [
-        [(0, 16, False)],
-        [(16, 16, False)],
-        [(32, 8, True)],
-        [(40, 1, True)],
+        [(0, 16, 0)],
+        [(16, 16, 0)],
+        [(32, 8, 1)],
+        [(40, 1, 1)],
     ]
 
 
@@ -76,7 +76,7 @@ def test_decode_rows_come_first_and_prompts_share_the_budget() -> None:
         driver.add(message(name, prompt_of(length, ord(name))))
     plan = driver.submit()
     assert plan is not None
-    assert shape(plan) == [(4, 1, True), (0, 10, True), (0, 6, False)]
+    assert shape(plan) == [(4, 1, 1), (0, 10, 1), (0, 6, 0)]
     assert sum(row.scheduled for row in plan.rows[1:]) == 16
 
 
@@ -92,12 +92,12 @@ def test_two_steps_in_flight_plan_the_next_row_before_the_token_is_known() -> No
     driver = Driver(limits(depth=2))
     driver.add(message("a", prompt_of(4), max_tokens=3))
     plans = [driver.submit(), driver.submit()]
-    assert [shape(plan) for plan in plans if plan] == [[(0, 4, True)], [(4, 1, True)]]
+    assert [shape(plan) for plan in plans if plan] == [[(0, 4, 1)], [(4, 1, 1)]]
     assert driver.submit() is None, "no more than `depth` steps may be in flight"
     driver.apply()
     last = driver.submit()
     assert last is not None
-    assert shape(last) == [(5, 1, True)]
+    assert shape(last) == [(5, 1, 1)]
     driver.apply()
     assert driver.submit() is None, "nothing is left to sample"
     driver.apply()
@@ -132,17 +132,17 @@ def test_accepted_draft_tokens_are_appended_together() -> None:
 
 
 def test_the_next_row_is_planned_while_drafts_are_in_flight() -> None:
-    """It begins at an upper bound; the pages cover the case that every draft is accepted."""
+    """Its `computed` is an upper bound, and it has pages for the case that every draft is accepted."""
     driver = Driver(limits(drafts=3, depth=2))
     driver.add(message("a", prompt_of(9), max_tokens=40))
     driver.run()
     rows = [plan.rows[0] for plan in driver.plans]
-    assert [(row.computed, row.scheduled, row.sample, row.drafts, row.unapplied) for row in rows[:3]] == [
+    assert [(row.computed, row.scheduled, row.sample, row.drafts, row.drafts_in_flight) for row in rows[:3]] == [
         (0, 9, 1, 0, 0),
         (9, 4, 4, 3, 0),
         (13, 4, 4, 3, 3),
     ]
-    assert sum(row.unapplied > 0 for row in rows) > len(rows) // 2
+    assert sum(row.drafts_in_flight > 0 for row in rows) > len(rows) // 2
     assert driver.tokens("a") == expected_tokens(prompt_of(9), 40)
 
 
@@ -167,7 +167,7 @@ def test_without_device_lengths_a_request_with_drafts_in_flight_waits() -> None:
     driver.add(message("a", prompt_of(9), max_tokens=20))
     driver.add(message("b", prompt_of(7, 3), max_tokens=20))
     driver.run()
-    assert all(row.unapplied == 0 for plan in driver.plans for row in plan.rows)
+    assert all(row.drafts_in_flight == 0 for plan in driver.plans for row in plan.rows)
     assert driver.tokens("a") == expected_tokens(prompt_of(9), 20)
 
 
@@ -505,7 +505,7 @@ def test_an_embedding_pools_each_position_once_and_ends_with_its_prompt(
     driver = Driver(limits(page_size=4, depth=depth, chunked_prefill_size=chunk))
     driver.add(embedding("a", prompt_of(14), pooling))
     driver.run()
-    cells = cells_of(prompt_of(14))
+    cells = kv_cells_of(prompt_of(14))
     pooled = sum(cells) if pooling is Pooling.MEAN else cells[-1]
     (output,) = driver.outputs["a"]
     assert (output.finish, output.tokens, output.stop_token) == (FinishReason.STOP, [], None)
@@ -533,7 +533,7 @@ def test_hidden_states_are_returned_once_per_position_also_after_a_retraction(de
     driver.run()
     assert driver.scheduler.stats().retractions > 0
     tokens = prompt_of(8, 2) + expected_tokens(prompt_of(8, 2), 30)[:-1]
-    assert driver.vectors("2") == expected_vectors(cells_of(tokens))
+    assert driver.vectors("2") == expected_vectors(kv_cells_of(tokens))
     assert driver.vectors("1") == b""
 
 

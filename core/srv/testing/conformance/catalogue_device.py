@@ -102,7 +102,7 @@ L1 = (
     ),
     _device_check(
         "sampler.exact",
-        "each token is drawn for one interval of the noise, whose length is its probability",
+        "each token is drawn for one interval of SamplingBatch.uniform, whose length is its probability",
         "Use SamplingBatch.uniform and no other noise; sum probabilities in float64, in a fixed order of tokens.",
         _SAMPLER,
     ),
@@ -314,7 +314,7 @@ L2 = (
     ),
 )
 
-# Prompts are computed eagerly, in two layers, with page tables wider than a row.
+# The graph checks compute prompts eagerly, in two layers, with page tables wider than a row: these checks come first.
 _CAPTURED = (*_PAGED, "attention.layers", "attention.unused_columns", "graph.declared")
 
 

@@ -8,8 +8,8 @@
 //         for each tile of ROWS rows       accumulators [ROWS][vectors] stay in registers
 //             for each pair of inputs      load vectors of weights, broadcast one input pair per row
 //
-// int8 weights have the same layout. They are converted, exactly, to the inputs' type in registers; the scale of an
-// output is applied to its sum at the end. Without a bfloat16 dot product, inputs are first converted to float32.
+// int8 weights have the layout of bfloat16. They are converted, exactly, to the inputs' type in registers; the scale of
+// an output is applied to its sum at the end. Without a bfloat16 dot product, inputs are first converted to float32.
 //
 // Sums are accumulated in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
@@ -38,6 +38,7 @@ constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 }
 
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block, whose weights start at `weight`.
+// Operand<T> is the type of the inputs after that conversion: T, or float.
 template <class T, class W, int COUNT, int VECTORS>
 inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
     const auto* x = static_cast<const Operand<T>*>(a.x) + row * a.x_stride;

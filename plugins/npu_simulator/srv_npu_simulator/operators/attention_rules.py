@@ -93,7 +93,7 @@ def _heads(rules: Rules, query: Tensor, options: AttentionOptions) -> tuple[int,
     rules.require(1 <= heads <= MAX_HEADS, "num_heads", heads, f"must be 1 to {MAX_HEADS}")
     kv_heads = options.num_key_value_heads or heads
     fits = 1 <= kv_heads <= heads and heads % kv_heads == 0
-    rules.require(fits, "num_key_value_heads", kv_heads, f"must divide num_heads, {heads}; 0 means as many")
+    rules.require(fits, "num_key_value_heads", kv_heads, f"must divide num_heads, {heads}; 0 means num_heads")
     rules.require(
         heads // kv_heads <= MAX_GROUP,
         "num_key_value_heads",
@@ -155,8 +155,8 @@ def _check_head_dim(rules: Rules, query: Tensor, value: Tensor, layout: str, que
         rules.require(fits, "query", f"of head dim {query_dim} with {value_dim} for value", rule)
         return
     rules.require(query_dim % 8 == 0, "query", described, "the head dim must be a multiple of 8 (16 bytes)")
-    few = query_dim % 16 == 0 or query_tokens(query, layout) == 1 or query.shape[0] <= 128
-    rules.require(few, "query", described, "the batch may be at most 128 where the head dim is no multiple of 16")
+    fits = query_dim % 16 == 0 or query_tokens(query, layout) == 1 or query.shape[0] <= 128
+    rules.require(fits, "query", described, "the batch may be at most 128 where the head dim is no multiple of 16")
     described = f"of shape {tuple(value.shape)}"
     rules.require(value_dim == query_dim, "value", described, f"must have the shape of key for layout {layout}")
 
