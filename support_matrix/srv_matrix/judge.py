@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from srv.args.config import ARGUMENTS
+from srv.args.prerequisites import with_prerequisite
 from srv.args.resolve import resolve
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.args.statement import Origin, UserInput, UserStatement
@@ -35,9 +36,13 @@ class Verdict:
         return not self.code
 
 
-def user_statements(argument: str, values: Iterable[Any]) -> tuple[UserStatement, ...]:
-    """Statements as if a user had set these values on the command line."""
-    return tuple(UserStatement(argument, value, Origin.COMMAND_LINE, SOURCE) for value in values)
+def _one_value(argument: str, value: Any) -> UserInput:
+    """The input as if a user had set this value on the command line, and what it has an effect only with."""
+    return _user_input(with_prerequisite(argument, value).items())
+
+
+def _user_input(values: Iterable[tuple[str, Any]]) -> UserInput:
+    return UserInput(tuple(UserStatement(name, value, Origin.COMMAND_LINE, SOURCE) for name, value in values))
 
 
 def verdict(
@@ -51,7 +56,7 @@ def verdict(
     refusals: list[Verdict] = []
     for model in models:
         try:
-            resolve(UserInput(user_statements(argument, (value,))), manifest=manifest, device=device, model=model)
+            resolve(_one_value(argument, value), manifest=manifest, device=device, model=model)
         except Refusal as refusal:
             about = [each for each in refusal.rejections if each.what == argument] or list(refusal.rejections)
             refusals.append(_verdict(about[0]))
@@ -63,7 +68,7 @@ def verdict(
 def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
     """Whether weights and the smallest KV pool fit on a device with an accepted value, by the rules of `srv plan`."""
     try:
-        found = resolve(UserInput(user_statements(argument, (value,))), manifest=manifest, device=device, model=model)
+        found = resolve(_one_value(argument, value), manifest=manifest, device=device, model=model)
         estimate(found.config, model, device, int(found.quantities[RESERVED_MEMORY].total))
     except Refusal as refusal:
         too_small = [_verdict(each) for each in refusal.rejections if each.code == POOL_TOO_SMALL]
@@ -76,9 +81,8 @@ def planned_verdicts(values: Mapping[str, tuple[Any, ...]], model: ModelFacts) -
 
     No platform is involved, because core refuses a planned argument first.
     """
-    statements = tuple(each for name, tried in values.items() for each in user_statements(name, tried))
     try:
-        resolve(UserInput(statements), model=model)
+        resolve(_user_input((name, value) for name, tried in values.items() for value in tried), model=model)
     except Refusal as refusal:
         return {(each.what, each.value or ""): _verdict(each) for each in refusal.rejections}
     return {}

@@ -17,6 +17,7 @@ from srv.args.backends import SLOTS
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.context import Facts, StatementContext, call_plugin
 from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
+from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.platform.facts import BackendSpec, Constraint, Requires, Unfit
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -90,7 +91,7 @@ def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
 
 
 def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
-    yield from ((CORE, each) for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS))
+    yield from ((CORE, each) for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS))
     yield from ((f"platform {manifest.name}", each) for each in manifest.facts.constraints)
 
 

@@ -13,6 +13,7 @@ from matrix_world import CAPABLE, VARIANTS, evidence, manifest, matrix, row, tab
 
 from srv.args.config import ARGUMENTS
 from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
+from srv.args.prerequisites import USER_CONSTRAINTS, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.models.architectures.decoder_config import NATIVE
@@ -229,7 +230,7 @@ def test_pair_describes_its_dependency() -> None:
 def test_constraints_of_two_arguments_are_one_pair() -> None:
     dependencies = {
         frozenset((constraint.argument, other))
-        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
+        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS)
         for other in constraint.reads
         if other in ARGUMENTS
     }
@@ -397,7 +398,9 @@ def test_srv_plan_agrees_with_the_records(
             continue  # core refuses all of them before a platform is involved
         value = record.feature.partition("=")[2]
         with monkeypatch.context() as patch:
-            patch.setenv(ARGUMENTS[record.argument].variable, value)
+            parsed = ARGUMENTS[record.argument].parse(value)
+            for name, needed in with_prerequisite(record.argument, parsed).items():
+                patch.setenv(ARGUMENTS[name].variable, ARGUMENTS[name].show(needed))
             for other, text in FURTHER_VALUES.get(record.feature, {}).items():
                 patch.setenv(ARGUMENTS[other].variable, text)
             status = cli.main(base)

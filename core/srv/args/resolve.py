@@ -28,6 +28,7 @@ from srv.args.defaults import (
     MODEL_DEFAULTS,
     QUANTITIES,
 )
+from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
 from srv.args.support import REFUSED, by_argument, constraints_from_support, on_variant, support_of_value
@@ -328,6 +329,7 @@ def _reject_disagreement(state: _State, winner: Statement, statements: Sequence[
 
 def _check_constraints(state: _State, manifest: Manifest | None) -> None:
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
+    owned += [("srv", each) for each in USER_CONSTRAINTS if state.provenance[each.argument].layer is Layer.USER]
     if manifest is not None:
         owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
         # These do not apply to the platform's own defaults: it supports what it chooses.

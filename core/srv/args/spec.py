@@ -29,11 +29,12 @@ class Arg:
 
     help: one sentence. check: a constraint on the value. choices: the allowed strings, if the type is not a Literal.
     family: the backend family whose registered names are the choices. needs: the capability without which
-    only the default is accepted. planned: the reason why only the default is accepted so far. planned_values: further
-    choices, each with the reason why it is not accepted yet. unit: "tokens", "bytes", "seconds". metavar: the
-    placeholder of the value in help texts (default: the unit). aliases: further names, with underscores. synonyms:
-    pairs (synonym, choice). const: the value that the flag sets if no value follows it, as in argparse. secret: the
-    value is never printed.
+    only the default is accepted. only_with: arguments of which one must differ from its default, because a value has
+    no effect otherwise (`srv.args.prerequisites`). planned: the reason why only the default is accepted so far.
+    planned_values: further choices, each with the reason why it is not accepted yet. unit: "tokens", "bytes",
+    "seconds". metavar: the placeholder of the value in help texts (default: the unit). aliases: further names, with
+    underscores. synonyms: pairs (synonym, choice). const: the value that the flag sets if no value follows it, as in
+    argparse. secret: the value is never printed.
     """
 
     help: str
@@ -41,6 +42,7 @@ class Arg:
     choices: tuple[str, ...] = ()
     family: str | None = None
     needs: str | None = None
+    only_with: tuple[str, ...] = ()
     planned: str | None = None
     unit: str | None = None
     metavar: str | None = None

@@ -25,7 +25,7 @@ _SUPPORTED = _all(
     "",
     """
     model_path tokenizer_path tokenizer_mode tokenizer_worker_num skip_tokenizer_init trust_remote_code
-    context_length is_embedding enable_multimodal
+    context_length is_embedding pooling enable_multimodal
     host port skip_server_warmup warmups nccl_port
     dtype dequantize_weights
     mem_fraction_static max_running_requests prefill_max_requests max_queued_requests max_total_tokens

@@ -20,6 +20,7 @@ from srv.args.defaults import (
     GENERIC_DEFAULTS,
     MODEL_DEFAULTS,
 )
+from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.args.rules.graphs import captured_rows
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.errors import Refusal
@@ -56,7 +57,7 @@ def broken(**values: Any) -> set[tuple[str, str]]:
     """(argument, code) of every constraint of core that these values violate."""
     return {
         (each.argument, each.code)
-        for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS)
+        for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS)
         if each.check(context_of((each.argument, *each.reads), SHARDABLE, **values)) is not None
     }
 
@@ -116,7 +117,11 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
         ("speculative_ngram_max_match_window_size", "out_of_order"),
     ),
     (
-        {"speculative_ngram_max_bfs_breadth": 1, "speculative_ngram_min_bfs_breadth": 2},
+        {
+            "speculative_algorithm": "NGRAM",
+            "speculative_ngram_max_bfs_breadth": 1,
+            "speculative_ngram_min_bfs_breadth": 2,
+        },
         ("speculative_ngram_max_bfs_breadth", "out_of_order"),
     ),
     ({"moe_a2a_backend": "deepep", "tp_size": 4}, ("ep_size", "not_divisible")),
@@ -193,7 +198,7 @@ def test_compatible_values_violate_no_constraint(values: dict[str, Any]) -> None
     assert broken(**values) == set()
 
 
-@every("constraint", CONSTRAINTS, ids=lambda each: f"{each.argument}-{each.code}")
+@every("constraint", (*CONSTRAINTS, *USER_CONSTRAINTS), ids=lambda each: f"{each.argument}-{each.code}")
 def test_remedy_of_a_constraint_is_a_sentence(constraint: Any) -> None:
     assert constraint.remedy[0].isupper()
     assert constraint.remedy.endswith(".")

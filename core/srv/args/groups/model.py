@@ -88,7 +88,8 @@ class ModelArgs(NamedTuple):
         Literal["last", "mean"],
         Arg(
             "Hidden states that become an embedding: that of the last token, or the mean over all tokens; if not set, "
-            "what the model's 1_Pooling/config.json names."
+            "what the model's 1_Pooling/config.json names.",
+            only_with=("is_embedding",),
         ),
     ] = "last"
     json_model_override_args: Annotated[

@@ -104,6 +104,7 @@ class ParallelArgs(NamedTuple):
             "How long a rank waits for the others before the engine ends; 4 seconds if not set.",
             at_least(1),
             needs="communicator",
+            only_with=("tp_size",),
             unit="seconds",
         ),
     ] = None

@@ -8,6 +8,7 @@ from srv.args.spec import Arg
 _LATER = "only drafts from n-grams are implemented (speculative_algorithm NGRAM)"
 _TREES = "drafts are chains; draft trees are not implemented yet"
 _OWN_TEXT = "drafts are matched in the text of their own request; nothing is stored"
+_WITH_DRAFTS = ("speculative_algorithm",)
 _OTHER_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
@@ -27,6 +28,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Draft model or draft head.",
             not_empty(),
+            only_with=_WITH_DRAFTS,
             planned=_LATER,
             metavar="PATH_OR_ID",
             aliases=("speculative_draft_model",),
@@ -34,16 +36,30 @@ class SpeculativeArgs(NamedTuple):
     ] = None
     speculative_draft_model_revision: Annotated[
         str | None,
-        Arg("Branch, tag or commit of a draft model from a hub.", not_empty(), planned=_LATER, metavar="REVISION"),
+        Arg(
+            "Branch, tag or commit of a draft model from a hub.",
+            not_empty(),
+            only_with=_WITH_DRAFTS,
+            planned=_LATER,
+            metavar="REVISION",
+        ),
     ] = None
     speculative_num_steps: Annotated[
-        int | None, Arg("Number of steps that the drafter runs per draft.", at_least(1), planned=_LATER, unit="steps")
+        int | None,
+        Arg(
+            "Number of steps that the drafter runs per draft.",
+            at_least(1),
+            only_with=_WITH_DRAFTS,
+            planned=_LATER,
+            unit="steps",
+        ),
     ] = None
     speculative_eagle_topk: Annotated[
         int | None,
         Arg(
             "Number of draft tokens that are followed at each depth of the draft tree.",
             at_least(1),
+            only_with=_WITH_DRAFTS,
             planned=_LATER,
             metavar="TOPK",
         ),
@@ -53,6 +69,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Number of tokens that the model verifies in one step: the last token of a request, and its drafts.",
             between(2, 32),
+            only_with=_WITH_DRAFTS,
             unit="tokens",
         ),
     ] = None
@@ -61,6 +78,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "A draft token with a higher probability than this is accepted immediately.",
             between(0, 1),
+            only_with=_WITH_DRAFTS,
             planned=_LATER,
             metavar="PROBABILITY",
         ),
@@ -70,27 +88,45 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Divisor of the model's probability of a draft token (up to 1); less than 1 accepts more tokens.",
             between(0, 1),
+            only_with=_WITH_DRAFTS,
             planned=_LATER,
             metavar="PROBABILITY",
         ),
     ] = 1.0
     speculative_token_map: Annotated[
         str | None,
-        Arg("Reduced vocabulary of the drafter.", not_empty(), planned=_LATER, metavar="PATH_OR_ID"),
+        Arg(
+            "Reduced vocabulary of the drafter.",
+            not_empty(),
+            only_with=_WITH_DRAFTS,
+            planned=_LATER,
+            metavar="PATH_OR_ID",
+        ),
     ] = None
     speculative_attention_mode: Annotated[
         Literal["prefill", "decode"],
-        Arg("Whether drafts are verified with prefill attention or with decode attention.", planned=_LATER),
+        Arg(
+            "Whether drafts are verified with prefill attention or with decode attention.",
+            only_with=_WITH_DRAFTS,
+            planned=_LATER,
+        ),
     ] = "prefill"
     speculative_moe_runner_backend: Annotated[
         str | None,
-        Arg("Backend that computes the experts of the drafter.", not_empty(), planned=_LATER, metavar="NAME"),
+        Arg(
+            "Backend that computes the experts of the drafter.",
+            not_empty(),
+            only_with=_WITH_DRAFTS,
+            planned=_LATER,
+            metavar="NAME",
+        ),
     ] = None
     speculative_moe_a2a_backend: Annotated[
         str | None,
         Arg(
             "All-to-all backend that dispatches tokens to the experts of the drafter.",
             not_empty(),
+            only_with=_WITH_DRAFTS,
             planned=_LATER,
             metavar="NAME",
         ),
@@ -100,6 +136,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Minimum number of trailing tokens that are matched in the text so far.",
             at_least(1),
+            only_with=_WITH_DRAFTS,
             unit="tokens",
         ),
     ] = 1
@@ -108,6 +145,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Maximum number of trailing tokens that are matched in the text so far.",
             at_least(1),
+            only_with=_WITH_DRAFTS,
             unit="tokens",
         ),
     ] = 12
@@ -116,6 +154,7 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Minimum number of continuations that are followed at each depth.",
             at_least(1),
+            only_with=_WITH_DRAFTS,
             planned=_TREES,
             metavar="COUNT",
         ),
@@ -125,17 +164,31 @@ class SpeculativeArgs(NamedTuple):
         Arg(
             "Maximum number of continuations that are followed at each depth.",
             at_least(1),
+            only_with=_WITH_DRAFTS,
             planned=_TREES,
             metavar="COUNT",
         ),
     ] = 10
     speculative_ngram_match_type: Annotated[
         Literal["BFS", "PROB"],
-        Arg("Whether continuations are selected by recency or by frequency.", planned=_TREES),
+        Arg("Whether continuations are selected by recency or by frequency.", only_with=_WITH_DRAFTS, planned=_TREES),
     ] = "BFS"
     speculative_ngram_branch_length: Annotated[
-        int, Arg("Maximum number of tokens that are copied from one match.", at_least(1), unit="tokens")
+        int,
+        Arg(
+            "Maximum number of tokens that are copied from one match.",
+            at_least(1),
+            only_with=_WITH_DRAFTS,
+            unit="tokens",
+        ),
     ] = 18
     speculative_ngram_capacity: Annotated[
-        int, Arg("Maximum number of stored continuations.", at_least(1), planned=_OWN_TEXT, metavar="ENTRIES")
+        int,
+        Arg(
+            "Maximum number of stored continuations.",
+            at_least(1),
+            only_with=_WITH_DRAFTS,
+            planned=_OWN_TEXT,
+            metavar="ENTRIES",
+        ),
     ] = 10_000_000

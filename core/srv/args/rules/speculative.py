@@ -61,17 +61,6 @@ def _chain_is_verified(context: ResolutionContext) -> str | None:
     return f"{steps} steps of one draft token each, and the token before them, are {steps + 1} tokens to verify"
 
 
-def _needs_drafter(argument: str) -> Constraint:
-    def check(context: ResolutionContext) -> str | None:
-        if context[argument] is None or context["speculative_algorithm"] is not None:
-            return None
-        return "no drafts are generated (speculative_algorithm is unset)"
-
-    return Constraint(
-        argument, "other_missing", check, "Set speculative_algorithm too.", reads=("speculative_algorithm",)
-    )
-
-
 def _no_overlap(context: ResolutionContext) -> str | None:
     if context["speculative_algorithm"] not in _WITH_WEIGHTS or context["disable_overlap_schedule"]:
         return None
@@ -176,9 +165,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Leave it out, or set speculative_eagle_topk above 1.",
         reads=("speculative_num_steps", "speculative_eagle_topk"),
     ),
-    _needs_drafter("speculative_num_steps"),
-    _needs_drafter("speculative_eagle_topk"),
-    _needs_drafter("speculative_draft_model_path"),
     Constraint(
         "speculative_algorithm",
         "excluded",

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from srv.args.command_line import read_text
 from srv.args.config import ARGUMENTS
+from srv.args.prerequisites import with_prerequisite
 from srv.args.spec import Argument
 from srv.args.statement import Origin, UserStatement
 from srv.args.support import REFUSED, by_argument, on_variant, support_of_value
@@ -170,9 +171,18 @@ def _candidates(argument: Argument, kit: Kit) -> list[UserStatement]:
     ]
 
 
+def _with_prerequisites(statements: Sequence[UserStatement]) -> list[UserStatement]:
+    """The statements, after those for arguments without which they have no effect."""
+    values: dict[str, object] = {}
+    for each in statements:
+        values |= with_prerequisite(each.argument, each.value)
+    values |= {each.argument: each.value for each in statements}
+    return [user_statement(name, value) for name, value in values.items()]
+
+
 def _accepts(kit: Kit, facts: ModelFacts, statements: Sequence[UserStatement]) -> bool:
     try:
-        resolve_for(kit, facts, *statements)
+        resolve_for(kit, facts, *_with_prerequisites(statements))
     except Refusal:
         return False
     return True
@@ -219,7 +229,7 @@ def _command_line(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -
     named = {each.argument for each in statements}
     arguments = ["--device", kit.device_text, "--model-path", str(folder)]
     arguments += [] if "max_total_tokens" in named else ["--max-total-tokens", "4096"]
-    for each in statements:
+    for each in _with_prerequisites(statements):
         argument = ARGUMENTS[each.argument]
         if argument.kind.base is bool and not argument.kind.many:
             arguments.append(argument.flag if each.value else f"--no-{argument.flag[2:]}")

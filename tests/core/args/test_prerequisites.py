@@ -1,0 +1,48 @@
+"""Arguments that have an effect only with another one: a user's value is refused without it, a default is not."""
+
+from __future__ import annotations
+
+import pytest
+from args_world import manifest, resolved, user
+
+from srv.args.config import ARGUMENTS
+from srv.args.prerequisites import with_prerequisite
+from srv.errors import Refusal
+from srv.platform.facts import Default
+
+DEPENDENT = [each for each in ARGUMENTS.values() if each.arg.only_with]
+
+
+def test_a_value_without_effect_is_refused_with_what_is_missing() -> None:
+    with pytest.raises(Refusal) as refusal:
+        resolved(user(pooling="mean", speculative_num_draft_tokens=4))
+    found = {each.what: each for each in refusal.value.rejections}
+    assert {each.code for each in found.values()} == {"other_missing"}
+    assert (found["pooling"].reason, found["pooling"].remedy) == (
+        "it has no effect while is_embedding is false",
+        "Set is_embedding too, or leave it out.",
+    )
+    assert found["speculative_num_draft_tokens"].reason == "it has no effect while speculative_algorithm is unset"
+
+
+def test_it_is_accepted_with_the_other_argument_or_as_the_default() -> None:
+    assert resolved(user(pooling="mean", is_embedding=True)).config.model.pooling == "mean"
+    assert resolved(user(pooling="last")).config.model.pooling == "last"
+
+
+def test_a_default_of_a_platform_is_accepted_without_effect() -> None:
+    platform = manifest(defaults=(Default("pooling", lambda context: "mean", "its models are trained for it"),))
+    assert resolved(on=platform).config.model.pooling == "mean"
+
+
+def test_values_that_are_tried_alone_come_with_what_they_need() -> None:
+    assert with_prerequisite("pooling", "mean") == {"is_embedding": True, "pooling": "mean"}
+    assert with_prerequisite("dist_timeout", 9) == {"tp_size": 2, "dist_timeout": 9}
+    assert with_prerequisite("speculative_ngram_branch_length", 3)["speculative_algorithm"] == "NGRAM"
+    for alone in ({"pooling": "last"}, {"page_size": 16}):
+        assert with_prerequisite(*next(iter(alone.items()))) == alone
+
+
+def test_prerequisites_are_arguments_that_depend_on_no_other() -> None:
+    assert [each.name for each in DEPENDENT if not set(each.arg.only_with) <= ARGUMENTS.keys()] == []
+    assert [name for each in DEPENDENT for name in each.arg.only_with if ARGUMENTS[name].arg.only_with] == []
