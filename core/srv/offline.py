@@ -22,10 +22,11 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -34,8 +35,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from srv.args.config import find_argument_or_deprecated
 from srv.args.sources import gather_keywords
+from srv.commands import Command, StartProfile, StopProfile
 from srv.engine.supervisor import EngineProcess
 from srv.errors import Refusal, Rejection, RequestError
+from srv.offline_inputs import Body, as_batch, prompt_batch, request_bodies
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.server.client import EngineClient
 from srv.server.generation import CompletedSequence
@@ -52,7 +55,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Messages = Sequence[Mapping[str, object]]
-Body = dict[str, object]
 
 # Arguments that only the HTTP server reads: without one they would be accepted and ignored.
 _HTTP_ARGUMENTS = frozenset(
@@ -66,9 +68,6 @@ _HTTP_ARGUMENTS = frozenset(
         "enable_return_hidden_states",
     }
 )
-# Fields of a request body that only shape an HTTP response.
-_HTTP_FIELDS = ("stream", "stream_options", "echo", "model", "rid")
-_INPUTS = ("prompt", "messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class LLM:
         for it. `progress`: a bar on standard error; None shows one if that is a terminal. Raises RequestError for the
         first prompt or field that is refused, and EngineDead.
         """
-        bodies = _bodies("prompt", _prompt_batch(prompts, "prompt"), fields, overrides)
+        bodies = request_bodies("prompt", prompt_batch(prompts, "prompt"), fields, overrides)
         complete = partial(self._complete, Completions(self._service))
         return self._run(self._run_batch(complete, bodies, progress))
 
@@ -175,10 +174,10 @@ class LLM:
 
         `fields` are those of `/v1/chat/completions`; otherwise as `generate`.
         """
-        batch = _as_batch(conversations, "conversations", "a list of messages")
+        batch = as_batch(conversations, "conversations", "a list of messages")
         if batch and isinstance(batch[0], Mapping):
             batch = [batch]
-        bodies = _bodies("messages", batch, fields, overrides)
+        bodies = request_bodies("messages", batch, fields, overrides)
         complete = partial(self._complete, Chat(self._service))
         return self._run(self._run_batch(complete, bodies, progress))
 
@@ -194,9 +193,22 @@ class LLM:
             message = "this LLM does not serve embeddings; create it with is_embedding=True"
             raise RequestError(message, code="embeddings_disabled")
         fields = {"dimensions": dimensions, "normalize": normalize}
-        bodies = _bodies("input", _prompt_batch(prompts, "input"), fields, None)
+        bodies = request_bodies("input", prompt_batch(prompts, "input"), fields, None)
         embed = partial(self._embed, Embeddings(self._service))
         return self._run(self._run_batch(embed, bodies, progress))
+
+    def start_profile(self, folder: str | os.PathLike[str]) -> None:
+        """Record what the engine computes, on all ranks, until `stop_profile` writes the traces into `folder`.
+
+        It slows the engine down, and recording for long takes much memory. Raises RequestError and EngineDead.
+        """
+        path = Path(folder).resolve()
+        path.mkdir(parents=True, exist_ok=True)
+        self._command(StartProfile(str(path)))
+
+    def stop_profile(self) -> list[Path]:
+        """Stop recording. Returns one trace per rank, which https://ui.perfetto.dev opens."""
+        return self._command(StopProfile())
 
     def close(self) -> None:
         """Abort running requests and end the engine process. Idempotent; also on exit from a `with` block."""
@@ -219,6 +231,14 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _command(self, command: Command) -> list[Path]:
+        """The files that the ranks have written. Raises RequestError for the first rank that failed."""
+        answers = self._run(self._client.control(command))
+        for rank, answer in enumerate(answers):
+            if answer.error is not None:
+                raise RequestError(f"rank {rank}: {answer.error}", code="command_failed")
+        return [Path(file) for answer in answers for file in answer.files]
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the loop's thread and wait for the result. An interrupt of the caller cancels the work."""
         if self._closed:
@@ -234,9 +254,9 @@ class LLM:
     async def _start(self, context: LaunchContext) -> None:
         text = start_engine(self._engine, context)
         ready = await self._engine.ready(context.resolved.config.server.engine_start_timeout_seconds)
-        client = EngineClient(self._engine)
-        self._service = Service(server_settings(context, ready, text.vocab_size), client, text)
-        self._receiving = asyncio.create_task(client.run())
+        self._client = EngineClient(self._engine)
+        self._service = Service(server_settings(context, ready, text.vocab_size), self._client, text)
+        self._receiving = asyncio.create_task(self._client.run())
         self._started = True
 
     async def _stop(self) -> None:
@@ -316,70 +336,6 @@ def _progress_bar(wanted: bool | None) -> Progress:
 
 def _output(result: CompletedSequence) -> CompletionOutput:
     return CompletionOutput(result.text, result.tokens, result.finish, result.sequence.matched, result.logprobs)
-
-
-def _prompt_batch(prompts: object, param: str) -> list[Any]:
-    """The prompts as a list, each a text or a list of token ids. Raises RequestError."""
-    single = isinstance(prompts, str) or _is_token_list(prompts)
-    batch = [prompts] if single else _as_batch(prompts, "prompts", "a string or a list of token ids")
-    for index, prompt in enumerate(batch):
-        if not isinstance(prompt, str) and not _is_token_list(prompt):
-            message = f"prompts[{index}] must be a string or a list of token ids, not {_described(prompt)}"
-            raise RequestError(message, code="invalid_type", param=param)
-    return batch
-
-
-def _bodies(
-    name: str,
-    batch: Sequence[object],
-    fields: Mapping[str, object],
-    overrides: Sequence[Mapping[str, object]] | None,
-) -> list[Body]:
-    """One request body per input. Raises RequestError for fields that have no meaning here."""
-    if overrides is None:
-        overrides = [{}] * len(batch)
-    elif len(overrides) != len(batch):
-        message = f"overrides has {len(overrides)} entries for {len(batch)} inputs; give one mapping per input"
-        raise RequestError(message, code="invalid_value", param="overrides")
-    for field in (*fields, *(field for override in overrides for field in override)):
-        if field in _INPUTS:
-            message = f"{field} is refused: the first argument contains all inputs; leave it out"
-        elif field in _HTTP_FIELDS:
-            message = f"{field} is refused: it shapes an HTTP response, and there is none; leave it out"
-        else:
-            continue
-        raise RequestError(message, code="invalid_value", param=field)
-    return [
-        {field: _as_json(value) for field, value in {**fields, **override, name: item}.items()}
-        for item, override in zip(batch, overrides, strict=True)
-    ]
-
-
-def _as_json(value: object) -> object:
-    """The value as `json.dumps` would send it: lists for tuples, strings for the integer keys of mappings."""
-    if isinstance(value, Mapping):
-        return {str(key) if type(key) is int else key: _as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    return value
-
-
-def _is_token_list(prompt: object) -> bool:
-    return isinstance(prompt, list | tuple) and bool(prompt) and all(type(token) is int for token in prompt)
-
-
-def _as_batch(inputs: object, name: str, single: str) -> list[Any]:
-    """The inputs as a list. Raises RequestError for a value that is iterable by accident, or not at all."""
-    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
-        message = f"{name} must be {single}, or a list of those, not {_described(inputs)}"
-        raise RequestError(message, code="invalid_type", param=name)
-    return list(inputs)
-
-
-def _described(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return "a list with other elements" if value else "an empty list"
-    return f"a value of type {type(value).__name__}"
 
 
 def _http_arguments(arguments: Mapping[str, object]) -> list[Rejection]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import os
 import signal
@@ -221,6 +223,24 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
         if not all(part in str(caught.value) for part in parts) or "secret" in str(caught.value):
             faults.append((arguments, str(caught.value)))
     assert not faults
+
+
+def test_a_profile_contains_the_steps_between_start_and_stop(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="rank 0: no profile is being recorded"):
+        llm.stop_profile()
+    llm.start_profile(tmp_path / "traces")
+    with pytest.raises(RequestError, match="already"):
+        llm.start_profile(tmp_path)
+    assert alive(llm)
+    (trace,) = llm.stop_profile()
+    assert trace.parent == tmp_path / "traces"
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    assert any(event.get("name") == "aten::embedding" for event in events)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        llm.start_profile(tmp_path / "file")
+    assert alive(llm)
 
 
 # Start, interruption and end

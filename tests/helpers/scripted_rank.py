@@ -17,10 +17,13 @@ import time
 import msgspec
 import zmq
 
+from srv.commands import Answer
 from srv.executor.protocol import Allocation, RankMemory
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
+    Control,
+    Controlled,
     Failed,
     FromRank,
     Loaded,
@@ -61,6 +64,8 @@ def main() -> None:
                 send(Allocated(rank, Allocation(rank, budget.pages[0], ())))
             case Ping(number) if behaviour != "silent":
                 send(Pong(rank, number))
+            case Control() if behaviour != "silent":
+                send(Controlled(rank, Answer([f"file of {rank}"])))
             case Step(plan):
                 answer(behaviour, rank, plan.step, send)
 

@@ -23,6 +23,8 @@ from srv.executor.protocol import Executor, StepFuture
 from srv.io.channel import EngineSide
 from srv.io.messages import (
     Abort,
+    Control,
+    Controlled,
     Drain,
     Drained,
     Finish,
@@ -66,6 +68,7 @@ class EngineLoop:
         self._in_flight: deque[tuple[Plan, StepFuture]] = deque()
         self._drain_until: float | None = None
         self._pending_flushes: list[tuple[int, int]] = []  # (call, steps that the answer may still wait for)
+        self._pending_commands: list[Control] = []  # they wait for the steps in flight
         self._replayed = 0
         self._eager = 0
         self._stats_due = 0.0
@@ -86,6 +89,7 @@ class EngineLoop:
         for message in self._channel.receive(wait_s if idle else 0):
             self._handle(message)
         self._advance_drain()
+        self._run_commands()
         self._submit()
         if self._waiting is not None:
             self._sample(self._waiting)
@@ -101,7 +105,7 @@ class EngineLoop:
     # ---- steps
 
     def _submit(self) -> None:
-        while len(self._in_flight) < self._depth and self._waiting is None:
+        while len(self._in_flight) < self._depth and self._waiting is None and not self._pending_commands:
             plan = self._scheduler.schedule()
             if plan is None:
                 return
@@ -152,6 +156,8 @@ class EngineLoop:
                 self._flush(call, self._depth)
             case GetStats(call):
                 self._channel.send(self._stats(call))
+            case Control():
+                self._pending_commands.append(message)
             case Drain(seconds):
                 self._drain_until = time.monotonic() + seconds
 
@@ -163,6 +169,14 @@ class EngineLoop:
         refused = self._scheduler.add(spec)
         if refused is not None:
             self._send([refused])
+
+    def _run_commands(self) -> None:
+        """No step is submitted while a command waits, so that it is not delayed by a busy scheduler."""
+        if self._in_flight:
+            return
+        pending, self._pending_commands = self._pending_commands, []
+        for call, command in ((each.call, each.command) for each in pending):
+            self._channel.send(Controlled(call, self._executor.control(command)))
 
     def _retry_flushes(self) -> None:
         """Retry pending flushes: a request that has just ended may still have a row in flight."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from srv.commands import Answer, Command
 from srv.executor.protocol import Allocation, Launched, RankMemory, StepFuture, Worker
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
@@ -57,6 +58,9 @@ class InProcessExecutor:
 
     def sample(self, step: int, late: LateInputs) -> None:
         self._latest.continue_with(self._pool, lambda: self.worker.sample(step, late))
+
+    def control(self, command: Command) -> list[Answer]:
+        return [self._pool.submit(self.worker.control, command).result()]
 
     def check(self) -> None:
         """The rank ends only together with this process."""

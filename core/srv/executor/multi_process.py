@@ -24,12 +24,16 @@ import msgspec
 import zmq
 
 from srv.args.config import Config
+from srv.commands import Answer as CommandAnswer
+from srv.commands import Command
 from srv.dist.group import RankGroup
 from srv.errors import InternalError, RankLost, SrvError
 from srv.executor.protocol import Allocation, RankMemory, StepFuture
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
+    Control,
+    Controlled,
     Failed,
     FromRank,
     Loaded,
@@ -56,7 +60,7 @@ _POLL_MS = 100  # how often the processes are checked while an answer is awaited
 _GRACE_S = 0.5  # how long the other ranks may take to answer after one has failed
 _PING_INTERVAL_S = 0.5
 
-Answer = TypeVar("Answer", Loaded, Measured, Allocated, Stepped, Pong)
+Answer = TypeVar("Answer", Loaded, Measured, Allocated, Stepped, Controlled, Pong)
 
 
 class RankStartError(SrvError):
@@ -172,6 +176,10 @@ class MultiProcessExecutor:
 
     def sample(self, step: int, late: LateInputs) -> None:
         self._send(Sample(step, late))
+
+    def control(self, command: Command) -> list[CommandAnswer]:
+        self._send(Control(command))
+        return [controlled.answer for controlled in self._gather(Controlled, self._start_timeout_s)]
 
     def check(self) -> None:
         """While idle, every rank has to answer a message twice a second."""

@@ -1,6 +1,6 @@
 """The executor protocol: how the engine starts its ranks and runs plans on them.
 
-    start ──► measure ──► allocate(budget) ──► submit(plan) ─► submit(plan) ─► … ──► close
+    start ──► measure ──► allocate(budget) ──► submit(plan) ─► submit(plan) ─► control(command) ─► … ──► close
               smallest rank ──► budget ──► scheduler
 
 A rank computes its share of every step on one device. The engine must not know where its ranks run: an executor drives
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from srv.commands import Answer, Command
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
@@ -62,6 +63,9 @@ class Executor(Protocol):
     def sample(self, step: int, late: LateInputs) -> None:
         """Let the latest submitted step sample, which waits for these late inputs (`Plan.late`)."""
 
+    def control(self, command: Command) -> list[Answer]:
+        """Let every rank carry out a command, while no step is in flight. The answers, in the order of ranks."""
+
     def check(self) -> None:
         """Called from time to time while no step is in flight. Raises RankLost if a rank has ended or does not answer.
 
@@ -97,3 +101,6 @@ class Worker(Protocol):
 
     def sample(self, step: int, late: LateInputs) -> Launched:
         """Enqueue the rest of the last launched step, which has late rows."""
+
+    def control(self, command: Command) -> Answer:
+        """Carry out a command. Called on the thread that launches plans."""

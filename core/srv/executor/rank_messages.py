@@ -2,8 +2,8 @@
 
 Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle. A rank handles them in order.
 
-    engine -> rank    Measure, Allocate, Step, Sample, Ping
-    rank -> engine    Loaded, Measured, Allocated, Stepped, Pong, Failed
+    engine -> rank    Measure, Allocate, Step, Sample, Control, Ping
+    rank -> engine    Loaded, Measured, Allocated, Stepped, Controlled, Pong, Failed
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import zlib
 
 import msgspec
 
+from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
 from srv.executor.protocol import Allocation, RankMemory
 from srv.executor.spec import EngineSpec
@@ -53,6 +54,10 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     late: LateInputs
 
 
+class Control(msgspec.Struct, frozen=True, tag=True):
+    command: Command
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Asks whether the rank still handles messages; `number` is repeated in the Pong."""
 
@@ -87,6 +92,11 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     lost: bool = False
 
 
+class Controlled(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    answer: Answer
+
+
 class Pong(msgspec.Struct, frozen=True, tag=True):
     rank: int
     number: int
@@ -100,8 +110,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-ToRank = Measure | Allocate | Step | Sample | Ping
-FromRank = Loaded | Measured | Allocated | Stepped | Pong | Failed
+ToRank = Measure | Allocate | Step | Sample | Control | Ping
+FromRank = Loaded | Measured | Allocated | Stepped | Controlled | Pong | Failed
 
 
 def digest(result: Result) -> int:

@@ -3,14 +3,16 @@
 Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle.
 This module must not know how messages are transported (see `channel`) or what the engine does with them.
 
-    API process  -> engine   RequestSpec, Abort, Finish, FlushCache, GetStats, Drain
-    engine -> API process    Ready, LoadFailed, Outputs (one message per step), Stats, Flushed, Drained, Ended
+    API process  -> engine   RequestSpec, Abort, Finish, FlushCache, GetStats, Control, Drain
+    engine -> API process    Ready, LoadFailed, Outputs (one message per step), Stats, Flushed, Controlled,
+                             Drained, Ended
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from srv.commands import Answer, Command
 from srv.types import FinishReason, RequestSpec, TokenLogprob
 
 
@@ -29,7 +31,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
     """Clear the prefix cache. Refused (`Flushed.done` is False) while requests are running.
 
-    `call` identifies the request, and the reply repeats it; the same holds for GetStats.
+    `call` identifies the request, and the reply repeats it; the same holds for GetStats and Control.
     """
 
     call: int
@@ -37,6 +39,13 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
     call: int
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    """Let every rank carry out a command, as soon as the steps in flight have ended."""
+
+    call: int
+    command: Command
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +132,13 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
+class Controlled(msgspec.Struct, frozen=True, tag=True):
+    """The answers of all ranks to a command, in the order of ranks."""
+
+    call: int
+    answers: list[Answer]
+
+
 class Drained(msgspec.Struct, frozen=True, tag=True):
     """Every request has ended; the engine process exits."""
 
@@ -133,5 +149,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToEngine = RequestSpec | Abort | Finish | FlushCache | GetStats | Drain
-FromEngine = Ready | LoadFailed | Outputs | Stats | Flushed | Drained | Ended
+ToEngine = RequestSpec | Abort | Finish | FlushCache | GetStats | Control | Drain
+FromEngine = Ready | LoadFailed | Outputs | Stats | Flushed | Controlled | Drained | Ended

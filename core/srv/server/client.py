@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol, TypeVar
 
+from srv.commands import Answer, Command
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import (
     Abort,
+    Control,
+    Controlled,
     Drain,
     Drained,
     Finish,
@@ -35,6 +38,7 @@ from srv.io.messages import (
 from srv.types import RequestSpec
 
 log = logging.getLogger(__name__)
+Reply = TypeVar("Reply", Stats, Flushed, Controlled)
 DRAIN_MARGIN_SECONDS = 5.0  # extra time after the grace period for the engine to send Drained
 
 
@@ -88,7 +92,7 @@ class EngineClient:
         self._channel = channel
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._inboxes: dict[str, _Inbox] = {}
-        self._calls: dict[int, asyncio.Future[Stats | Flushed]] = {}
+        self._calls: dict[int, asyncio.Future[Stats | Flushed | Controlled]] = {}
         self._next_call = 0
         self._drained: asyncio.Future[Drained] | None = None
         self._failure: EngineDead | None = None
@@ -163,7 +167,7 @@ class EngineClient:
             case Stats():
                 self.latest_stats = message
                 self._complete_call(message.call, message)
-            case Flushed():
+            case Flushed() | Controlled():
                 self._complete_call(message.call, message)
             case Drained():
                 if self._drained is not None and not self._drained.done():
@@ -173,7 +177,7 @@ class EngineClient:
             case LoadFailed():
                 raise EngineDead("the engine could not start: " + "; ".join(message.lines))
 
-    def _complete_call(self, call: int, reply: Stats | Flushed) -> None:
+    def _complete_call(self, call: int, reply: Stats | Flushed | Controlled) -> None:
         if (waiting := self._calls.pop(call, None)) is not None and not waiting.done():
             waiting.set_result(reply)
 
@@ -212,33 +216,30 @@ class EngineClient:
 
     # ---- calls ------------------------------------------------------------------------------------------
 
-    def _call(self) -> tuple[int, asyncio.Future[Stats | Flushed]]:
+    async def _call(self, make: Callable[[int], ToEngine], kind: type[Reply]) -> Reply:
+        """Send a message with the number of this call, and wait for the reply to it. Raises EngineDead."""
         self.check_alive()
         self._next_call += 1
-        future: asyncio.Future[Stats | Flushed] = asyncio.get_running_loop().create_future()
-        self._calls[self._next_call] = future
-        return self._next_call, future
+        call = self._next_call
+        future = self._calls[call] = asyncio.get_running_loop().create_future()
+        self._outbox.put_nowait(make(call))
+        try:
+            reply = await future
+        finally:
+            self._calls.pop(call, None)
+        assert isinstance(reply, kind)
+        return reply
 
     async def flush(self) -> Flushed:
         """Flush the prefix cache. `done` is False, with a reason, while requests are running."""
-        call, future = self._call()
-        self._outbox.put_nowait(FlushCache(call))
-        try:
-            reply = await future
-        finally:
-            self._calls.pop(call, None)
-        assert isinstance(reply, Flushed)
-        return reply
+        return await self._call(FlushCache, Flushed)
 
     async def stats(self) -> Stats:
-        call, future = self._call()
-        self._outbox.put_nowait(GetStats(call))
-        try:
-            reply = await future
-        finally:
-            self._calls.pop(call, None)
-        assert isinstance(reply, Stats)
-        return reply
+        return await self._call(GetStats, Stats)
+
+    async def control(self, command: Command) -> list[Answer]:
+        """Let every rank of the engine carry out a command between two steps."""
+        return (await self._call(lambda call: Control(call, command), Controlled)).answers
 
     async def drain(self, seconds: float) -> Drained | None:
         """Let the engine finish running requests within `seconds` and abort the rest.

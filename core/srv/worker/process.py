@@ -27,6 +27,8 @@ from srv.executor.protocol import Launched, Worker
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
+    Control,
+    Controlled,
     Failed,
     FromRank,
     Loaded,
@@ -92,6 +94,8 @@ class RankProcess:
                 self._send(self._stepped(plan.step, lambda: worker.launch(plan)))
             case Sample(step, late):
                 self._send(self._failure or self._stepped(step, lambda: worker.sample(step, late)))
+            case Control(command):
+                self._send(Controlled(self._rank, worker.control(command)))
             case Ping(number):
                 self._send(Pong(self._rank, number))
             case Measure():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from srv.args.config import Config
+from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
 from srv.executor.protocol import Allocation, Launched, RankMemory
 from srv.executor.spec import EngineSpec
@@ -36,6 +37,7 @@ from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
 from srv.worker.build_drafting import draft_count, drafting, step_seconds
 from srv.worker.capture import capture_steps
+from srv.worker.profiler import RankProfiler
 from srv.worker.progress import LoadProgress
 from srv.worker.runner import Runner
 from srv.worker.slots import Slots
@@ -60,6 +62,7 @@ class RankWorker:
         self._config = Config.from_json(spec.config)
         self._communicator: Communicator | None = None
         self._weight_bytes = 0
+        self._profiler = RankProfiler(group.rank)
 
     def load(self) -> None:
         spec, group = self._spec, self._group
@@ -157,6 +160,9 @@ class RankWorker:
 
     def sample(self, step: int, late: LateInputs) -> Launched:
         return self.runner.sample(step, late)
+
+    def control(self, command: Command) -> Answer:
+        return self._profiler.run(command)
 
     def close(self) -> None:
         """Leave the group. Only ranks in processes of their own need it."""

@@ -373,7 +373,9 @@ def test_row_counts_that_are_captured(
 def test_contributions_to_reserved_memory() -> None:
     assert reserved("drafter", speculative_algorithm="EAGLE") == 2
     assert reserved("drafter", speculative_algorithm="STANDALONE") == 6
-    assert reserved("drafter", speculative_algorithm="NGRAM") == 0
+    assert reserved("drafter") == 0
+    histories = {"speculative_algorithm": "NGRAM", "max_running_requests": 2**10, "context_length": 2**18}
+    assert reserved("drafter", **histories) == 1
     assert reserved("dp_attention", enable_dp_attention=True) == 4
     assert reserved("ranks") == 0
     assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(3 * 0.125)

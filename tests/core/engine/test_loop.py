@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from sched_driver import END, limits, message
 
+from srv.commands import Answer, Command, StopProfile
 from srv.engine.loop import EngineLoop
 from srv.errors import IntegrityError
 from srv.executor.in_process import InProcessExecutor
@@ -18,6 +19,8 @@ from srv.executor.protocol import Launched
 from srv.io.channel import InProcessChannel
 from srv.io.messages import (
     Abort,
+    Control,
+    Controlled,
     Drain,
     Drained,
     FlushCache,
@@ -61,8 +64,10 @@ class FakeRunner:
 
     def __init__(self, fake: FakeExecutor, launch_errors: frozenset[int] = frozenset()) -> None:
         self._fake, self._launch_errors = fake, launch_errors
+        self.launched = 0
 
     def launch(self, plan: Plan) -> Launched:
+        self.launched += 1
         future = self._fake.submit(plan)
         error = future.exception()
         if error is None:
@@ -71,6 +76,9 @@ class FakeRunner:
         if plan.step in self._launch_errors:
             raise error
         return Broken(error)
+
+    def control(self, command: Command) -> Answer:
+        return Answer([f"{type(command).__name__} after {self.launched} steps"])
 
 
 class NeverPlans(Scheduler):
@@ -291,6 +299,29 @@ def test_statistics_are_sent_on_request_and_periodically(depth: int) -> None:
 
 
 # ---- the end
+
+
+def test_a_command_runs_between_two_steps_of_running_requests(depth: int) -> None:
+    """After the steps that are in flight, and before any other."""
+    engine = Harness(depth)
+    engine.send(message("a", A))
+    engine.step(2)
+    outputs = len(engine.outputs["a"])
+    engine.send(Control(3, StopProfile()), Control(4, StopProfile()))
+    engine.until_idle()
+    launched = outputs + depth - 1
+    answers = [Answer([f"StopProfile after {launched} steps"])]
+    assert engine.of_kind(Controlled) == [Controlled(3, answers), Controlled(4, answers)]
+    before = engine.received[: engine.received.index(Controlled(3, answers))]
+    assert len([each for each in before if isinstance(each, Outputs)]) == launched
+    assert engine.tokens("a") == expected_tokens(A, 8)
+
+
+def test_an_idle_engine_carries_out_a_command_at_once(depth: int) -> None:
+    engine = Harness(depth)
+    engine.send(Control(1, StopProfile()))
+    engine.step()
+    assert engine.of_kind(Controlled) == [Controlled(1, [Answer(["StopProfile after 0 steps"])])]
 
 
 def test_drain_finishes_running_and_waiting_requests(depth: int) -> None:

@@ -16,6 +16,7 @@ import scripted_rank
 from every import every
 
 from srv.args.config import Config
+from srv.commands import StopProfile
 from srv.engine.build import _budget
 from srv.errors import InternalError, RankLost
 from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
@@ -69,6 +70,7 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
         budget = Budget((5,), 16, 80, ())
         assert [each.pool_bytes for each in made.allocate(budget)] == [5, 5]
         made.check()
+        assert [answer.files for answer in made.control(StopProfile())] == [["file of 0"], ["file of 1"]]
         futures = [made.submit(Plan(step, (), (), ())) for step in (1, 2)]
         assert [future.result() for future in futures] == [Result(1, ()), Result(2, ())]
         processes, directory = pids(made), made._directory.path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from e2e_support import gone, wait_until
 from engine_small import Small, engine, make_small, message, messages
 from every import every
 
+from srv.commands import Answer, StartProfile, StopProfile
 from srv.dist.group import RankGroup
 from srv.errors import RankLost, Refusal
 from srv.executor.multi_process import MultiProcessExecutor
@@ -57,7 +60,7 @@ def held(made: LocalEngine) -> list[str]:
 
 
 @covers("tp_size=1", "tp_size=2", platform="cpu")
-def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
+def test_tp_size_divides_weights_and_pool(llama: Small, tmp_path: Path) -> None:
     """Equal tokens, greedy and sampled; each rank holds half of the matrices and of the pool's heads, not a copy."""
     sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
     with engine(llama, page=16, pool=256) as one:
@@ -68,6 +71,7 @@ def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
         assert [each.tokens for each in two.generate(messages(llama.prompts))] == llama.tokens
         assert [each.tokens for each in two.generate(messages(llama.prompts, **sampled))] == expected
         memory = ranks_of(two).measure()
+        assert_each_rank_writes_a_profile(two, llama, tmp_path)
         assert two.ready.pages == pages
         assert len(held(two)) == 2
         directory, processes = ranks_of(two)._directory.path, [rank.process for rank in ranks_of(two)._ranks]
@@ -79,6 +83,19 @@ def test_tp_size_divides_weights_and_pool(llama: Small) -> None:
     assert all(f"a KV pool of {pool_bytes / 1024:.2f} KiB" in text for text in held(two))
     assert not directory.exists()
     assert all(process.returncode is not None for process in processes)
+
+
+def assert_each_rank_writes_a_profile(made: LocalEngine, model: Small, folder: Path) -> None:
+    """Of the steps between the two commands, with the collective operations."""
+    executor = ranks_of(made)
+    assert executor.control(StartProfile(str(folder))) == [Answer(), Answer()]
+    made.generate(messages(model.prompts))
+    files = [file for answer in executor.control(StopProfile()) for file in answer.files]
+    assert len(files) == 2
+    for file in files:
+        with gzip.open(file) as trace:
+            names = {each.get("name", "") for each in json.load(trace)["traceEvents"]}
+        assert any("all_reduce" in name for name in names)
 
 
 class Counting(CheckedEngine):

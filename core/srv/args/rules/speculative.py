@@ -11,6 +11,7 @@ _CHAIN = (3, 1, 4)  # steps, top-k, verified tokens: one draft token at each dep
 _TREE = (5, 4, 8)
 _CHAIN_MODELS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"})
 _NGRAM_TOKENS = 4
+_TOKEN_BYTES = 4  # of a history: int32
 _MODELS_WITH_DRAFT_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 
 
@@ -98,10 +99,20 @@ def draft_tree_constraint(*exempt: str) -> Constraint:
     return Constraint("speculative_eagle_topk", "excluded", check, remedy, reads)
 
 
+def _history_bytes(context: ResolutionContext) -> float:
+    """The tokens of all running requests on the device, in which n-grams are matched (`srv.worker.histories`)."""
+    if context.model is None:
+        return 0.0
+    width = context["context_length"] or context.model.context_length
+    return float(context["max_running_requests"] * width * _TOKEN_BYTES)
+
+
 def _draft_bytes(context: ResolutionContext) -> float:
     algorithm = context["speculative_algorithm"]
-    if algorithm is None or algorithm == "NGRAM":
+    if algorithm is None:
         return 0.0
+    if algorithm == "NGRAM":
+        return _history_bytes(context)
     return (6.0 if algorithm == "STANDALONE" else 2.0) * _GIB
 
 
@@ -152,8 +163,8 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
         RESERVED_MEMORY,
         "drafter",
         _draft_bytes,
-        "the drafter has its own weights and KV pool, and batches are larger",
-        reads=("speculative_algorithm",),
+        "the drafter has its own weights and KV pool, or the tokens of all requests, and batches are larger",
+        reads=("speculative_algorithm", "max_running_requests", "context_length"),
     ),
 )
 
