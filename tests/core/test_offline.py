@@ -225,6 +225,21 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
     assert not faults
 
 
+def test_stop_strings_end_outputs_within_drafts_at_the_same_token(llm: LLM, model: Path) -> None:
+    """Strings of one to five tokens, some of which begin in one step and end in the next."""
+    prompt = "abc"
+    text = llm.generate(prompt, max_tokens=60, **GREEDY)[0].text
+    stops = [text[begin : begin + length] for begin in range(0, 100, 2) for length in (2, 4, 6, 10)]
+    fields = {**GREEDY, "max_tokens": 60, "overrides": [{"stop": stop} for stop in stops]}
+    expected = llm.generate([prompt] * len(stops), **fields)
+    with LLM(model, speculative_algorithm="NGRAM", **ARGUMENTS) as drafted:
+        found = drafted.generate([prompt] * len(stops), **fields)
+        stats = drafted._run(drafted._client.stats())
+    assert [output.outputs for output in found] == [output.outputs for output in expected]
+    assert {output.outputs[0].finish_reason for output in found} == {FinishReason.STOP}
+    assert stats.drafts_accepted > 0
+
+
 def test_a_profile_contains_the_steps_between_start_and_stop(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="rank 0: no profile is being recorded"):
         llm.stop_profile()
