@@ -1,6 +1,6 @@
 """What one step of steady decode costs in the scheduler: `schedule` plus `apply`, with a long waiting queue.
 
-    python tests/bench/scheduler.py [--running 256 1024 4096] [--queued 10000] [--drafts 4]
+    python tests/bench/scheduler.py [--running 256 1024 4096] [--queued 10000] [--drafts 3] [--draft-share 1]
 
 Results are made up without a model, so the time is that of the scheduler alone. The median step counts.
 """
@@ -29,7 +29,8 @@ def request(number: int) -> RequestSpec:
     return RequestSpec(id=f"r{number}", tokens=prompt, params=SamplingParams(max_tokens=OUTPUT, ignore_eos=True))
 
 
-def scheduler_of(running: int, queued: int) -> Scheduler:
+def scheduler_of(running: int, queued: int, drafts: int, share: float) -> Scheduler:
+    """`share`: what a draft costs, as a fraction of a row without it."""
     limits = Limits(
         max_running_requests=running,
         max_queued_requests=None,
@@ -38,6 +39,8 @@ def scheduler_of(running: int, queued: int) -> Scheduler:
         page_size=PAGE,
         context_length=PROMPT + OUTPUT,
         depth=2,
+        drafts=drafts,
+        step_seconds=((running, 1.0), (running * (1 + drafts), 1.0 + drafts * share)) if drafts else (),
     )
     pages = (running + 1) * (PROMPT + OUTPUT) // PAGE
     made = Scheduler(limits, [pages], frozenset({2}))
@@ -47,9 +50,9 @@ def scheduler_of(running: int, queued: int) -> Scheduler:
     return made
 
 
-def step_ms(running: int, queued: int, steps: int) -> tuple[float, float]:
+def step_ms(running: int, queued: int, steps: int, drafts: int = 0, share: float = 0.0) -> tuple[float, float]:
     """Median milliseconds of `schedule` and of `apply`, two steps in flight, once every slot decodes."""
-    scheduler = scheduler_of(running, queued)
+    scheduler = scheduler_of(running, queued, drafts, share)
     flight: list[Plan] = []
     schedule: list[float] = []
     apply: list[float] = []
@@ -76,9 +79,11 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--queued", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--drafts", type=int, default=0, help="per row; all are accepted")
+    parser.add_argument("--draft-share", type=float, default=0.0, help="cost of a draft; from 1 on it never pays")
     given = parser.parse_args()
     for running in given.running:
-        schedule, apply = step_ms(running, given.queued, given.steps)
+        schedule, apply = step_ms(running, given.queued, given.steps, given.drafts, given.draft_share)
         print(
             f"{running:>5} running, {given.queued} queued: schedule {schedule:.2f} ms + apply {apply:.2f} ms"
             f" = {schedule + apply:.2f} ms per step"

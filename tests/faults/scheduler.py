@@ -121,8 +121,8 @@ FAULTS = (
     Fault(
         name="drafts-outside-the-budget",
         file="core/srv/sched/planner.py",
-        text="min(drafts, step.draft_budget, step.budget, ",
-        planted="min(drafts, ",
+        text="min(self._limits.drafts, step.draft_budget, step.budget, left)",
+        planted="min(self._limits.drafts, left)",
         effect="With speculative decoding, a step computes more tokens than the memory for activations is meant for.",
         tests=(_SCHEDULER,),
     ),

@@ -124,7 +124,10 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """The constructor argument of a backend of any family. `max_rows`: the most rows that one step may have."""
+    """The constructor argument of a backend of any family.
+
+    `max_rows`: the most rows that one step may have; for a sampling backend, the most rows of logits.
+    """
 
     platform: Platform
     device: torch.device
@@ -146,7 +149,10 @@ class AttentionBackend(Protocol):
         v: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
-        """Write k and v into the pool, then attend causally over each row's pages.
+        """Write k and v of all rows into the pool, then attend causally over each row's pages.
+
+        Rows may share pages that the same step writes: row i may attend to keys and values of row j. The captured steps
+        of rows with drafts do so; there, each token is a row of its own.
 
         q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], in the model's dtype.
         Returns [tokens, heads, head_dim] in q's dtype. Where values have another head size than keys, head_dim

@@ -17,7 +17,7 @@ _Masked = tuple[torch.Tensor, torch.Tensor]  # indices of rows, int64 [n]; wheth
 
 
 class LateMasks:
-    """Applies the masks of the current step. `set` must be called before each step with rows that wait."""
+    """Applies the masks of one step: those between `set` and `clear`. Other steps have none."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
@@ -25,6 +25,10 @@ class LateMasks:
 
     def set(self, late: LateInputs) -> None:
         self._masks = dict(late.masks)
+
+    def clear(self) -> None:
+        """The step is enqueued. Its masks must not be applied to the next one, whose slots may have other requests."""
+        self._masks = {}
 
     def start(self, start: Start, params: SamplingParams) -> None:
         """Masks come with each step."""

@@ -12,7 +12,7 @@ passed to `SamplerState`. Must not know how a token is sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,9 @@ class SampleRow(NamedTuple):
 class LogitsProcessor(Protocol):
     """One kind of change to logits. `start` and `end` mark the start and the end of a request in a slot.
 
-    `params` are those of `start.request`, which generates tokens.
+    `params` are those of `start.request`, which generates tokens. In a step with drafts, `apply_drafts` and
+    `observe_kept` are called in place of `apply` and `observe`; the rows given to `prepare` are then all positions of
+    `drafts`.
     """
 
     def start(self, start: Start, params: SamplingParams) -> None: ...
@@ -54,17 +56,10 @@ class LogitsProcessor(Protocol):
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
         """tokens[i], int64 on the device, was sampled for slots[i]."""
 
-
-@runtime_checkable
-class DraftLogitsProcessor(LogitsProcessor, Protocol):
-    """A processor that also changes the logits of drafts, each as if the drafts before it had been sampled.
-
-    Without one of these, a request in its slot gets no drafts. In a step with drafts, these methods are called in place
-    of `apply` and `observe`; the rows given to `prepare` are then all positions of `drafts`.
-    """
-
     def apply_drafts(self, logits: torch.Tensor, prepared: Any, drafts: DraftRows) -> None:
-        """Change logits, float32 [positions, vocab] on the device, in place."""
+        """Change logits, float32 [positions, vocab] on the device, in place: each as if the drafts before it had been
+        sampled.
+        """
 
     def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
         """tokens[i] was sampled for slots[i]; it is output if kept[i], bool on the device."""

@@ -27,7 +27,7 @@ from srv.errors import InternalError
 from srv.platform.interface import GreedySampling, SamplingBackend, SamplingBatch
 from srv.sample.logprobs import Scores, score
 from srv.sample.noise import DeviceNoise, SlotNoise
-from srv.sample.processors import DraftLogitsProcessor, LogitsProcessor, SampleRow
+from srv.sample.processors import LogitsProcessor, SampleRow
 from srv.sample.state import SamplerState
 from srv.sample.verify import DraftRows
 from srv.types import SamplingParams, TokenLogprob
@@ -166,7 +166,6 @@ class Sampler:
         else:
             processed = logits.to(torch.float32, copy=True)
             for processor, prepared in active:
-                assert isinstance(processor, DraftLogitsProcessor)
                 processor.apply_drafts(processed, prepared, drafts)
             finite = processed.amax(-1).isfinite()
             noise = self._draw_on_device(rows, metadata, drafts)

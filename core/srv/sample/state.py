@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from srv.sample.processors import DraftLogitsProcessor, LogitBias, LogitsProcessor, MinTokens, Penalties
+from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties
 from srv.sched.plan import Start
 from srv.types import SamplingParams
 
@@ -68,15 +68,9 @@ class SamplerState:
         for processor in self.processors:
             processor.end(slot)
 
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether every processor can change the logits of drafts."""
-        return all(isinstance(processor, DraftLogitsProcessor) for processor in self.processors)
-
     def observe_kept(self, slots: Sequence[int], tokens: torch.Tensor, kept: torch.Tensor) -> None:
         """Count tokens[i] as output of slots[i] if kept[i]; all on the device. `Sampler.sample_drafts` calls this."""
         for processor in self.processors:
-            assert isinstance(processor, DraftLogitsProcessor)
             processor.observe_kept(slots, tokens, kept)
 
     def observe(self, slots: Sequence[int], tokens: torch.Tensor) -> None:

@@ -5,16 +5,17 @@ Owns what a request's past drafts say about its next ones. Must not know rows, p
 A draft costs what the step takes longer, and pays if its chance to be accepted is above its share of what a row costs
 without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. So
 there are many drafts where steps are bound by memory, and few or none where they are bound by computing, or where the
-text does not repeat itself. A request without drafts tries one now and then, more rarely each time that it is rejected,
-because texts change. Where drafts are dear, requests try theirs in the same steps: the first draft of a step costs the
-most.
+text does not repeat itself. A new request is expected to be like those before it. A request without drafts tries one
+now and then, more rarely each time that it is rejected, because texts change. Where drafts are dear, requests try
+theirs in the same steps: the first draft of a step costs the most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_MEMORY = 0.8  # weight of the past acceptance rate, per row
+_MEMORY = 0.8  # weight of a request's past acceptance rate, per row
+_ENGINE_MEMORY = 0.99  # of that of all requests
 _MAX_PAUSE = 64  # rows between two trials at most
 _DEAR = 0.3  # a share of the cost from which on only one step in `_TRIAL_STEPS` has trials
 _TRIAL_STEPS = 16
@@ -55,42 +56,70 @@ class DraftCost:
         return least if tokens <= first else fast + (slow - fast) * (tokens - low) / (high - low)
 
 
+class AcceptanceRate:
+    """The fraction of drafts that are accepted among those that were verified; the latest rows count most.
+
+    initial: the rate before the first row, which weighs as much as two drafts.
+    """
+
+    __slots__ = ("_accepted", "_memory", "_rejected")
+
+    def __init__(self, memory: float = _ENGINE_MEMORY, initial: float = 0.5) -> None:
+        self._memory = memory
+        self._accepted, self._rejected = 2 * initial, 2 * (1 - initial)
+
+    @property
+    def value(self) -> float:
+        return self._accepted / (self._accepted + self._rejected)
+
+    def record(self, drafts: int, accepted: int) -> None:
+        """Of a row's drafts, the first `accepted` were right; those after the first wrong one were not verified."""
+        self._accepted = self._memory * self._accepted + accepted
+        self._rejected = self._memory * self._rejected + (accepted < drafts)
+
+
 class DraftHistory:
-    """The acceptance rate of one request. It starts at one in two."""
+    """What the past drafts of one request say about its next ones. `initial`: the acceptance rate to expect."""
 
-    __slots__ = ("_accepted", "_most", "_pause", "_rejected", "_wait")
+    __slots__ = ("_most", "_pause", "_rate", "_wait")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, initial: float = 0.5) -> None:
         self._most = most
-        self._accepted = self._rejected = 1.0
+        self._rate = AcceptanceRate(_MEMORY, initial)
         self._wait = 0  # rows until the next trial
         self._pause = 2  # rows to wait after a trial that is rejected
 
-    @property
-    def rate(self) -> float:
-        """The fraction of drafts that are accepted among those that were verified."""
-        return self._accepted / (self._accepted + self._rejected)
+    def pauses(self, share: float, trial: bool) -> bool:
+        """Whether the next row has no drafts, whatever its limit. If not, `next_count` says how many it has.
 
-    def next_count(self, share: float, trial: bool = True) -> int:
-        """How many drafts the next row has. Asked once per row. `trial`: whether this step may try a draft."""
-        count, chance = 0, self.rate
-        while count < self._most and chance > share:
-            count += 1
-            chance *= self.rate
-        if count or not self._most or share >= 1:  # a draft that costs as much as a row never pays
-            return count
+        Asked once per row. `trial`: whether this step may try a draft.
+        """
+        if share >= 1:  # a draft that costs as much as a row never pays
+            return True
+        if self._rate.value > share:
+            return False
         if self._wait:
             self._wait -= 1
+            return True
+        return not trial
+
+    def next_count(self, share: float, limit: int) -> int:
+        """How many drafts the next row has, at most `limit`: as many as pay, or one as a trial."""
+        limit = min(limit, self._most)
+        if limit <= 0:
             return 0
-        if not trial:
-            return 0
-        self._wait = self._pause
-        return 1
+        rate = chance = self._rate.value
+        count = 0
+        while count < limit and chance > share:
+            count += 1
+            chance *= rate
+        if not count:
+            self._wait = self._pause
+        return max(count, 1)
 
     def record(self, drafts: int, accepted: int) -> None:
         """Of a row's drafts, the first `accepted` were right."""
-        self._accepted = _MEMORY * self._accepted + accepted
-        self._rejected = _MEMORY * self._rejected + (accepted < drafts)
+        self._rate.record(drafts, accepted)
         if accepted < drafts:
             self._pause = min(2 * self._pause, _MAX_PAUSE)
         else:

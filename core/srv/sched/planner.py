@@ -28,11 +28,14 @@ from srv.sched.running_batch import RunningBatch, lease_of
 class PlanBuilder:
     """A plan under construction. `budget`: tokens of prompts and drafts that may still be scheduled in this step.
 
-    `draft_budget`: how many of them may be drafts, so that drafts never keep prompts waiting.
+    `draft_budget`: how many of them may be drafts, so that drafts never keep prompts waiting. `draft_share`: what a
+    draft costs (`DraftCost.share`). `draft_trial`: whether requests may try a draft.
     """
 
     budget: int
     draft_budget: int
+    draft_share: float
+    draft_trial: bool
     starts: list[Start] = field(default_factory=list)
     decode: list[Request] = field(default_factory=list)
     decode_rows: list[Row] = field(default_factory=list)
@@ -73,8 +76,9 @@ class Planner:
         """Choose the rows of the next step. From here on, the requests in it count as in flight."""
         chunk = self._limits.chunked_prefill_size
         budget = chunk if chunk > 0 else self._limits.max_prefill_tokens
-        step = PlanBuilder(budget, budget // 2)
         self._steps += 1
+        share = self.draft_cost.share(len(self._running)) if self._limits.drafts else 1.0
+        step = PlanBuilder(budget, budget // 2, share, allows_trial(self._steps, share))
         self._schedule_all_running(step)
         self._admit_waiting(step)
         if step.decode:
@@ -91,12 +95,13 @@ class Planner:
         for request in tuple(self._running):
             if request.state is not running or (preempt_next and request in preempt_next):
                 continue
-            begin = request.bound
+            begin, history = request.bound, request.draft_history
             if (
                 request.decodes_only
-                and not request.draft_history
                 and request.total < request.max_total_tokens
                 and begin < request.num_pages_sent * page
+                and not request.drafts_in_flight
+                and (history is None or history.pauses(step.draft_share, step.draft_trial))
             ):
                 add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0)))
                 add_request(request)
@@ -122,12 +127,14 @@ class Planner:
 
     def _draft_count(self, request: Request, step: PlanBuilder) -> int:
         """How many drafts the next decode row has: as many as pay and fit in the budget, the output and the pages."""
-        if request.draft_history is None:
+        history = request.draft_history
+        if history is None or history.pauses(step.draft_share, step.draft_trial):
             return 0
-        share = self.draft_cost.share(len(self._running))
-        drafts = request.draft_history.next_count(share, allows_trial(self._steps, share))
-        drafts = min(drafts, step.draft_budget, step.budget, request.max_total_tokens - request.total - 1)
-        return drafts if drafts > 0 and self._running.can_extend(request, request.bound + 1 + drafts) else 0
+        left = request.max_total_tokens - request.total - 1
+        limit = min(self._limits.drafts, step.draft_budget, step.budget, left)
+        while limit > 0 and not self._running.can_extend(request, request.bound + 1 + limit):
+            limit //= 2
+        return history.next_count(step.draft_share, limit)
 
     def _prompt_chunk(self, prompt_left: int, step: PlanBuilder) -> int:
         """How many of a prompt's remaining tokens this step computes."""

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
-from srv.sched.draft_policy import DraftCost, DraftHistory
+from srv.sched.draft_policy import AcceptanceRate, DraftCost, DraftHistory
 from srv.sched.late import LateRow
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
@@ -69,6 +69,7 @@ class Scheduler:
         self._planner = Planner(limits, self._running, self._queue)
         self._live: dict[str, Request] = {}  # requests whose last Output has not been produced yet
         self._in_flight: deque[tuple[Plan, tuple[Request, ...]]] = deque()
+        self._acceptance = AcceptanceRate()
         self._arrivals = 0
         self._plans = 0
         self._counters = _Counters()
@@ -85,7 +86,7 @@ class Scheduler:
         request.waits_for_late_inputs = self._late is not None and self._late(spec)
         # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
         if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
-            request.draft_history = DraftHistory(self.limits.drafts)
+            request.draft_history = DraftHistory(self.limits.drafts, self._acceptance.value)
         self._live[request.id] = request
         self._queue.push(request)
         return None
@@ -302,6 +303,7 @@ class Scheduler:
         appended, reason = request.confirm(row, result.tokens)
         if row.drafts and request.draft_history is not None:
             request.draft_history.record(row.drafts, len(result.tokens) - 1)
+            self._acceptance.record(row.drafts, len(result.tokens) - 1)
             self._counters.drafts_proposed += row.drafts
             self._counters.drafts_accepted += len(result.tokens) - 1
         self._counters.generated_tokens += appended

@@ -27,7 +27,8 @@ class Inputs:
     sources: host tensors that are being copied to the device asynchronously. They must be kept alive until the step
     has finished.
     lengths: int32 [rows] on the device, the true KV lengths, if `kv_lens` are only upper bounds.
-    drafts: the positions to sample in a step with drafts, or after one.
+    drafts: the positions to sample in a step with drafts, or after one. drafts_only: every row computes the last known
+    token of its request and its drafts, nothing else.
     """
 
     model: ModelInputs
@@ -40,6 +41,7 @@ class Inputs:
     sources: tuple[torch.Tensor, ...] = ()
     lengths: torch.Tensor | None = None
     drafts: DraftRows | None = None
+    drafts_only: bool = False
 
 
 def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:

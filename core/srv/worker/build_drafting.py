@@ -33,9 +33,14 @@ def drafting(config: Config, slots: int, width: int, device: torch.device) -> Dr
         return Drafting(drafter, Histories(slots, width, device), device)
 
 
-def step_seconds(seconds: Callable[[int], float], drafts: int, rows: int) -> tuple[tuple[int, float], ...]:
-    """`Limits.step_seconds`: with and without drafts, of 1, 4 and 16 rows as far as there are so many."""
+def step_seconds(seconds: Callable[[int, int], float], drafts: int, rows: int) -> tuple[tuple[int, float], ...]:
+    """`Limits.step_seconds`: with and without drafts, of 1, 4 and 16 rows as far as there are so many.
+
+    `seconds(rows, tokens)` measures a step of so many rows of so many tokens each.
+    """
     if not drafts:
         return ()
     some = [count for count in _ROWS if count <= rows]
-    return tuple((tokens, seconds(tokens)) for tokens in sorted({*some, *(count * (1 + drafts) for count in some)}))
+    measured = {count * (1 + drafts): seconds(count, 1 + drafts) for count in some}
+    measured |= {count: seconds(count, 1) for count in some}
+    return tuple(sorted(measured.items()))

@@ -84,7 +84,8 @@ class Drafting:
         """The inputs of such a step, as `srv.worker.batch.build` makes those of other steps."""
         shape = self._shape(rows, slots)
         known = self._histories.lengths
-        begins = torch.tensor([row.computed for row in rows]).to(self._device, non_blocking=True)
+        computed = torch.tensor([row.computed for row in rows])
+        begins = computed.to(self._device, non_blocking=True, copy=True)
         begins[shape.decode] = known[shape.decode_slots] - 1
         tokens, source = self._tokens(rows, slots, shape)
         scores = [(index, slots.score_targets(row)) for index, row in enumerate(rows) if row.score]
@@ -98,9 +99,10 @@ class Drafting:
             sampled=shape.sampled,
             scores=scores,
             vectors=vector_rows(rows, shape.ends),
-            sources=(source,),
+            sources=(source, computed),
             lengths=(begins + shape.lens).int() if any(row.drafts_in_flight for row in rows) else None,
             drafts=DraftRows(shape.drafts, fed, known[shape.sampled_slots]) if shape.drafts else None,
+            drafts_only=all(row.scheduled == 1 + row.drafts and row.sample for row in rows),
         )
 
     def _shape(self, rows: Sequence[Row], slots: Slots) -> _Shape:

@@ -122,17 +122,22 @@ class CapturedSteps:
 
     def count_for(self, inputs: Inputs) -> int | None:
         """The row count of the graph that can run this step; None: the step must run eagerly."""
-        rows = len(inputs.query_lens)
         tokens = inputs.model.tokens.numel()
-        if inputs.scores or inputs.vectors or tokens > self.rows[-1] or (tokens != rows and inputs.drafts is None):
+        decodes_only = tokens == len(inputs.query_lens) or inputs.drafts_only
+        return None if inputs.scores or inputs.vectors or not decodes_only else self.count_of(tokens)
+
+    def count_of(self, tokens: int) -> int | None:
+        """The row count of the graph for a step of so many tokens, each a row of its own; None if there is none."""
+        if tokens > self.rows[-1]:
             return None
         count = self.rows[bisect_left(self.rows, tokens)]
         return count if self._padding or count == tokens else None
 
     def replay(self, count: int, inputs: Inputs, table: torch.Tensor) -> torch.Tensor:
-        """Enqueue the step. Returns its logits, [tokens, vocab], valid until the next replay in device order."""
-        if len(inputs.query_lens) != inputs.model.tokens.numel():
-            inputs, table = _one_token_per_row(inputs, table)
+        """Enqueue the step, whose rows have one token each (`one_token_per_row`).
+
+        Returns its logits, [tokens, vocab], valid until the next replay in device order.
+        """
         self._buffers.fill(count, inputs, table)
         self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
         logits, rows = self._logits[count], len(inputs.kv_lens)
@@ -151,8 +156,13 @@ class CapturedSteps:
         return self._attention.plan(AttentionBatch([1] * count, bounds, self._pages[count], count, lengths))
 
 
-def _one_token_per_row(inputs: Inputs, table: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-    """The same step with a row for each token; table: page table on the host, int32 [rows, columns]."""
+def one_token_per_row(inputs: Inputs, table: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
+    """The same step with a row for each token; table: page table on the host, int32 [rows, columns].
+
+    The caller keeps the table that is returned alive until the step has finished (`StaticBuffers.fill`).
+    """
+    if len(inputs.query_lens) == inputs.model.tokens.numel():
+        return inputs, table
     owner = torch.arange(len(inputs.query_lens)).repeat_interleave(torch.tensor(inputs.query_lens))
     pairs = zip(inputs.query_lens, inputs.kv_lens, strict=True)
     bounds = [length for queries, kv in pairs for length in range(kv - queries + 1, kv + 1)]

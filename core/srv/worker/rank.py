@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ class RankWorker:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
         kv = self.platform.kv_buffers(self._kv_layout(budget), budget.pages[0])
         context = BackendContext(platform=self.platform, device=self.device, kv=kv, max_rows=rows)
+        sampling = replace(context, max_rows=rows * (1 + draft_count(config)))
         max_pages = -(-budget.max_request_tokens // budget.page_size)
         late = LateMasks(model.vocab_size, self.device) if self._spec.late_inputs else None
         end_tokens = frozenset(model.end_tokens)
@@ -123,7 +125,7 @@ class RankWorker:
         self.runner = Runner(
             model=self.model,
             attention=attention,
-            sampler=Sampler(self._backend("sampling_backend", context), state),
+            sampler=Sampler(self._backend("sampling_backend", sampling), state),
             slots=Slots(rows, [max_pages for _ in budget.pages], self.device),
             platform=self.platform,
             device=self.device,

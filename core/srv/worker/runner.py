@@ -32,7 +32,7 @@ from srv.worker import batch
 from srv.worker.attention import StepAttention
 from srv.worker.batch import Inputs
 from srv.worker.drafting import Drafting, sample_rows
-from srv.worker.graphs import CapturedSteps
+from srv.worker.graphs import CapturedSteps, one_token_per_row
 from srv.worker.slots import Slots
 
 
@@ -135,6 +135,8 @@ class Runner:
                 inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
             table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
+            if count is not None:
+                inputs, table = one_token_per_row(inputs, table)
             forwarded = _Forwarded(plan, inputs, table, *self._forward(inputs, table, count), count is not None)
         if plan.late:
             self._waiting = forwarded
@@ -148,7 +150,10 @@ class Runner:
         if forwarded is None or forwarded.plan.step != step or self._late is None:
             raise InternalError(f"late inputs came for step {step}, which does not wait for them")
         self._late.set(late)
-        return self._finish(forwarded)
+        try:
+            return self._finish(forwarded)
+        finally:
+            self._late.clear()
 
     def _finish(self, done: _Forwarded) -> LaunchedStep:
         """From the logits of a step to its results, which are being copied to the host."""
@@ -160,18 +165,23 @@ class Runner:
         event = self._platform.record_event(self._device)
         return LaunchedStep(plan, inputs, done.table, sampled, scores, vectors, event, done.replayed)
 
-    def seconds(self, tokens: int, repeats: int = 5) -> float:
-        """The time of a step of this many decode rows, captured or eager; what it writes goes to page 0."""
+    def seconds(self, rows: int, tokens: int, repeats: int = 5) -> float:
+        """The time of a step of this many decode rows of `tokens` tokens each, captured or eager as it would be.
+
+        What it writes goes to page 0.
+        """
         best = math.inf
+        captured = self._captured.count_of(rows * tokens) if self._captured else None
         with torch.inference_mode():
-            ids = torch.zeros(tokens, dtype=torch.int64, device=self._device)
-            pages = torch.zeros((tokens, 1), dtype=torch.int32, device=self._device)
+            ids = torch.zeros(rows * tokens, dtype=torch.int64, device=self._device)
+            pages = torch.zeros((rows, tokens), dtype=torch.int32, device=self._device)
             for _ in range(repeats):
                 begin = time.perf_counter()
-                if self._captured and tokens in self._captured.rows:
-                    self._captured.rehearse(tokens)
+                if self._captured and captured is not None:
+                    self._captured.rehearse(captured)
                 else:
-                    attend = StepAttention(self._attention, AttentionBatch([1] * tokens, [1] * tokens, pages))
+                    lens = [tokens] * rows
+                    attend = StepAttention(self._attention, AttentionBatch(lens, lens, pages))
                     self._model.logits(self._model(ModelInputs(ids, ids), ForwardContext(attend)))
                 self._platform.record_event(self._device).synchronize()
                 best = min(best, time.perf_counter() - begin)

@@ -374,8 +374,13 @@ def test_contributions_to_reserved_memory() -> None:
     assert reserved("drafter", speculative_algorithm="EAGLE") == 2
     assert reserved("drafter", speculative_algorithm="STANDALONE") == 6
     assert reserved("drafter") == 0
-    histories = {"speculative_algorithm": "NGRAM", "max_running_requests": 2**10, "context_length": 2**18}
-    assert reserved("drafter", **histories) == 1
+    ngram = {"speculative_algorithm": "NGRAM", "max_running_requests": 2**10, "context_length": 2**18}
+    assert reserved("drafter", **ngram) == 1
+    drafted = {**ngram, "speculative_num_draft_tokens": 4, "max_prefill_tokens": 2 * 3 * 2**10}
+    logits = 3 * 2**10 * SHARDABLE.model.vocab_size * 3 * 4
+    for chunk, share in ((-1, 1.0), (3 * 2**10, 0.5)):
+        in_gib = reserved("drafter", SHARDABLE, **drafted, chunked_prefill_size=chunk)
+        assert in_gib == pytest.approx(1 + share * logits / GIB)
     assert reserved("dp_attention", enable_dp_attention=True) == 4
     assert reserved("ranks") == 0
     assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(3 * 0.125)

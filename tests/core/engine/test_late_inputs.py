@@ -80,6 +80,14 @@ def test_masks_of_the_token_before_are_applied(small: Small, overlap: bool, flag
     assert [result.tokens for result in mixed[1::2]] == small.tokens[2:7]
 
 
+def test_the_last_mask_of_a_request_is_not_applied_to_the_next_one_in_its_slot(small: Small) -> None:
+    with engine(small, 16, 64, kind=WalkingEngine, max_running_requests=1) as served:
+        late = served.generate([message("late", small.prompts[3], 5, namespace=LATE)])
+        free = served.generate([message("free", small.prompts[4], 14)])
+    assert late[0].tokens == walked(small, small.prompts[3], 5)
+    assert free[0].tokens == small.tokens[4]
+
+
 def test_two_steps_are_in_flight(small: Small) -> None:
     """While the host makes masks, the next forward pass is already submitted: every step is planned with one before."""
     requests = [message("a", small.prompts[3], 14, namespace=LATE), message("b", small.prompts[4], 14)]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from srv.sched.draft_policy import DraftCost, DraftHistory, allows_trial
+from srv.sched.draft_policy import AcceptanceRate, DraftCost, DraftHistory, allows_trial
 
 # Up to four tokens cost the same; from then on, each token costs as much as a quarter of such a step.
 STEPS = ((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0), (64, 16.0))
@@ -16,7 +16,7 @@ def counts(history: DraftHistory, share: float, rows: int, accepts: bool) -> lis
     """The drafts of so many rows, of which all are accepted, or none."""
     found = []
     for _ in range(rows):
-        drafts = history.next_count(share)
+        drafts = 0 if history.pauses(share, trial=True) else history.next_count(share, limit=64)
         found.append(drafts)
         if drafts:
             history.record(drafts, drafts if accepts else 0)
@@ -56,7 +56,31 @@ def test_dear_drafts_are_tried_together() -> None:
     assert all(allows_trial(step, 0.1) for step in range(20))
     assert [step for step in range(40) if allows_trial(step, 0.5)] == [0, 16, 32]
     history = DraftHistory(4)
-    assert [history.next_count(0.8, trial) for trial in (False, False, True)] == [0, 0, 1]
+    assert [history.pauses(0.8, trial) for trial in (False, False, True)] == [True, True, False]
+    assert history.next_count(0.8, 4) == 1
+
+
+def test_a_trial_that_does_not_fit_is_not_used_up() -> None:
+    history = DraftHistory(4)
+    counts(history, 0.8, 1, accepts=False)
+    for _ in range(2):
+        assert history.pauses(0.8, trial=True)
+    for _ in range(3):
+        assert not history.pauses(0.8, trial=True)
+        assert history.next_count(0.8, limit=0) == 0
+    assert history.next_count(0.8, limit=3) == 1
+
+
+def test_a_new_request_is_expected_to_be_like_those_before_it() -> None:
+    rate = AcceptanceRate()
+    assert rate.value == 0.5
+    for _ in range(200):
+        rate.record(4, 0)
+    assert rate.value < 0.05
+    assert counts(DraftHistory(4, rate.value), 0.2, 4, accepts=False) == [1, 0, 0, 0]
+    for _ in range(400):
+        rate.record(4, 4)
+    assert counts(DraftHistory(4, rate.value), 0.2, 1, accepts=True) == [4]
 
 
 def test_drafts_that_cannot_pay_are_not_tried() -> None:

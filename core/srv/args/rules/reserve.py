@@ -15,6 +15,7 @@ from srv.platform.facts import Contribution, Default, ResolutionContext
 from srv.specs import ModelFacts
 
 RESERVED_MEMORY = "reserved_memory"
+SAMPLING_BYTES_PER_LOGIT = 3 * 4  # float32 logits, probabilities and a sorted copy
 
 _MIB, _GIB = 2**20, 2**30
 _MIN_FRACTION, _MAX_FRACTION = 0.05, 0.88
@@ -50,7 +51,8 @@ def _inner_size(model: ModelFacts) -> int:
 
 
 def _sampling_bytes(context: ResolutionContext) -> float:
-    return float(context["max_running_requests"] * context.model.vocab_size * 4 * 3) if context.model else 0
+    model = context.model
+    return float(context["max_running_requests"] * model.vocab_size * SAMPLING_BYTES_PER_LOGIT) if model else 0
 
 
 def _graph_bytes(context: ResolutionContext) -> float:

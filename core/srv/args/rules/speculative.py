@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.args.rules.reserve import RESERVED_MEMORY
+from srv.args.rules.reserve import RESERVED_MEMORY, SAMPLING_BYTES_PER_LOGIT
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
 _GIB = 2**30
@@ -104,7 +104,16 @@ def _history_bytes(context: ResolutionContext) -> float:
     if context.model is None:
         return 0.0
     width = context["context_length"] or context.model.context_length
-    return float(context["max_running_requests"] * width * _TOKEN_BYTES)
+    return float(context["max_running_requests"] * width * _TOKEN_BYTES) + _position_bytes(context)
+
+
+def _position_bytes(context: ResolutionContext) -> float:
+    """What sampling needs for the positions of drafts; `srv.args.rules.reserve` counts one position per request."""
+    verified, chunk = context["speculative_num_draft_tokens"], context["chunked_prefill_size"]
+    budget = chunk if chunk > 0 else context["max_prefill_tokens"]
+    drafts = min(context["max_running_requests"] * ((verified or 1) - 1), budget // 2)
+    vocab = context.model.vocab_size if context.model else 0
+    return float(drafts * vocab * SAMPLING_BYTES_PER_LOGIT)
 
 
 def _draft_bytes(context: ResolutionContext) -> float:
@@ -164,7 +173,14 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
         "drafter",
         _draft_bytes,
         "the drafter has its own weights and KV pool, or the tokens of all requests, and batches are larger",
-        reads=("speculative_algorithm", "max_running_requests", "context_length"),
+        reads=(
+            "speculative_algorithm",
+            "speculative_num_draft_tokens",
+            "max_running_requests",
+            "context_length",
+            "chunked_prefill_size",
+            "max_prefill_tokens",
+        ),
     ),
 )
 

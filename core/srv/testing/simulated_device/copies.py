@@ -123,7 +123,7 @@ class Transfers:
             return like
         if device is None or device.type == self._device.type:
             self._accept(layout, device, pin_memory)
-            return self.copy_from(source, self._factory.uninitialised(like))
+            return self.copy_from(source, self._factory.uninitialised(like), non_blocking)
         self._recorder.refuse(*CROSSING)
         self._accept(layout, None, pin_memory)
         destination = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
