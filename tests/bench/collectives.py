@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import mmap
+import os
 import statistics
 import sys
 import time
@@ -25,7 +26,7 @@ from srv.dist.group import RankGroup
 from srv_cpu.communicator import CpuCommunicator
 
 SIZES = (2 * 1024, 64 * 1024, 4 * 1024 * 1024)  # bytes
-MOST_CALLS, BYTES = 1000, 64 * 1024 * 1024  # per measurement
+MOST_CALLS, BYTES = 200, 64 * 1024 * 1024  # per measurement
 
 
 def microseconds(call: Callable[[], object], calls: int) -> float:
@@ -54,8 +55,7 @@ def measure(rank: int, size: int, directory: str, rounds: int) -> None:
         if rank == 0:
             report(bytes_, found)
     gloo.barrier()
-    for communicator in (shared, gloo):
-        communicator.abort()
+    os._exit(0)  # destroying gloo's group at the end of the interpreter may end the process with an error
 
 
 def alternate(
@@ -72,18 +72,19 @@ def alternate(
 
 
 def report(bytes_: int, found: dict[str, list[float]]) -> None:
-    """Medians; the ratios are those of the medians."""
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    for operation in ("all_reduce", "all_gather"):
-        spent, gloo = medians[f"{operation} shared"], medians[f"{operation} gloo"]
-        ratios = f"1/{gloo / spent:.1f} of gloo's {gloo:.1f}, {spent / medians['copy']:.1f} times a copy"
-        print(f"{operation} of {bytes_ // 1024} KiB: {spent:.1f} us through shared memory: {ratios}", flush=True)
+    """Medians, and the best of the rounds, which a machine with other work disturbs least."""
+    for name, choose in (("median", statistics.median), ("best", min)):
+        spent = {path: choose(times) for path, times in found.items()}
+        for operation in ("all_reduce", "all_gather"):
+            shared, gloo = spent[f"{operation} shared"], spent[f"{operation} gloo"]
+            ratios = f"{shared / gloo:.3f} of gloo's {gloo:.1f}, {shared / spent['copy']:.1f} times a copy"
+            print(f"{operation} of {bytes_ // 1024} KiB, {name}: {shared:.1f} us, {ratios}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(arguments)
     context = get_context("spawn")
     with TemporaryDirectory() as directory:

@@ -31,7 +31,7 @@ ABSENT = 1  # the rank that does not join
 LATE_S = 1.5  # how late it comes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 START_TIMEOUT_S = 60.0
-CHUNK = 256 * 1024  # bytes: CHUNK in native/shared_reduce.cpp
+CHUNK = 512 * 1024  # bytes: CHUNK in native/shared_reduce.cpp
 MAPPED = "/memfd:srv-"  # in the list of a process's mappings
 
 Result = TypeVar("Result")

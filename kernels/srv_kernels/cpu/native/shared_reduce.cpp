@@ -22,11 +22,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t CHUNK = 256 * 1024;  // bytes: both buffers of two members fit the second-level cache
+constexpr int64_t CHUNK = 512 * 1024;  // bytes: smaller ones wait more often, larger ones leave the caches
 constexpr int64_t BUFFERS = 2;         // per member
 
 // Waiting: the others are usually a few microseconds away, but may compute for long, or wait for this core.
-constexpr std::chrono::microseconds SPIN{20}, YIELD{1000}, SLEEP{50};
+constexpr std::chrono::microseconds SPIN{20}, YIELD{100}, SLEEP{50};
 
 void rest(Clock::duration waited) {
     if (waited < SPIN) return pause();
