@@ -27,7 +27,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     for args in library._ARGS
 }
 GRAPH_RUN = "srv_graph_replay"
-_NO_KERNELS = ("srv_set_threads", GRAPH_RUN, "srv_graph_free")
+_NO_KERNELS = ("srv_set_threads", "srv_shared_abort", GRAPH_RUN, "srv_graph_free")
 
 
 @dataclass(frozen=True)

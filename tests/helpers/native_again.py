@@ -18,7 +18,10 @@ from srv_kernels.cpu.library import load
 HERE = Path(__file__).parent
 
 TESTS = (
-    *(ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py" for part in ("kernels", "shapes", "graph")),
+    *(
+        ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py"
+        for part in ("kernels", "shapes", "graph", "shared_reduce")
+    ),
     ROOT / "tests" / "platforms" / "cpu" / "test_attention.py",
 )
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-ABI_VERSION = 11
+ABI_VERSION = 12
 BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 
@@ -39,6 +39,7 @@ _SIGNATURES = {
     "srv_most_likely": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_draw": (_INT, _POINTER),
     "srv_set_threads": (_INT,),
+    "srv_shared_abort": (_POINTER,),
     "srv_graph_replay": (_POINTER,),
     "srv_graph_free": (_POINTER,),
 }
@@ -154,6 +155,11 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     library.srv_gguf_row_bytes.argtypes, library.srv_gguf_row_bytes.restype = (_INT, _LONG), _LONG
     library.srv_graph_capture_begin.argtypes, library.srv_graph_capture_begin.restype = (), _POINTER
     library.srv_graph_capture_end.argtypes, library.srv_graph_capture_end.restype = (), _LONG
+    library.srv_shared_group_bytes.argtypes, library.srv_shared_group_bytes.restype = (_LONG,), _LONG
+    rank = (_POINTER, _LONG, _LONG, _LONG)  # the mapping, the number of members, this rank, the timeout
+    library.srv_shared_all_reduce.argtypes = (_INT, *rank, _POINTER, _LONG)
+    library.srv_shared_all_gather.argtypes = (*rank, _POINTER, _LONG, _POINTER)
+    library.srv_shared_all_reduce.restype = library.srv_shared_all_gather.restype = _LONG
     for size in (library.srv_packed_elements, library.srv_packed_w8a8_bytes):
         size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):

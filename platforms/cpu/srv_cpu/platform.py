@@ -110,9 +110,9 @@ class CpuPlatform:
         return CpuGraphs()
 
     def communicator(self, group: RankGroup) -> Communicator:
-        from srv_cpu.communicator import GlooCommunicator  # imports torch.distributed, which one rank does not need
+        from srv_cpu.communicator import CpuCommunicator  # imports torch.distributed, which one rank does not need
 
-        return GlooCommunicator(group)
+        return CpuCommunicator(group)
 
     def post_load(self, model: torch.nn.Module) -> None:
         """Repack weights into the layout that this machine reads fastest.

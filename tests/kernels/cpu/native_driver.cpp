@@ -10,6 +10,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,9 @@ void srv_attention(int32_t type, const srv::AttentionArgs* args);
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
                      int64_t stride);
 void srv_draw(int32_t type, const srv::DrawArgs* args);
+int64_t srv_shared_group_bytes(int64_t members);
+int64_t srv_shared_all_reduce(int32_t type, void* mapping, int64_t members, int64_t rank, int64_t timeout_ns,
+                              void* data, int64_t elements);
 }
 
 namespace {
@@ -549,6 +553,33 @@ bool attention_over(int type, int pool, const char* name) {
     return check.passed();
 }
 
+// Threads are the members; the sum takes several chunks.
+bool shared_all_reduce(int type) {
+    Check check("shared all-reduce", type);
+    constexpr int64_t members = 3, elements = 300'007, timeout_ns = 60'000'000'000;
+    struct alignas(64) Line {
+        uint8_t bytes[64];
+    };
+    std::vector<Line> mapping(srv_shared_group_bytes(members) / sizeof(Line));
+    Matrix parts(type, members, elements), sums = parts;
+    std::vector<std::thread> threads;
+    for (int64_t member = 0; member < members; ++member) {
+        threads.emplace_back([&, member] {
+            if (srv_shared_all_reduce(type, mapping.data(), members, member, timeout_ns, sums.data(member * elements),
+                                      elements) != 0) {
+                check.compare(NAN, 0, 0);
+            }
+        });
+    }
+    for (auto& thread : threads) thread.join();
+    for (int64_t i = 0; i < elements; ++i) {
+        const double sum = parts.at(0, i) + parts.at(1, i) + parts.at(2, i);
+        const double magnitude = std::fabs(parts.at(0, i)) + std::fabs(parts.at(1, i)) + std::fabs(parts.at(2, i));
+        for (int64_t member = 0; member < members; ++member) check.compare(sums.at(member, i), sum, magnitude);
+    }
+    return check.passed();
+}
+
 bool attention(int type) { return attention_over(type, type, "attention"); }
 bool attention_float16(int type) { return attention_over(type, FLOAT16, "attention float16"); }
 bool attention_int8(int type) { return attention_over(type, INT8, "attention int8"); }
@@ -565,7 +596,7 @@ int main(int count, char** words) {
     bool passed = true;
     for (int type : {FLOAT32, BFLOAT16}) {
         for (const auto& kernel : {linear, int8_weight_linear, w8a8_linear, rms_norm, silu_and_mul, rotary, most_likely,
-                                   draw, attention, attention_float16, attention_int8}) {
+                                   draw, shared_all_reduce, attention, attention_float16, attention_int8}) {
             passed = kernel(type) && passed;
         }
         for (const BlockType& block_type : GGML_TYPES) passed = gguf_linear(type, block_type) && passed;

@@ -11,7 +11,7 @@
 
 namespace srv {
 
-// int8: packed weights and KV pools. float16: KV pools only.
+// int8: packed weights and KV pools. float16: KV pools, and sums over ranks.
 enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, float16 = 3 };
 
 struct RmsNormArgs {
@@ -33,6 +33,13 @@ struct RotaryArgs {
     const int64_t* positions;
     void *q_out, *k_out;     // contiguous
     int64_t tokens, heads, kv_heads, dim, rotary_dim, q_stride, k_stride;
+};
+
+// out = the sum of `members` parts in their order, rounded once; float32, bfloat16 or float16.
+struct SumArgs {
+    const void* parts;  // the parts of consecutive members are `stride` elements apart
+    void* out;
+    int64_t members, elements, stride;
 };
 
 // y = x W^T + b with a packed weight: see linear.cpp. With `scales` the weight is int8, with one scale per output.
@@ -173,6 +180,7 @@ struct Kernels {
     void (*rms_norm)(Type, const RmsNormArgs&);
     void (*silu_and_mul)(Type, const SiluAndMulArgs&);
     void (*rotary)(Type, const RotaryArgs&);
+    void (*sum)(Type, const SumArgs&);
     void (*linear)(Type, const LinearArgs&);
     void (*pack)(Type, const PackArgs&);
     void (*attention)(Type, const AttentionArgs&);

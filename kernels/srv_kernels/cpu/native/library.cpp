@@ -7,6 +7,7 @@
 
 #include "captured_graph.h"
 #include "kernels.h"
+#include "shared_reduce.h"
 #include "thread_pool.h"
 
 #if defined(__x86_64__)
@@ -172,7 +173,7 @@ using srv::dispatch;
 extern "C" {
 
 // Callers must not use a library whose version differs from the one that they were written for.
-int32_t srv_abi_version() { return 11; }
+int32_t srv_abi_version() { return 12; }
 
 // Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs; 0
 // past the last.
@@ -298,6 +299,22 @@ int64_t srv_graph_capture_end() {
 void srv_graph_replay(const srv::CapturedGraph* graph) { graph->replay(); }
 
 void srv_graph_free(srv::CapturedGraph* graph) { delete graph; }
+
+// The bytes that the ranks of a group map together: see shared_reduce.h, also for the outcome of an operation.
+int64_t srv_shared_group_bytes(int64_t members) { return srv::shared_group_bytes(members); }
+
+int64_t srv_shared_all_reduce(int32_t type, void* mapping, int64_t members, int64_t rank, int64_t timeout_ns,
+                              void* data, int64_t elements) {
+    return srv::shared_all_reduce({mapping, members, rank, timeout_ns}, srv::chosen->sum, srv::Type{type}, data,
+                                  elements);
+}
+
+int64_t srv_shared_all_gather(void* mapping, int64_t members, int64_t rank, int64_t timeout_ns, const void* data,
+                              int64_t bytes, void* out) {
+    return srv::shared_all_gather({mapping, members, rank, timeout_ns}, data, bytes, out);
+}
+
+void srv_shared_abort(void* mapping) { srv::shared_abort(mapping); }
 
 }  // extern "C"
 

@@ -1,4 +1,4 @@
-// RMS norm, SiLU-and-mul and rotary embedding. They round to the dtype where transformers does: the normalized value
+// RMS norm, SiLU-and-mul, rotary embedding, and sums over ranks. The first three round to the dtype where transformers does: the normalized value
 // before it is multiplied by the weight, and silu(gate) before it is multiplied by up.
 #include "kernels.h"
 #include "thread_pool.h"
@@ -113,6 +113,19 @@ void rotary_impl(const RotaryArgs& a) {
     });
 }
 
+template <class T>
+void sum_impl(const SumArgs& a) {
+    const T* parts = static_cast<const T*>(a.parts);
+    T* out = static_cast<T*>(a.out);
+    over_row(a.elements, [&](int64_t i, int64_t count) {
+        Float32x16 total = load_lanes(parts + i, count);
+        for (int64_t member = 1; member < a.members; ++member) {
+            total += load_lanes(parts + member * a.stride + i, count);
+        }
+        store_lanes(out + i, total, count);
+    });
+}
+
 }  // namespace
 
 void rms_norm(Type type, const RmsNormArgs& args) {
@@ -125,6 +138,11 @@ void silu_and_mul(Type type, const SiluAndMulArgs& args) {
 
 void rotary(Type type, const RotaryArgs& args) {
     type == Type::float32 ? rotary_impl<float>(args) : rotary_impl<BFloat16>(args);
+}
+
+void sum(Type type, const SumArgs& args) {
+    if (type == Type::float16) return sum_impl<Half>(args);
+    type == Type::float32 ? sum_impl<float>(args) : sum_impl<BFloat16>(args);
 }
 
 }  // namespace srv::SRV_ISA

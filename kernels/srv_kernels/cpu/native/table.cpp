@@ -7,6 +7,7 @@ namespace srv::SRV_ISA {
 void rms_norm(Type, const RmsNormArgs&);
 void silu_and_mul(Type, const SiluAndMulArgs&);
 void rotary(Type, const RotaryArgs&);
+void sum(Type, const SumArgs&);
 void linear(Type, const LinearArgs&);
 void pack(Type, const PackArgs&);
 void attention(Type, const AttentionArgs&);
@@ -24,7 +25,7 @@ void draw(Type, const DrawArgs&);
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    SRV_TEXT(SRV_ISA), WIDENS_BFLOAT16, rms_norm, silu_and_mul, rotary, linear, pack, attention,
+    SRV_TEXT(SRV_ISA), WIDENS_BFLOAT16, rms_norm, silu_and_mul, rotary, sum, linear, pack, attention,
     attention_blocks, w8a8_linear, pack_w8a8, gguf_linear, gguf_rows, pack_gguf, most_likely, draw};
 
 }  // namespace srv::SRV_ISA

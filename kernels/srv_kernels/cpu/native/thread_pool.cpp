@@ -9,20 +9,14 @@
 
 #include <unistd.h>
 
+#include "pause.h"
+
 namespace srv {
 namespace {
 
 constexpr std::chrono::microseconds SPIN{100};  // longer than Python takes between two kernels
 constexpr int PAUSES = 64;                      // polls between two reads of the clock
 constexpr int CHUNKS = 4;                       // per thread
-
-inline void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // Spins until `ready()`; false after SPIN.
 template <class Ready>
