@@ -279,7 +279,8 @@ class Platform(Protocol):
     def communicator(self, group: RankGroup) -> Communicator:
         """Join a group of several ranks; returns when all members have joined (contract 1.3).
 
-        Called once per group, after `init_worker`, if the platform declares the capability "communicator".
+        Called once per group, after `init_worker`, if the platform declares the capability "communicator". Otherwise
+        it is never called, and may raise NotImplementedError.
         """
 
     def post_load(self, model: torch.nn.Module) -> None:
