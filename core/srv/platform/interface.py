@@ -243,7 +243,10 @@ class Communicator(Protocol):
         """Wait until every member is here; for starting up, so at most `RankGroup.start_timeout_s`."""
 
     def abort(self) -> None:
-        """Release connections and memory. Operations that still wait, on this rank or another, fail."""
+        """Release connections and memory, so that a group of the same name can be joined.
+
+        Operations that still wait, on this rank or another, fail when their timeout has passed, or before.
+        """
 
 
 @runtime_checkable
