@@ -111,7 +111,7 @@ def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **
     facts.setdefault("backends", {"attention": attention or (backend("plain"),), "sampling": (backend("dice"),)})
     return Manifest(
         name="imagined",
-        api=(1, 0),
+        api=(1, 1),
         core=">=0.1",
         variants=("mk1",),
         priority=1,

@@ -44,7 +44,7 @@ def manifest(*support: Support, capabilities: frozenset[str] = CAPABLE) -> Manif
     }
     profiles = {variant: DeviceFacts(variant, 64 * GIB, 1) for variant in VARIANTS}
     facts = PlatformFacts(lambda _: capabilities, profiles, backends=backends, support=support)
-    return Manifest("imagined", (1, 0), ">=0.1", VARIANTS, 1, "exists in tests only", facts, _unused, _unused)
+    return Manifest("imagined", (1, 1), ">=0.1", VARIANTS, 1, "exists in tests only", facts, _unused, _unused)
 
 
 def matrix(*support: Support, **given: Any) -> Matrix:

@@ -27,3 +27,6 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "bfloat16": "weights, activations and KV pool in bfloat16",
     }
 )
+
+SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({"graphs": (1, 1), "communicator": (1, 3)})
+"""Capabilities that need a member of `Platform` of the same name, with the contract version that added both."""

@@ -15,9 +15,10 @@ from typing import Any
 import srv
 from srv.errors import PluginError
 from srv.platform import API_VERSION
-from srv.platform.capabilities import CAPABILITIES
+from srv.platform.capabilities import CAPABILITIES, SINCE
 from srv.platform.facts import (
     FAMILIES,
+    LENGTHS,
     SUPPORT,
     BackendSpec,
     Constraint,
@@ -34,6 +35,7 @@ Version = tuple[int, int]
 OLDEST_API: Version = (1, 0)
 """The oldest contract version that still works. A new major version keeps its predecessor's last one."""
 
+_LENGTHS_SINCE: Version = (1, 3)  # of lengths="device" of an attention backend
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -219,7 +221,7 @@ def _check_facts(plugin: _Plugin, manifest: Manifest) -> None:
     _check_support(plugin, manifest)
     plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
     for family, specs in facts.backends.items():
-        check_backends(family, specs, plugin.distribution)
+        check_backends(family, specs, plugin.distribution, manifest.api)
 
 
 def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
@@ -244,13 +246,13 @@ def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
         )
         sized = device.memory_bytes > 0 and device.count > 0
         plugin.require(sized, where, "describes no device", "Set memory_bytes and count above zero")
-        _check_capabilities(plugin, manifest.facts, name, device)
+        _check_capabilities(plugin, manifest, name, device)
 
 
-def _check_capabilities(plugin: _Plugin, facts: PlatformFacts, profile: str, device: DeviceFacts) -> None:
+def _check_capabilities(plugin: _Plugin, manifest: Manifest, profile: str, device: DeviceFacts) -> None:
     member = f"PlatformFacts.capabilities({profile!r})"
     try:
-        capabilities = facts.capabilities(device)
+        capabilities = manifest.facts.capabilities(device)
     except Exception as error:
         raise PluginError(
             plugin.distribution, member, f"raised {_raised(error)}", "It must work for every profile"
@@ -261,6 +263,19 @@ def _check_capabilities(plugin: _Plugin, facts: PlatformFacts, profile: str, dev
 
         close = difflib.get_close_matches(unknown, CAPABILITIES, n=1) or sorted(CAPABILITIES)
         plugin.require(False, member, f"names the unknown capability {unknown!r}", f"Known: {', '.join(close)}")
+    for name in sorted(capabilities & set(SINCE)):
+        _check_since(plugin, manifest.api, SINCE[name], member, f"names the capability {name!r}")
+
+
+def _check_since(plugin: _Plugin, api: Version, since: Version, member: str, what: str) -> None:
+    """Refuse what a newer contract version than `api` added: core would rely on members that it has not checked."""
+    plugin.require(
+        since <= api,
+        member,
+        f"{what} of contract version {_dotted(since)}, which is newer than Manifest.api {_dotted(api)}",
+        f"Implement contract version {_dotted(since)} and set api=({since[0]}, {since[1]}), or remove it",
+        "version",
+    )
 
 
 def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], function: str, member: str) -> None:
@@ -299,8 +314,13 @@ def _check_support(plugin: _Plugin, manifest: Manifest) -> None:
         plugin.require(not both, where, "has both `values` and `only`", "Set one of them, or neither")
 
 
-def check_backends(family: str, specs: object, distribution: str) -> tuple[BackendSpec, ...]:
-    """Check the backend specs of one family: a platform's own, or a third party's for that platform."""
+def check_backends(
+    family: str, specs: object, distribution: str, api: Version = API_VERSION
+) -> tuple[BackendSpec, ...]:
+    """Check the backend specs of one family: a platform's own, or a third party's for that platform.
+
+    `api` is the contract version that the platform was written for. A third party's backend names none.
+    """
     plugin = _Plugin(distribution, "")
     member = f"backends[{family!r}]"
     plugin.require(family in FAMILIES, member, "is not a backend family", f"Known families: {', '.join(FAMILIES)}")
@@ -309,6 +329,8 @@ def check_backends(family: str, specs: object, distribution: str) -> tuple[Backe
     for index, spec in enumerate(specs):
         plugin.require_type(spec, BackendSpec, f"{member}[{index}]")
         _check_backend(plugin, family, spec)
+        if family == "attention":
+            _check_attention(plugin, spec, api)
     _check_unique(plugin, member, specs)
     return specs
 
@@ -321,8 +343,18 @@ def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
     plugin.require_type(spec.target, str, f"{where}: target")
     well_formed = _TARGET.fullmatch(spec.target) is not None
     plugin.require(well_formed, f"{where}: target", f"is {spec.target!r}", 'Write it as "package.module:Class"')
-    if family == "attention":
-        plugin.require_text(spec.kv_order, f"{where}: kv_order")
+
+
+def _check_attention(plugin: _Plugin, spec: BackendSpec, api: Version) -> None:
+    where = f"backend attention {spec.name}"
+    plugin.require_text(spec.kv_order, f"{where}: kv_order")
+    plugin.require_type(spec.graphs, bool, f"{where}: graphs")
+    known = spec.lengths in LENGTHS
+    plugin.require(known, f"{where}: lengths", f"is {_shown(spec.lengths)}", f"Use one of {', '.join(LENGTHS)}")
+    if spec.graphs:
+        _check_since(plugin, api, SINCE["graphs"], f"{where}: graphs", "is True, a value")
+    if spec.lengths == "device":
+        _check_since(plugin, api, _LENGTHS_SINCE, f"{where}: lengths", "is 'device', a value")
 
 
 def _check_unique(plugin: _Plugin, member: str, specs: tuple[BackendSpec, ...]) -> None:

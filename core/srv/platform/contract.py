@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, cast
 
 from srv.dist.group import RankGroup
 from srv.errors import PlatformUnavailable, PluginError, SrvError
 from srv.platform import API_VERSION
+from srv.platform.capabilities import SINCE
 from srv.platform.checks import Version, check_known_names
 from srv.platform.interface import Communicator, Graphs, OpImpl, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.patches import PatchGuard
 from srv.platform.registry import InstalledPlatform
-
-SINCE: Mapping[str, Version] = MappingProxyType({"graphs": (1, 1), "communicator": (1, 3)})
-"""Members of `Platform` that were added after version 1.0. A plugin written for an older version need not have
-them, so core checks before it uses them."""
 
 
 def create_platform(found: InstalledPlatform, context: EngineContext) -> Platform:
@@ -60,7 +56,8 @@ def check_platform(
 ) -> None:
     """Raise PluginError unless `live` has every member of `Platform`, compatible, and no other public one.
 
-    `api` is the contract version that the plugin was written for; newer members are not required.
+    `api` is the contract version that the plugin was written for. Members that `since` lists with a newer version are
+    not required, and refused.
     """
     members = {member for member in vars(Platform) if not member.startswith("_")}
     public = {member for member in dir(live) if not member.startswith("_")}
@@ -82,7 +79,8 @@ def graphs_of(platform: Platform) -> Graphs | None:
 def join(platform: Platform, group: RankGroup) -> Communicator:
     """The platform's communicator for a group of several ranks, checked.
 
-    PlatformUnavailable if the platform declares the capability but was written for a contract without this member.
+    PlatformUnavailable if it has no such member. Its manifest is refused for that when it is loaded, unless only the
+    device that was found has the capability, and no profile.
     """
     make = getattr(platform, "communicator", None)
     if make is None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from srv.specs import ModelFacts
 
 FAMILIES = ("attention", "sampling", "moe", "quantization", "grammar")
+LENGTHS = ("host", "device")  # the values of `BackendSpec.lengths`
 SUPPORT = ("supported", "limited", "experimental", "unsupported", "not_applicable")  # the values of `Support.status`
 
 

@@ -249,7 +249,10 @@ class Communicator(Protocol):
         """Wait until every member is here; for starting up, so at most `RankGroup.start_timeout_s`."""
 
     def abort(self) -> None:
-        """Release connections and memory. Operations that still wait, on this rank or another, fail."""
+        """Release connections and memory, so that a group of the same name can be joined.
+
+        Operations that still wait, on this rank or another, fail when their timeout has passed, or before.
+        """
 
 
 @runtime_checkable
@@ -285,7 +288,8 @@ class Platform(Protocol):
     def communicator(self, group: RankGroup) -> Communicator:
         """Join a group of several ranks; returns when all members have joined (contract 1.3).
 
-        Called once per group, after `init_worker`, if the platform declares the capability "communicator".
+        Called once per group, after `init_worker`, if the platform declares the capability "communicator". Otherwise
+        it is never called, and may raise NotImplementedError.
         """
 
     def post_load(self, model: torch.nn.Module) -> None:

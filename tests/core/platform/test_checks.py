@@ -119,6 +119,8 @@ def test_a_broken_manifest_is_refused(changes: dict[str, Any], member: str, reas
         ({"kv_order": ""}, "empty"),
         ({"check": lambda: Requires()}, "signature ()"),
         ({"name": ""}, "empty"),
+        ({"graphs": "yes"}, "not of type bool"),
+        ({"lengths": "both"}, "'both'"),
     ],
 )
 def test_a_broken_backend_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -153,6 +155,33 @@ def test_an_older_contract_version_keeps_working() -> None:
         check_manifest(replace(GOOD, api=(2, 2)), "srv-example", "1.0", api=(2, 1), oldest=(1, 0))
     with pytest.raises(PluginError, match="Install a newer srv-example"):
         check_manifest(GOOD, "srv-example", "1.0", api=(3, 0), oldest=(2, 0))
+
+
+@every(
+    ("changes", "member", "since"),
+    [
+        ({"capabilities": lambda device: frozenset({"graphs"})}, "PlatformFacts.capabilities('one')", (1, 1)),
+        ({"capabilities": lambda device: frozenset({"communicator"})}, "PlatformFacts.capabilities('one')", (1, 3)),
+        ({"backends": {"attention": (replace(SPEC, graphs=True),)}}, "backend attention plain: graphs", (1, 1)),
+        ({"backends": {"attention": (replace(SPEC, lengths="device"),)}}, "backend attention plain: lengths", (1, 3)),
+    ],
+)
+def test_a_feature_newer_than_the_declared_version_is_refused(
+    changes: dict[str, Any], member: str, since: tuple[int, int]
+) -> None:
+    older, fitting = (replace(GOOD, api=api, **facts(**changes)) for api in ((since[0], since[1] - 1), since))
+    assert check_manifest(fitting, "srv-example", "1.0") is fitting
+    with pytest.raises(PluginError) as raised:
+        check_manifest(older, "srv-example", "1.0")
+    error = raised.value
+    assert (error.member, error.code) == (member, "version")
+    assert f"of contract version {since[0]}.{since[1]}, which is newer than Manifest.api" in error.reason
+    assert f"set api=({since[0]}, {since[1]}), or remove it" in error.remedy
+
+
+def test_a_backend_that_another_distribution_adds_names_no_contract_version() -> None:
+    added = (replace(SPEC, graphs=True, lengths="device"),)
+    assert check_backends("attention", added, "srv-example") == added
 
 
 def test_the_text_of_a_refusal() -> None:

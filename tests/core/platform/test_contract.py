@@ -255,7 +255,7 @@ class Joined:
 
 
 def test_a_communicator_is_checked_when_ranks_join() -> None:
-    """A plugin of contract 1.2 need not have the member; with the capability, it is refused when it is needed."""
+    """A plugin of contract 1.2 need not have the member. If only a device has the capability, ranks cannot start."""
     live: Any = Good()
     with pytest.raises(PlatformUnavailable, match="has no such member") as raised:
         join(live, RankGroup(size=2))

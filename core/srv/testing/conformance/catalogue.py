@@ -54,6 +54,17 @@ L3 = (
         "engine.late_inputs", "masks that depend on the token of the step before are applied, with overlap on"
     ),
     _engine_check("engine.graphs", "steps replayed from captured graphs give the same output", needs="graphs"),
+    Check(
+        "engine.ranks",
+        Level.L3,
+        "greedy output of two ranks is that of the reference, and each rank holds its share of weights and KV pool",
+        "ranks:engine",
+        "Allocate what `kv_buffers` is given, which is one rank's share; if output is wrong, compare sums.",
+        needs="communicator",
+        after=_ENGINE,
+        seconds=300.0,
+        fresh=True,
+    ),
     _engine_check("engine.abort", "an aborted request frees its pages and does not change the others"),
     _engine_check("engine.retraction", "retracted requests continue with the same output"),
 )

@@ -148,6 +148,16 @@ L1 = (
         "Declare graphs if the platform can replay captured steps; otherwise Platform.graphs is None.",
         (*_POOL, "pool.page_zero", "pool.separate"),
     ),
+    Check(
+        "platform.communicator",
+        Level.L1,
+        "the operations of two ranks in two processes have the right results, and a rank that stays away is an error",
+        "ranks:communicator",
+        "See srv.platform.interface.Communicator for what each operation returns and raises.",
+        needs="communicator",
+        after=(*_POOL, "graph.declared"),
+        seconds=300.0,
+    ),
 )
 
 _ATTENTION = (*_POOL, "pool.page_zero", "pool.separate", "attention.placement", "attention.single_page")
@@ -351,5 +361,15 @@ GRAPHS = (
         "a replay may be launched while the previous one of the same captured step runs",
         "In Graphs.replay, wait for the previous replay if its inputs would be overwritten.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    Check(
+        "graph.communicator",
+        Level.L2,
+        "a replay repeats the operations of a communicator, if the plugin has one",
+        "ranks:captured",
+        "Enqueue all_reduce and all_gather where a capture records them, such as on the current stream.",
+        needs="graphs",
+        after=(*_CAPTURED, "graph.replay", "platform.communicator"),
+        seconds=300.0,
     ),
 )

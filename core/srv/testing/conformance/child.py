@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,23 @@ _PARENT_POLL_S = 1.0
 
 
 def main() -> int:
+    checks = {check.name: check for check in CHECKS}
+    return serve(
+        lambda request, kit: describe(kit) if request == FACTS else to_json(perform(checks[request], kit)),
+    )
+
+
+def serve(respond: Callable[[str, Kit], dict[str, Any]]) -> int:
+    """Answer every request of the process that started this one as `srv.testing.conformance.runner.Child`."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    request = json.loads(sys.stdin.readline())
-    sys.path.extend(entry for entry in request["path"] if entry not in sys.path)
+    setting = json.loads(sys.stdin.readline())
+    sys.path.extend(entry for entry in setting["path"] if entry not in sys.path)
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
-    kit = Kit(request["device"], Path(request["scratch"]))
-    checks = {check.name: check for check in CHECKS}
+    kit = Kit(setting["device"], Path(setting["scratch"]), setting["rank"], setting["ranks"])
     with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
         for line in sys.stdin:
-            request = line.strip()
-            answer = describe(kit) if request == FACTS else to_json(perform(checks[request], kit))
-            pipe.write(json.dumps(answer) + "\n")
+            pipe.write(json.dumps(respond(line.strip(), kit)) + "\n")
             pipe.flush()
     return 0
 
@@ -76,7 +81,7 @@ def _run_check(check: Check, kit: Kit) -> tuple[Status, str, str]:
     except SrvError as error:
         return "failed", f"{type(error).__name__}: {error}", getattr(error, "remedy", "") or check.remedy
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything: that is the outcome
-        return "failed", f"it raised {_describe_exception(error)}", check.remedy
+        return "failed", f"it raised {describe_exception(error)}", check.remedy
 
 
 def describe(kit: Kit) -> dict[str, Any]:
@@ -108,11 +113,12 @@ def _environment(kit: Kit) -> Mapping[str, str]:
     try:
         return worker_environment(kit.manifest, kit.device_facts)
     except Exception as error:  # noqa: BLE001 - see above
-        sys.stderr.write(f"worker_env raised {_describe_exception(error)}\n")
+        sys.stderr.write(f"worker_env raised {describe_exception(error)}\n")
         return {}
 
 
-def _describe_exception(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
+    """Its type, its message and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = str(error).strip()

@@ -28,10 +28,15 @@ PROBE_SECONDS = 15.0
 
 @dataclass
 class Kit:
-    """`device_text`: the value of `--device`, NAME or NAME:VARIANT. `scratch`: a folder for files of the checks."""
+    """`device_text`: the value of `--device`, NAME or NAME:VARIANT. `scratch`: a folder for files of the checks.
+
+    `rank` of `ranks`: as which rank of this host the live platform is created.
+    """
 
     device_text: str
     scratch: Path
+    rank: int = 0
+    ranks: int = 1
 
     @functools.cached_property
     def request(self) -> DeviceRequest:
@@ -91,18 +96,18 @@ class Kit:
         """Created once: a second attempt in the same process could fail for another reason, such as an undone patch."""
         from srv.platform.contract import create_platform
 
-        context = EngineContext(self.device_facts, local_rank=0, options=self._options())
+        context = EngineContext(self.device_facts, self.rank, self._options(), self.ranks)
         try:
             live = create_platform(self.installed, context)
         except SrvError as error:
             return error
-        live.init_worker(0)
+        live.init_worker(self.rank)
         return live
 
     @property
     def device(self) -> torch.device:
-        """The device of rank 0."""
-        return self.platform.device(0)
+        """The device of this rank."""
+        return self.platform.device(self.rank)
 
     def _options(self) -> dict[str, object]:
         """Default values of the arguments that the manifest requests."""

@@ -46,6 +46,10 @@ class Reference:
             load_format="auto",
         )
 
+    def parameters(self, ranks: int) -> int:
+        """The parameters that one of several ranks holds: an equal share of every matrix, and whole vectors."""
+        return sum(each.numel() // (ranks if each.dim() > 1 else 1) for each in self._model.parameters())
+
     def hidden_states(self, tokens: Sequence[int]) -> Tensor:
         """float32 [tokens, hidden]: the hidden states after the last norm."""
         cache = DenseCache()

@@ -40,16 +40,27 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One child process. If `ask` raises ChildFailed, the child has been terminated."""
+    """One child process. If `ask` or `answer` raises ChildFailed, the child has been terminated.
 
-    def __init__(self, device: str, scratch: str, environment: Mapping[str, str]) -> None:
+    module: what it runs, with `srv.testing.conformance.child.serve`. rank, ranks: as in `Kit`.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        scratch: str,
+        environment: Mapping[str, str],
+        module: str = "srv.testing.conformance.child",
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self._read_end, write_end = os.pipe()
         self._received = bytearray()
         try:
             # -P: nothing is imported from the current folder.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "srv.testing.conformance.child", str(write_end)],
+                [sys.executable, "-P", "-m", module, str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=self._stderr,
                 stderr=self._stderr,
@@ -60,11 +71,16 @@ class Child:
         finally:
             os.close(write_end)
         path = [os.path.abspath(entry) for entry in sys.path]
-        self._send(json.dumps({"device": device, "scratch": scratch, "path": path}))
+        setting = {"device": device, "scratch": scratch, "path": path, "rank": rank, "ranks": ranks}
+        self.send(json.dumps(setting))
 
     def ask(self, request: str, seconds: float) -> dict[str, Any]:
         """The answer to one request. Raises ChildFailed if there is none within `seconds`."""
-        self._send(request)
+        self.send(request)
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The answer to the oldest request that was sent. Raises ChildFailed if there is none within `seconds`."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._received:
             if not self._receive(deadline):
@@ -89,7 +105,8 @@ class Child:
         self._received.extend(chunk)
         return True
 
-    def _send(self, line: str) -> None:
+    def send(self, line: str) -> None:
+        """Send one request without waiting for its answer."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `_receive` reports a child that has ended
             self._process.stdin.write(f"{line}\n".encode())

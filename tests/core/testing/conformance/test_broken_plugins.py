@@ -1,8 +1,9 @@
 """The conformance kit on plugins that are broken on purpose: each is caught by exactly one check.
 
-Every module of `broken/` except the `toy_*` ones is a platform plugin: that of the toy device with one fault, which its
-docstring describes; the last line names the check that catches it. It is installed like a vendor's package, as a
-`.dist-info` with an entry point in a folder of the import path, and the kit runs in a separate process.
+Every module of `broken/` except the `toy_*` and `cpu_*` ones is a platform plugin: that of the toy device, or that of
+the CPU for faults of several ranks, with one fault. Its docstring describes the fault, and the last line names the
+check that catches it. It is installed like a vendor's package, as a `.dist-info` with an entry point in a folder of
+the import path, and the kit runs in a separate process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from srv.testing.conformance.model import read_report
 
 BROKEN = Path(__file__).parent / "broken"
 CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), naming "(?P<named>.+)"\.$', re.MULTILINE)
+HELPERS = ("toy_", "cpu_")  # how the names of modules begin that are not plugins
 CONTROLS = ("unbroken",)
+# The checks above L0 that run on a plugin that is made from the CPU's: those that start ranks, and what they depend on.
+RANKS = ("platform", "graph.communicator", "engine.greedy", "engine.ranks")
 PATIENCE_S = 280.0
 
 # Checks that no plugin here makes fail as the only failure, with the reason.
@@ -58,23 +62,39 @@ run(device, Level[level], only=only).write(path)
 
 @dataclass(frozen=True)
 class Fault:
-    """A broken plugin, with the check that catches it and the text in its message, which the docstring gives."""
+    """A broken plugin, with the check that catches it and the text in its message, which the docstring gives.
+
+    ranks: whether it is made from the CPU's plugin.
+    """
 
     plugin: str
     check: str
     level: Level
     named: str
+    ranks: bool
+
+    def checks(self) -> tuple[Level, list[str]]:
+        """The level to run, and the checks: all up to L2. Above L2, where each check starts an engine, only greedy
+        output and the check for the fault."""
+        static = [each.name for each in CHECKS if each.level is Level.L0]
+        if self.ranks:
+            return self.level, [*static, *(name for name in RANKS if self.level is Level.L3 or "engine" not in name)]
+        if self.level <= Level.L2:
+            return Level.L2, []
+        lower = [each.name for each in CHECKS if each.level <= Level.L2]
+        return self.level, list(dict.fromkeys((*lower, "engine.greedy", self.check)))
 
 
 def faults() -> list[Fault]:
-    paths = sorted(path for path in BROKEN.glob("*.py") if not path.stem.startswith("toy_"))
+    paths = sorted(path for path in BROKEN.glob("*.py") if not path.stem.startswith(HELPERS))
     return [_fault(path) for path in paths if path.stem not in CONTROLS]
 
 
 def _fault(path: Path) -> Fault:
-    caught = CAUGHT.search(ast.get_docstring(ast.parse(path.read_text())) or "")
+    source = path.read_text()
+    caught = CAUGHT.search(ast.get_docstring(ast.parse(source)) or "")
     assert caught is not None, f"the docstring of broken/{path.name} does not say which check catches it"
-    return Fault(path.stem, caught["check"], Level[caught["level"]], caught["named"])
+    return Fault(path.stem, caught["check"], Level[caught["level"]], caught["named"], "cpu_variant" in source)
 
 
 FAULTS = {fault.plugin: fault for fault in faults()}
@@ -85,7 +105,7 @@ LIVE = [HANGING, *(fault for fault in FAULTS.values() if fault.level > Level.L0)
 
 def install(plugin: str, folder: Path) -> None:
     """Install a plugin as an installer does: its modules, and a `.dist-info` with an entry point."""
-    for path in (BROKEN / f"{plugin}.py", *BROKEN.glob("toy_*.py")):
+    for path in (BROKEN / f"{plugin}.py", *(path for name in HELPERS for path in BROKEN.glob(f"{name}*.py"))):
         shutil.copy(path, folder)
     info = folder / f"srv_{plugin}-1.0.dist-info"
     info.mkdir()
@@ -94,13 +114,9 @@ def install(plugin: str, folder: Path) -> None:
 
 
 def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Report:
-    """The kit's report of all checks up to L2. Above L2, where each check starts an engine, only of greedy output and
-    the check for the fault."""
+    """The kit's report of the fault's checks; of a control, of all checks up to L2."""
     install(plugin, folder)
-    level = max(Level.L2, FAULTS[plugin].level) if plugin in FAULTS else Level.L2
-    only = [each.name for each in CHECKS if each.level <= Level.L2] if level > Level.L2 else []
-    if only:
-        only += dict.fromkeys(("engine.greedy", FAULTS[plugin].check))
+    level, only = FAULTS[plugin].checks() if plugin in FAULTS else (Level.L2, [])
     report = folder / "report.jsonl"
     path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
     done = subprocess.run(
@@ -153,7 +169,11 @@ def test_a_fault_that_needs_no_device_is_caught_by_name(fault: Fault, reports: M
 
 @pytest.mark.slow
 @pytest.mark.when_changed(
-    "core/srv/testing", "core/srv/platform", "plugins/toy_device", "tests/core/testing/conformance"
+    "core/srv/testing",
+    "core/srv/platform",
+    "plugins/toy_device",
+    "platforms/cpu/srv_cpu/communicator.py",
+    "tests/core/testing/conformance",
 )
 @pytest.mark.parametrize("fault", LIVE, ids=lambda fault: fault.plugin)
 def test_a_fault_of_the_live_platform_is_caught_by_name(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:

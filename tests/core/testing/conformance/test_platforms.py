@@ -46,8 +46,12 @@ class Case:
 CPU = frozenset(("pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
 # Only the native kernels of the CPU support weights that stay quantized and int8 keys and values.
 KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf", "attention.int8_kv")
-TOY = frozenset((*KEPT, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-NPU = frozenset((*KEPT, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16"))
+# Only the CPU has a communicator.
+RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")
+TOY = frozenset((*KEPT, *RANKS, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
+NPU = frozenset(
+    (*KEPT, *RANKS, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16")
+)
 
 CASES = (
     # `make test-all` runs all evidence of the processor anyway.

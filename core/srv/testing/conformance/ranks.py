@@ -1,0 +1,173 @@
+"""L1 to L3: two ranks in two processes: their communicator alone, in captured steps, and in an engine.
+
+`communicator` and `captured` control two processes of `srv.testing.conformance.rank_process`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from srv.args.config import Config
+from srv.dist.group import RankGroup
+from srv.executor.multi_process import MultiProcessExecutor
+from srv.executor.protocol import Allocation, RankMemory
+from srv.executor.spec import EngineSpec
+from srv.models.architectures.sharding import rank_facts
+from srv.models.base import torch_dtype
+from srv.planning.budget import Budget, kv_dtype
+from srv.platform.manifest import worker_environment
+from srv.specs import KVLayout
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.local import OUTPUT_TOKENS, EngineUnderTest, engine_under_test
+from srv.testing.conformance.model import Fault, NotApplicable
+from srv.testing.conformance.runner import Child, ChildFailed
+from srv.testing.conformance.setups import declared_dtypes
+from srv.testing.engine import CheckedEngine
+
+RANKS = 2
+START_S = 120.0  # for starting both platforms and joining them
+TIMEOUT_S = 30.0  # of operations that all ranks join, on a busy machine
+LOSS_S = 2.0  # of the operation that a rank does not join
+GROUP = "conformance"
+PROCESS = "srv.testing.conformance.rank_process"
+POOL_PADDING = 1.5  # a rank's pool may be that much larger than its share, for alignment; both shares are 2
+
+
+def communicator(kit: Kit) -> str:
+    """All operations in two processes; then, in a new group of the same name, a rank that stays away."""
+    _require_devices(kit)
+    with _rank_processes(kit) as ranks:
+        results = ranks.perform("operations", TIMEOUT_S)
+        _check_operations(results)
+        ranks.perform("leave", TIMEOUT_S)
+        (lost, _) = ranks.perform("lose", LOSS_S)
+        ranks.perform("leave", LOSS_S)
+    return f"{len(results[0]['sums'])} sums and gathers in {', '.join(declared_dtypes(kit))}; {lost['summary']}"
+
+
+def captured(kit: Kit) -> str:
+    """All_reduce and all_gather in a captured step of two ranks."""
+    if "communicator" not in kit.capabilities:
+        raise NotApplicable("the plugin does not declare the capability communicator")
+    _require_devices(kit)
+    with _rank_processes(kit) as ranks:
+        (first, _) = ranks.perform("capture", TIMEOUT_S)
+        ranks.perform("leave", TIMEOUT_S)
+    return str(first["summary"])
+
+
+def _require_devices(kit: Kit) -> None:
+    """Raise NotApplicable if this host has too few devices; in host memory, ranks need none of their own."""
+    count = kit.device_facts.count
+    if count < RANKS and "host_memory" not in kit.capabilities:
+        raise NotApplicable(f"{RANKS} ranks need a device each, and this host has {count}")
+
+
+class _RankProcesses:
+    """The processes of all ranks; each request goes to all of them. `folder`: for the directories of their groups."""
+
+    def __init__(self, processes: Sequence[Child], folder: Path) -> None:
+        self._processes, self._folder = processes, folder
+
+    def perform(self, task: str, timeout_s: float) -> list[dict[str, Any]]:
+        """The answers of all ranks to a request. Raises Fault if a rank has found a fault, or does not answer.
+
+        A task that joins a group gets a new directory for it, and operations that time out after `timeout_s`.
+        """
+        directory = tempfile.mkdtemp(prefix=f"{task}-", dir=self._folder)
+        for rank, process in enumerate(self._processes):
+            group = RankGroup(GROUP, rank, RANKS, directory, timeout_s, START_S)
+            process.send(json.dumps({"task": task, "group": asdict(group)}))
+        deadline = time.monotonic() + START_S + timeout_s
+        answers = []
+        for rank, process in enumerate(self._processes):
+            try:
+                answers.append(process.answer(deadline - time.monotonic()))
+            except ChildFailed as failure:
+                raise Fault(f"rank {rank} of {RANKS} {failure}") from failure
+        faults = [f"rank {rank} of {RANKS}: {each['fault']}" for rank, each in enumerate(answers) if each["fault"]]
+        if faults:
+            raise Fault("; ".join(faults))
+        return answers
+
+
+@contextmanager
+def _rank_processes(kit: Kit) -> Iterator[_RankProcesses]:
+    """Processes with the environment of the plugin's workers, which are killed in any case."""
+    folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=kit.scratch))
+    processes: list[Child] = []
+    try:
+        for rank in range(RANKS):
+            environment = worker_environment(kit.manifest, kit.device_facts, rank)
+            processes.append(Child(kit.device_text, str(kit.scratch), environment, PROCESS, rank, RANKS))
+        yield _RankProcesses(processes, folder)
+    finally:
+        for process in processes:
+            process.close()
+
+
+def _check_operations(results: Sequence[dict[str, Any]]) -> None:
+    """What no rank can check alone: equal bits, and that no rank left the barrier before all were there."""
+    for index, sums in enumerate(zip(*(each["sums"] for each in results), strict=True)):
+        if len(set(sums)) > 1:
+            raise Fault(f"all_reduce gives the ranks different bits for {results[0]['cases'][index]}")
+    early = max(each["entered"] for each in results) - min(each["left"] for each in results)
+    if early > 0:
+        raise Fault(f"a rank left the barrier {early:.2f} s before another one entered it")
+
+
+class _RecordingExecutor(MultiProcessExecutor):
+    """Keeps what its ranks have loaded and allocated."""
+
+    memory: list[RankMemory]
+    allocations: list[Allocation]
+
+    def measure(self) -> list[RankMemory]:
+        self.memory = super().measure()
+        return self.memory
+
+    def allocate(self, budget: Budget) -> list[Allocation]:
+        self.allocations = super().allocate(budget)
+        return self.allocations
+
+
+class _RankedEngine(CheckedEngine):
+    executor: _RecordingExecutor
+
+    def make_executor(self, spec: EngineSpec) -> _RecordingExecutor:
+        self.executor = _RecordingExecutor(spec)
+        return self.executor
+
+
+def engine(kit: Kit) -> str:
+    """The small model on two ranks, with captured steps if they are declared, and the bytes that each rank holds."""
+    _require_devices(kit)
+    with engine_under_test(kit, kind=_RankedEngine, disable_graphs=None, tp_size=RANKS) as tested:
+        assert isinstance(tested.engine, _RankedEngine)
+        held = _check_shares(tested, tested.engine)
+        prompts = tested.prompts()
+        tested.check(prompts, tested.generate(prompts), f"greedy output of {RANKS} ranks")
+        return f"{len(prompts)} prompts, {OUTPUT_TOKENS} tokens each, in {tested.dtype}; {held}"
+
+
+def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
+    """Fault unless every rank holds its share of the weights, and of the KV pool up to padding."""
+    spec, ready = engine.spec(), engine.ready
+    config = Config.from_json(spec.config)
+    weights = tested.reference.parameters(RANKS) * torch_dtype(tested.dtype).itemsize
+    (group,) = rank_facts(spec.model, RANKS).cache_groups
+    layout = KVLayout(group, ready.page_size, kv_dtype(config), spec.kv_order)
+    pool = layout.bytes_per_page() * (ready.pages[0] + 1)
+    for loaded, allocated in zip(engine.executor.memory, engine.executor.allocations, strict=True):
+        if loaded.weight_bytes != weights:
+            raise Fault(f"rank {loaded.rank} holds {loaded.weight_bytes} bytes of weights; its share is {weights}")
+        if not pool <= allocated.pool_bytes <= POOL_PADDING * pool:
+            raise Fault(f"rank {loaded.rank} has a KV pool of {allocated.pool_bytes} bytes; its share is {pool}")
+    return f"{weights} bytes of weights and {allocated.pool_bytes} of the KV pool on each rank"
