@@ -25,7 +25,8 @@ def test_operations_of_three_ranks() -> None:
     for rank, (own_sums, gathered, replays, error, seconds) in enumerate(results):
         assert own_sums == sums, f"rank {rank} has other bits than rank 0"
         assert all(gathered)
-        if load().library is not None:  # twice the sum 1 + 2 + 3, and each rank's own number; then of twice the inputs
+        # per rank: 2 * (1 + 2 + 3) + (rank + 1); the second replay has doubled inputs, so every number doubles
+        if load().library is not None:
             assert replays == [[13.0, 14.0, 15.0], [26.0, 28.0, 30.0]]
         if rank != 1:
             assert error.startswith(f"rank {rank} of group tensor cannot reach the others: ")
