@@ -158,7 +158,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             oracles.rows_gguf,
             rows_gguf_cases,
             signature="(rows uint8 [N, bytes per row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
-            "rows are those of a GGUF file quantized as `quant_type`",
+            "the embedding lookup in the rows of a GGUF file quantized as `quant_type`",
             sizes=("inputs",),
             tolerances=_FLOAT16_SCALES,
         ),

@@ -86,7 +86,7 @@ def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The given rows of the matrix, in float64 for any `dtype`."""
+    """Embedding lookup: the rows with these indices, dequantized to float64 for any `dtype`."""
     return dequantize_rows(rows, quant_type)[indices.to("cpu")]
 
 

@@ -98,7 +98,10 @@ def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """rows uint8 [N, bytes per row] of a GGUF file, indices int64 [T] -> [T, K] of `dtype`."""
+    """rows uint8 [N, bytes per row] of a GGUF file, indices int64 [T] -> [T, K] of `dtype`.
+
+    Embedding lookup: selects the rows, then dequantizes them.
+    """
     return _dequantize(rows.index_select(0, indices), quant_type, dtype)
 
 

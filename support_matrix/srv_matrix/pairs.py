@@ -15,7 +15,7 @@ from typing import Any
 
 from srv.args.backends import SLOTS
 from srv.args.config import ARGUMENTS, SPELLINGS
-from srv.args.context import Facts, StatementContext, call_plugin
+from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
 from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.platform.facts import BackendSpec, Constraint, Requires, Unfit
@@ -138,7 +138,7 @@ def _check(context: VariantContext, owner: str, constraint: Constraint, values: 
         owner,
         member,
         constraint.check,
-        StatementContext(owner, member, context.facts, reads, {**context.values, **values}),
+        DeclaredReadsContext(owner, member, context.facts, reads, {**context.values, **values}),
     )
 
 
@@ -149,7 +149,7 @@ def _show(argument: str, value: Any) -> str:
 # ---- backends
 
 
-class _RecordingContext(StatementContext):
+class _RecordingContext(DeclaredReadsContext):
     """A context that records which arguments are read."""
 
     def __init__(self, owner: str, member: str, facts: Facts, values: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""How the server ends: stopped, its engine killed, or killed itself. Clients get an error; no process is left."""
+"""How the server ends: stopped, its engine killed, or the server itself killed. Clients get an error.
+
+No process is left.
+"""
 
 from __future__ import annotations
 
@@ -170,10 +173,9 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path, monkeypa
             server.kill()
 
 
-def test_if_the_server_is_killed_its_engine_ends_while_it_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))  # short: a socket's address has about 100 bytes
+def test_a_busy_engine_ends_if_its_server_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Short: the path of a Unix socket is limited to about 100 bytes.
+    own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(own))
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()

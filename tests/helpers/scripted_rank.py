@@ -77,7 +77,7 @@ def answer(behaviour: str, rank: int, step: int, send) -> None:  # type: ignore[
             time.sleep(1 if behaviour == "late" else 0)
             send(Stepped(rank, step, 2 if behaviour == "diverge" else 1, result))
         case "fail" | "lose":
-            send(Stepped(rank, step, error="ValueError: scripted", lost=behaviour == "lose"))
+            send(Stepped(rank, step, error="ValueError: scripted", peer_lost=behaviour == "lose"))
         case "exit":
             os._exit(EXIT_STATUS)
 

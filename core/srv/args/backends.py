@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.args.config import ARGUMENTS
-from srv.args.context import Facts, StatementContext, call_plugin
+from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
 from srv.errors import PluginError, Rejection
@@ -124,7 +124,7 @@ def _make_candidate(
 ) -> Candidate:
     member = f"{SLOTS[slot][0]} backend {spec.name}"
     values = {name: statement.value for name, statement in user.items()}
-    context = StatementContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
+    context = DeclaredReadsContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
     result: object = call_plugin(f"platform {platform}", member, spec.check, context)
     if isinstance(result, Unfit):
         return Candidate(slot, spec, {}, result.reasons or ("it gives no reason",))

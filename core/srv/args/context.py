@@ -1,6 +1,7 @@
-"""The context that a statement's function receives: facts, and only the arguments that it declares in `reads`.
+"""The ResolutionContext passed to one function of a Default, Constraint, Contribution or BackendSpec.
 
-All calls of plugins' pure functions go through `call_plugin`, so that an exception is reported with its owner.
+It gives facts, and only the arguments that are declared in `reads`. All calls of plugins' pure functions go through
+`call_plugin`, so that an exception is reported with its owner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class UndeclaredRead(PluginError):
-    """A statement read an argument that it does not declare in `reads`."""
+    """A plugin's function read an argument that is not declared in `reads`."""
 
 
 class Facts(NamedTuple):
@@ -28,14 +29,17 @@ class Facts(NamedTuple):
     capabilities: frozenset[str]
 
 
-class StatementContext:
-    """The `ResolutionContext` of one statement. `values` may hold more arguments; only those in `reads` can be read."""
+class DeclaredReadsContext:
+    """A `ResolutionContext`. `values` may hold more arguments than `reads`; only those in `reads` can be read.
+
+    `owner` and `member` name the function in errors.
+    """
 
     def __init__(
         self, owner: str, member: str, facts: Facts, reads: Collection[str], values: Mapping[str, Any]
     ) -> None:
         self._owner, self._member, self._facts = owner, member, facts
-        self._reads, self._values = reads, MappingProxyType(values)  # a statement must not change values
+        self._reads, self._values = reads, MappingProxyType(values)  # the function must not change values
 
     @property
     def device(self) -> DeviceFacts:
@@ -65,7 +69,7 @@ class StatementContext:
 
 
 def call_plugin(owner: str, member: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a statement's function; an exception that is not a SrvError becomes a PluginError that names the owner."""
+    """Call a plugin's pure function; an exception that is not a SrvError becomes a PluginError that names the owner."""
     try:
         return function(*arguments)
     except SrvError:

@@ -1,7 +1,7 @@
-"""Core's own statements: defaults of the layers MODEL and GENERIC, quantities, constraints.
+"""Core's own defaults (of the layers MODEL and GENERIC), contributions to quantities, and constraints.
 
-They have the same types as a platform's statements, which override them. This module must not know any device beyond
-its facts and capabilities.
+They have the same types as a platform's. A platform's defaults override core's, and its contributions can replace them.
+This module must not know any device beyond its facts and capabilities.
 """
 
 from __future__ import annotations

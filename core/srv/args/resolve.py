@@ -18,7 +18,7 @@ from typing import Any
 
 from srv.args.backends import BackendSelection, choose_backends
 from srv.args.config import ARGUMENTS, make_config
-from srv.args.context import Facts, StatementContext, call_plugin
+from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import (
     CONSTRAINTS,
     CONTRIBUTIONS,
@@ -91,8 +91,8 @@ def resolve(
     """Resolve all arguments, or raise `Refusal` with all rejections.
 
     Pass `manifest` and `device` together, or neither (then no platform takes part). `backends`: third-party specs by
-    family. `chosen_because` completes "device = NAME because ...". PluginError: a statement of a plugin is invalid,
-    independently of the user's values.
+    family. `chosen_because` completes "device = NAME because ...". PluginError: a default, contribution, constraint
+    or backend of a plugin is invalid, independently of the user's values.
     """
     if (manifest is None) != (device is None):
         raise ValueError("pass manifest and device together, or neither")
@@ -207,7 +207,7 @@ def _owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribut
 def _resolve_all(
     state: _State, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]
 ) -> None:
-    """Resolve every argument and quantity after those that its statements read."""
+    """Resolve every argument and quantity after those that its defaults or contributions read."""
     by_argument: dict[str, list[OwnedDefault]] = {}
     for each in defaults:
         by_argument.setdefault(each.default.argument, []).append(each)
@@ -225,9 +225,9 @@ def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, 
     """All arguments and quantities in topological order of their reads; PluginError names the members of a cycle."""
     graph: dict[str, set[str]] = {name: set() for name in (*ARGUMENTS, *(QUANTITIES if contributions else ()))}
     owners: dict[str, str] = {}
-    statements = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
-    statements += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
-    for owner, kind, name, reads in statements:
+    readers = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
+    readers += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
+    for owner, kind, name, reads in readers:
         for unknown in {name, *reads} - graph.keys():
             remedy = "It must name arguments and quantities of srv."
             raise PluginError(owner, f"{kind} {name}", f"{unknown} is neither an argument nor a quantity", remedy)
@@ -257,7 +257,7 @@ def _sum_contributions(state: _State, name: str, contributions: Sequence[tuple[s
 
 def _contribution_amount(state: _State, owner: str, each: Contribution) -> float:
     member = f"contribution {each.name} to {each.quantity}"
-    context = StatementContext(owner, member, state.facts, each.reads, state.values)
+    context = DeclaredReadsContext(owner, member, state.facts, each.reads, state.values)
     amount: object = call_plugin(owner, member, each.compute, context)
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
         raise PluginError(owner, member, f"it returned {type(amount).__name__}", "It must return a number.")
@@ -270,7 +270,7 @@ def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]
     argument, statements = ARGUMENTS[name], state.statements[name]
     for owned in defaults:
         member = f"default of {name}"
-        context = StatementContext(owned.owner, member, state.facts, owned.default.reads, state.values)
+        context = DeclaredReadsContext(owned.owner, member, state.facts, owned.default.reads, state.values)
         value = call_plugin(owned.owner, member, owned.default.compute, context)
         if value is not None and not (owned.skip_if_unsupported and _unsupported(state, name, value)):
             value, reason = _validated(value, name, owned), owned.default.reason
@@ -355,7 +355,7 @@ def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection |
         raise PluginError(owner, member, f"{unknown} is not an argument", "It must name arguments of srv.")
     if reads & state.refused:
         return None
-    context = StatementContext(owner, member, state.facts, reads, state.values)
+    context = DeclaredReadsContext(owner, member, state.facts, reads, state.values)
     reason = call_plugin(owner, member, constraint.check, context)
     if reason is None:
         return None

@@ -213,7 +213,7 @@ class MultiProcessExecutor:
     def _result(self, step: int) -> Result:
         answers = self._gather(Stepped, None)
         first = answers[0]
-        if all(answer.error is not None and not answer.lost for answer in answers):
+        if all(answer.error is not None and not answer.peer_lost for answer in answers):
             raise StepFailed(first.error)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if answer.error is not None:
@@ -265,6 +265,6 @@ class MultiProcessExecutor:
         """The rank at fault: one that failed by itself, or else one that has not answered."""
         for rank in self._ranks:
             answer = rank.error()
-            if answer is not None and not answer.lost:
+            if answer is not None and not answer.peer_lost:
                 return RankLost(f"{rank} failed on step {answer.step}: {answer.error}")
         return RankLost(f"{missing[0]} does not answer")

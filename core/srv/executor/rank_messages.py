@@ -48,7 +48,9 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """The late inputs of the last step, which waits for them: it is answered only now."""
+    """Completes a step whose sampling waits for late inputs, such as grammar masks: the rank samples now, and only now
+    answers with `Stepped`.
+    """
 
     step: int
     late: LateInputs
@@ -81,7 +83,8 @@ class Allocated(msgspec.Struct, frozen=True, tag=True):
 class Stepped(msgspec.Struct, frozen=True, tag=True):
     """A rank has run a step. `digest` is that of the tokens it sampled; `result` comes from the first rank only.
 
-    `error`: the step raised this exception; then there is neither. `lost`: it could not reach the other ranks.
+    `error`: the step raised this exception; then there is neither. `peer_lost`: the error is RankLost: this rank could
+    not reach the others.
     """
 
     rank: int
@@ -89,7 +92,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     digest: int = 0
     result: Result | None = None
     error: str | None = None
-    lost: bool = False
+    peer_lost: bool = False
 
 
 class Controlled(msgspec.Struct, frozen=True, tag=True):

@@ -2,7 +2,7 @@
 
 Every module but `interface`, `contract` and `ops` is torch-free:
 
-    facts          device facts, statements (defaults, constraints), backend specs: data
+    facts          device facts, defaults, contributions, constraints, backend specs: data
     capabilities   the closed vocabulary of what a platform can do
     manifest       what a plugin's entry point gives: pure data and pure functions
     checks         checks that a manifest follows the contract

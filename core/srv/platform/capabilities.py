@@ -20,7 +20,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "graphs": "a captured step can be replayed with new KV lengths from the host",
         "w8a8": "int8 weights times activations quantized to int8: ops linear_w8a8, linear_w8a8_static",
         "int8_weights": "int8 weights times activations that are not quantized: op linear_int8",
-        "gguf_blocks": "weights that stay in GGUF's quantized blocks, also in products: ops linear_gguf, rows_gguf",
+        "gguf_blocks": "weights that stay in GGUF's quantized blocks: ops linear_gguf, rows_gguf (embedding lookup)",
         "int8_kv": "an int8 KV pool with space for its scales, and attention that reads it: see KVLayout",
         "float32": "weights, activations and KV pool in float32",
         "float16": "weights, activations and KV pool in float16",

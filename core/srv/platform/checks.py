@@ -215,9 +215,9 @@ def _check_facts(plugin: _Plugin, manifest: Manifest) -> None:
     _check_known(plugin, facts, PlatformFacts, "PlatformFacts")
     plugin.require_signature(facts.capabilities, "PlatformFacts.capabilities", "device: DeviceFacts")
     _check_profiles(plugin, manifest)
-    _check_statements(plugin, facts.defaults, Default, "compute", "PlatformFacts.defaults")
-    _check_statements(plugin, facts.contributions, Contribution, "compute", "PlatformFacts.contributions")
-    _check_statements(plugin, facts.constraints, Constraint, "check", "PlatformFacts.constraints")
+    _check_entries(plugin, facts.defaults, Default, "compute", "PlatformFacts.defaults")
+    _check_entries(plugin, facts.contributions, Contribution, "compute", "PlatformFacts.contributions")
+    _check_entries(plugin, facts.constraints, Constraint, "check", "PlatformFacts.constraints")
     _check_support(plugin, manifest)
     plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
     for family, specs in facts.backends.items():
@@ -278,21 +278,21 @@ def _check_since(plugin: _Plugin, api: Version, since: Version, member: str, wha
     )
 
 
-def _check_statements(plugin: _Plugin, statements: object, kind: type[Any], function: str, member: str) -> None:
-    plugin.require_type(statements, tuple, member)
-    assert isinstance(statements, tuple)
-    for index, statement in enumerate(statements):
+def _check_entries(plugin: _Plugin, entries: object, kind: type[Any], function: str, member: str) -> None:
+    plugin.require_type(entries, tuple, member)
+    assert isinstance(entries, tuple)
+    for index, entry in enumerate(entries):
         where = f"{member}[{index}]"
-        plugin.require_type(statement, kind, where)
+        plugin.require_type(entry, kind, where)
         for field in _fields(kind):
-            value, at = getattr(statement, field.name), f"{where}.{field.name}"
+            value, at = getattr(entry, field.name), f"{where}.{field.name}"
             if field.name in ("reads", "replaces"):
                 _check_names(plugin, value, at)
             elif field.name == "of_remaining":
                 plugin.require_type(value, bool, at)
             elif field.name != function:
                 plugin.require_text(value, at)
-        plugin.require_signature(getattr(statement, function), f"{where}.{function}", "context: ResolutionContext")
+        plugin.require_signature(getattr(entry, function), f"{where}.{function}", "context: ResolutionContext")
 
 
 def _check_support(plugin: _Plugin, manifest: Manifest) -> None:

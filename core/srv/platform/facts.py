@@ -1,8 +1,8 @@
 """What a platform declares without its device: facts, defaults, constraints, backend specs. Torch-free data.
 
-A statement (default, contribution, constraint) can read only the arguments that it declares in `reads`. Resolution
-(`srv.args.resolve`) orders statements by what they read, applies them by layer and records their provenance. Nothing
-here edits a configuration.
+A default, contribution or constraint can read only the arguments that it declares in `reads`. Resolution
+(`srv.args.resolve`) orders defaults and contributions by what they read, lets the highest layer win, records where each
+value comes from, and then checks the constraints. Nothing here edits a configuration.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class DeviceFacts:
 
 
 class ResolutionContext(Protocol):
-    """The inputs of a statement or backend check: device and model facts, and the arguments declared in `reads`.
+    """The argument of the function of a Default, Contribution, Constraint or BackendSpec.
 
-    Reading an argument that was not declared raises `UndeclaredRead`; reading one that has no value
-    returns None.
+    It gives facts about device and model, and the values of the arguments declared in `reads`; a BackendSpec may read
+    any argument that the user set. Reading an argument that was not declared raises `UndeclaredRead`; reading one that
+    has no value returns None.
     """
 
     @property
@@ -165,8 +166,8 @@ class PlatformFacts:
 
     `capabilities(device)` is conservative: a capability that is not listed is not available. `profiles` names devices
     for `srv plan --device NAME:PROFILE` (every variant has one of its own name; there may be others, such as a 32 GiB
-    card). `defaults` apply at layer PLATFORM. `support`: declarations about arguments that no other statement covers,
-    including planned arguments.
+    card). `defaults` apply at layer PLATFORM. `support`: declarations about arguments that no default or constraint
+    covers, including planned arguments.
     """
 
     capabilities: Callable[[DeviceFacts], frozenset[str]]

@@ -161,7 +161,7 @@ class RequestPreprocessor:
 
     async def _refuse_by_prefix(self, text: str, param: str, min_output: int) -> None:
         """Refuse a text whose prefix alone has too many tokens, at a cost that does not depend on its length."""
-        available = self._settings.max_total_tokens
+        available = self._settings.request_token_limit
         if len(text) <= max(PROBE_CHARACTERS_PER_TOKEN * available, INLINE_CHARACTERS):
             return
         prefix = text[: PROBE_CHARACTERS_PER_TOKEN * available]
@@ -211,7 +211,7 @@ class RequestPreprocessor:
     ) -> TokenizedPrompt:
         """Tokenize and check one prompt. `default_max_tokens` None: as many as fit. Raises RequestError."""
         tokens = await self.tokenize(prompt, param=param, special=special)
-        available = self._settings.max_total_tokens - len(tokens)
+        available = self._settings.request_token_limit - len(tokens)
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             max_tokens = available if default_max_tokens is None else min(available, default_max_tokens)
@@ -236,7 +236,7 @@ class RequestPreprocessor:
                 code="empty_prompt",
                 param=param,
             )
-        if prompt_tokens + min_output > settings.max_total_tokens:
+        if prompt_tokens + min_output > settings.request_token_limit:
             limit, code = self._limit()
             problem = f"which leaves none for the output: {limit}" if min_output else f"but {limit}"
             raise RequestError(

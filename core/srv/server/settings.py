@@ -10,18 +10,19 @@ from srv.server.http.body import BodyLimits
 from srv.types import Pooling
 
 DEFAULT_BODY_LIMITS = BodyLimits()
-VALUES_PER_CONTEXT = 4
+FULL_PROMPTS_PER_BODY = 4  # prompts of token ids, each as long as the context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """Limits and names. `context_length` and `max_request_tokens` count prompt and output tokens together.
 
-    `context_length` is the model's; `max_request_tokens` is what fits the KV pool (from `Ready`). `vocab_size` limits
-    token ids in requests. `max_prompt_bytes`: longer texts are refused without tokenizing them (None: derived from the
-    context length and the longest token). `max_request_values` limits the JSON values per body (None: enough for a few
-    prompts of token ids). `hidden_size`: elements of an embedding and of a hidden state. `pooling`: how prompts are
-    embedded; None: `/v1/embeddings` is disabled. `model_info` and `server_info` are returned unchanged.
+    `context_length`: --context-length, else the model's. `max_request_tokens`: the smaller of that and the KV pool
+    (from `Ready`). `vocab_size` limits token ids in requests. `max_prompt_bytes`: longer texts are refused without
+    tokenizing them (None: derived from the context length and the longest token). `max_request_values` limits the JSON
+    values per body (None: enough for a few prompts of token ids). `hidden_size`: elements of an embedding and of a
+    hidden state. `pooling`: how prompts are embedded; None: `/v1/embeddings` is disabled. `model_info` and
+    `server_info` are returned unchanged.
     """
 
     model_name: str
@@ -48,10 +49,10 @@ class ServerSettings:
     def body_limits(self) -> BodyLimits:
         values = self.max_request_values
         if values is None:
-            values = max(DEFAULT_BODY_LIMITS.values, VALUES_PER_CONTEXT * self.context_length)
+            values = max(DEFAULT_BODY_LIMITS.values, FULL_PROMPTS_PER_BODY * self.context_length)
         return BodyLimits(self.max_request_bytes, values, self.body_seconds)
 
     @property
-    def max_total_tokens(self) -> int:
+    def request_token_limit(self) -> int:
         """The maximum number of tokens per request, prompt and output."""
         return min(self.context_length, self.max_request_tokens)

@@ -117,7 +117,7 @@ class RankProcess:
             run()
         except Exception as error:  # noqa: BLE001 - see above
             text = f"{type(error).__name__}: {error}"
-            return Stepped(self._rank, step, error=text, lost=isinstance(error, RankLost))
+            return Stepped(self._rank, step, error=text, peer_lost=isinstance(error, RankLost))
         return None
 
     def _send(self, message: FromRank) -> None:

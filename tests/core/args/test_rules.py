@@ -11,7 +11,7 @@ from every import every
 
 from srv.args.checks import adapters, all_or_some, ascending, bucket_rule, json_list, json_object
 from srv.args.config import ARGUMENTS
-from srv.args.context import Facts, StatementContext
+from srv.args.context import DeclaredReadsContext, Facts
 from srv.args.defaults import (
     CONSTRAINTS,
     CONTRIBUTIONS,
@@ -46,11 +46,11 @@ SHARDABLE = Facts(
 )
 
 
-def context_of(reads: tuple[str, ...], facts: Facts | None = None, **values: Any) -> StatementContext:
-    """The context of a statement with these values and the declared defaults of all other arguments."""
+def context_of(reads: tuple[str, ...], facts: Facts | None = None, **values: Any) -> DeclaredReadsContext:
+    """A context with these values and the declared defaults of all other arguments."""
     everything = {name: argument.default for name, argument in ARGUMENTS.items()} | values
     facts = facts or Facts(device(), model(), CAPABLE)
-    return StatementContext("test", "test", facts, reads, everything)
+    return DeclaredReadsContext("test", "test", facts, reads, everything)
 
 
 def broken(**values: Any) -> set[tuple[str, str]]:

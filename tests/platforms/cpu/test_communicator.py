@@ -48,7 +48,8 @@ def check_operations(ranks: RankProcesses, folder: Path, unmappable: int | None)
         assert used is not None
         assert not used.faults
         assert used.mapped == (unmappable is None, False)
-        if load().library is not None:  # twice the sum 1 + 2 + 3, and each rank's own number; then of twice the inputs
+        # Per rank: 2 * (1 + 2 + 3) + (rank + 1); the second replay has doubled inputs, so every number doubles.
+        if load().library is not None:
             assert used.replays == [[13.0, 14.0, 15.0], [26.0, 28.0, 30.0]]
     assert {file.name for file in folder.iterdir()} <= {"tensor.store"}
 

@@ -49,7 +49,7 @@ class Admin:
             "owned_by": "srv",
             "root": settings.model_name,
             "parent": None,
-            "max_model_len": settings.max_total_tokens,
+            "max_model_len": settings.request_token_limit,
         }
 
     async def models(self, request: Request) -> Response:
@@ -64,7 +64,7 @@ class Admin:
         return json_response(
             {
                 **settings.model_info,
-                "max_request_tokens": settings.max_total_tokens,
+                "max_request_tokens": settings.request_token_limit,
                 "hidden_size": settings.hidden_size,
                 "is_embedding": settings.pooling is not None,
                 "pooling": settings.pooling,
@@ -99,7 +99,7 @@ class Admin:
         response: dict[str, object] = {
             "tokens": tokens if batch else tokens[0],
             "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),
-            "max_model_len": self.service.settings.max_total_tokens,
+            "max_model_len": self.service.settings.request_token_limit,
         }
         if body.return_token_strs:
             texts_by_token = [[self.service.text.token_text(token) for token in ids] for ids in tokens]

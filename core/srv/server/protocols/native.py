@@ -249,7 +249,7 @@ class NativeGenerate:
             count,
             batch,
             "logprob_start_len",
-            _integer_in(-1, -1, self.service.settings.max_total_tokens),
+            _integer_in(-1, -1, self.service.settings.request_token_limit),
         )
         top_counts = _per_prompt(
             body.top_logprobs_num, count, batch, "top_logprobs_num", _integer_in(0, 0, MAX_TOP_LOGPROBS)

@@ -1,6 +1,6 @@
 """The text processor of a served model: encoding, decoding, chat prompts, incremental detokenization.
 
-Owns which files the tokenizer and the chat template are read from. Must not know HTTP, the engine or torch.
+Decides which files the tokenizer and the chat template are read from. Must not know HTTP, the engine or torch.
 
 Special tokens are recognised anywhere in a text, because a chat template writes them as text, and a user's message
 cannot be distinguished from the template afterwards. A message that contains `<|im_end|>` therefore ends a turn, as in

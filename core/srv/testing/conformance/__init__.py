@@ -8,7 +8,7 @@
     runner      runs the checks, each level in its own child process (child), with a time limit per check
     kit         the argument of every check: the plugin, its device, its live platform
 
-    static      L0   manifest, versions, purity, statements, probe           (no torch)
+    static      L0   manifest, versions, purity, probe, resolution          (no torch)
     platform pool sampler          L1   rules that hold on any device
     ops attention graphs           L2   each op, backend and captured step against a reference
     engine                         L3   a small model through the real engine

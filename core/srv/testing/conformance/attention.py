@@ -64,7 +64,7 @@ def several_pages(kit: Kit) -> str:
     return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
-def page_borders(kit: Kit) -> str:
+def page_boundaries(kit: Kit) -> str:
     """Rows that end just before, on and just after the end of a page."""
 
     def check(setup: Setup) -> None:

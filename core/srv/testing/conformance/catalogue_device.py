@@ -1,4 +1,6 @@
-"""Checks of levels 1 and 2, in the order in which they run: rules for every device, then references. Torch-free."""
+"""Checks of level 1 (rules that hold on any device) and level 2 (comparisons with a reference), in the order in which
+they run. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from srv.testing.conformance.model import Check, Level
 
 _STARTED = ("platform.starts", "platform.patches", "platform.device")
 _POOL = (*_STARTED, "pool.shapes", "pool.placement")
-_SAMPLER = (*_STARTED, "sampler.placement", "sampler.bias")
+_SAMPLER = (*_STARTED, "sampler.placement", "sampler.distribution")
 
 
 def _device_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = _STARTED, needs: str = "") -> Check:
@@ -35,7 +37,7 @@ L1 = (
     ),
     _device_check(
         "platform.memory",
-        "0 <= free <= total, and the total is about that of the probe",
+        "0 <= free <= total, and the total is within a factor of 2 of DeviceFacts.memory_bytes",
         "Return the bytes of one device, as its driver reports them, in ProbeResult and in memory().",
     ),
     _device_check(
@@ -95,7 +97,7 @@ L1 = (
         (*_STARTED, "sampler.placement"),
     ),
     _device_check(
-        "sampler.bias",
+        "sampler.distribution",
         "with the engine's noise, token frequencies match the probabilities (chi-squared)",
         "Draw the first kept token whose cumulative probability exceeds SamplingBatch.uniform, summed in float64.",
         (*_STARTED, "sampler.placement"),
@@ -109,7 +111,7 @@ L1 = (
     _device_check(
         "sampler.top_k",
         "top-k keeps the k most likely tokens",
-        "Keep SamplingBatch.top_k tokens of each row; the vocabulary's size keeps all.",
+        "Keep SamplingBatch.top_k tokens of each row; a top_k equal to the vocabulary size disables the filter.",
         (*_SAMPLER, "sampler.exact"),
     ),
     _device_check(
@@ -125,7 +127,7 @@ L1 = (
         (*_SAMPLER, "sampler.exact"),
     ),
     _device_check(
-        "sampler.together",
+        "sampler.filter_order",
         "temperature, top-k, top-p and min-p are applied in this order",
         "Renormalise after top-k and before top-p, and compare min-p with the largest probability.",
         (*_SAMPLER, "sampler.exact", "sampler.top_k", "sampler.top_p", "sampler.min_p"),
@@ -161,7 +163,7 @@ L1 = (
 )
 
 _ATTENTION = (*_POOL, "pool.page_zero", "pool.separate", "attention.placement", "attention.single_page")
-_PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_borders")
+_PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_boundaries")
 _OPS = (*_STARTED, "op.coverage", "op.placement")
 
 
@@ -218,7 +220,7 @@ L2 = (
     ),
     _op_check(
         "rows_gguf",
-        "rows_gguf satisfies its contract in every dtype that it supports",
+        "rows_gguf, the embedding lookup in GGUF weights, satisfies its contract in every dtype that it supports",
         _COMPARE_OP,
         needs="gguf_blocks",
     ),
@@ -242,7 +244,7 @@ L2 = (
         _ATTENTION,
     ),
     _reference_check(
-        "attention.page_borders",
+        "attention.page_boundaries",
         "attention is correct for rows that end before, at and after a page boundary",
         "A row of kv_len tokens has ceil(kv_len / page_size) pages; check how many of them are read and written.",
         (*_ATTENTION, "attention.several_pages"),
@@ -262,7 +264,8 @@ L2 = (
     _reference_check(
         "attention.extend",
         "attention is correct for prompts that are computed in chunks",
-        "The first query of row i has position kv_lens[i] - query_lens[i]; it attends to all tokens before it.",
+        "The first query of row i has position kv_lens[i] - query_lens[i]; it attends to itself and all tokens "
+        "before it.",
         _PAGED,
         "chunked_prefill",
     ),
@@ -288,13 +291,15 @@ L2 = (
     _reference_check(
         "attention.window",
         "attention is correct in layers with a sliding window, if the backend accepts such models",
-        "A token attends to itself and the window - 1 tokens before it; otherwise refuse such models.",
+        "A token attends to itself and the window - 1 tokens before it; if the kernels do not support this, "
+        "return Unfit from BackendSpec.check.",
         _PAGED,
     ),
     _reference_check(
         "attention.soft_cap",
         "attention is correct with capped scores, if the backend accepts such models",
-        "Scores become soft_cap * tanh(scores / soft_cap) before masking; otherwise refuse such models.",
+        "Scores become soft_cap * tanh(scores / soft_cap) before masking; if the kernels do not support this, "
+        "return Unfit from BackendSpec.check.",
         _PAGED,
     ),
     _reference_check(
@@ -351,13 +356,13 @@ GRAPHS = (
         (*_CAPTURED, "graph.replay", "graph.lengths"),
     ),
     _graph_check(
-        "counts",
+        "row_counts",
         "captured steps with different row counts can be replayed alternately",
         "Store the state of a captured step by its key.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),
     ),
     _graph_check(
-        "unwaited",
+        "back_to_back",
         "a replay may be launched while the previous one of the same captured step runs",
         "In Graphs.replay, wait for the previous replay if its inputs would be overwritten.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),

@@ -117,14 +117,14 @@ L0 = (
         "plan.resolves",
         "with default arguments, a small model resolves on every profile in every dtype that it declares",
         "resolves",
-        "Correct the named statement; each may read only what it lists in `reads`.",
+        "Correct what the message names; a Default, Contribution or Constraint may read only what it lists in `reads`.",
         ("manifest", "backends.families"),
     ),
     _static_check(
         "plan.user_values",
         "a user's value is used unchanged, or refused with code, reason and remedy",
         "user_values",
-        "A statement must not change its context: refuse a value with a Constraint instead.",
+        "No function may change the context that it receives: refuse a value with a Constraint instead.",
         ("manifest", "plan.resolves"),
     ),
     _static_check(

@@ -55,14 +55,14 @@ def padding(kit: Kit) -> str:
     return _run_each(kit, _check_padding)
 
 
-def unwaited(kit: Kit) -> str:
+def back_to_back(kit: Kit) -> str:
     """A replay may be launched while the previous one of the same captured step still runs."""
-    return _run_each(kit, _check_without_waiting)
+    return _run_each(kit, _check_back_to_back)
 
 
-def counts(kit: Kit) -> str:
+def row_counts(kit: Kit) -> str:
     """Captured steps with different row counts, replayed alternately."""
-    return _run_each(kit, _check_alternating_counts)
+    return _run_each(kit, _check_row_counts)
 
 
 class _Captured:
@@ -162,13 +162,13 @@ def _check_padding(kit: Kit, setup: Setup) -> None:
         captured.step(rows[:used], f"replay of {COUNTS[0]} rows with {used} requests")
 
 
-def _check_without_waiting(kit: Kit, setup: Setup) -> None:
+def _check_back_to_back(kit: Kit, setup: Setup) -> None:
     captured, size = _Captured(kit, setup), setup.layout.page_size
     rows = captured.prompts([size - 1, 2, size, 1])
     captured.steps(rows, 3, "replay while the previous one runs")
 
 
-def _check_alternating_counts(kit: Kit, setup: Setup) -> None:
+def _check_row_counts(kit: Kit, setup: Setup) -> None:
     captured, size = _Captured(kit, setup), setup.layout.page_size
     rows = captured.prompts([4, size + 1, 2, size])
     for count, _ in itertools.product(COUNTS, range(2)):

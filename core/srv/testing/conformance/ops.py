@@ -97,12 +97,12 @@ def linear_int8(kit: Kit) -> str:
 
 
 def linear_gguf(kit: Kit) -> str:
-    """A product with GGUF blocks of every type."""
+    """GGUF weights of every quantization type times activations."""
     return _check(kit, "linear_gguf")
 
 
 def rows_gguf(kit: Kit) -> str:
-    """Rows of a matrix of GGUF blocks."""
+    """Embedding lookup in a quantized GGUF matrix: the selected rows, dequantized."""
     return _check(kit, "rows_gguf")
 
 

@@ -53,7 +53,7 @@ def device(kit: Kit) -> str:
 
 
 def memory(kit: Kit) -> str:
-    """0 <= free <= total, in bytes, and the total is about that of the probe."""
+    """0 <= free <= total, in bytes, and the total is within a factor of 2 of the probe's."""
     now: object = kit.platform.memory(kit.device)
     if not isinstance(now, Memory):
         raise Fault(f"memory returned a {type(now).__name__}, not a Memory")

@@ -125,7 +125,9 @@ def _write_all(kv: KVBuffers) -> None:
 
 
 def _free_bytes(kit: Kit) -> int:
-    """Free bytes on the device, or minus this process's RSS if that is host memory, which others use too."""
+    """Free bytes on the device. If it uses host memory, which other processes also use: the negated RSS of this
+    process, so that differences still count freed bytes.
+    """
     gc.collect()
     kit.platform.record_event(kit.device).synchronize()
     if "host_memory" in kit.capabilities:

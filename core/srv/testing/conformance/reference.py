@@ -1,4 +1,4 @@
-"""The reference for an engine's output: the same model on the host in float32, with attention without pages.
+"""The reference for an engine's output: the same model on the host in float32, with dense (non-paged) attention.
 
 Rounding may decide between two tokens with nearly equal logits, so a token is accepted unless the reference has one
 whose logit is higher by more than the dtype's tolerance.

@@ -32,11 +32,14 @@ from srv.testing.conformance.model import FACTS, Check, Level, Outcome, Report, 
 
 FACTS_SECONDS = 60.0
 _EXIT_GRACE_S = 1.0
-_STDERR_KEPT = 4096
+_OUTPUT_KEPT_BYTES = 4096
 
 
 class ChildFailed(Exception):
-    """The child did not answer: it crashed or hung. The message is a clause."""
+    """The child did not answer: it crashed or hung.
+
+    The message is a predicate without a subject, such as "did not end within 60 s".
+    """
 
 
 class Child:
@@ -54,7 +57,7 @@ class Child:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self._read_end, write_end = os.pipe()
         self._received = bytearray()
         try:
@@ -62,8 +65,8 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(write_end)],
                 stdin=subprocess.PIPE,
-                stdout=self._stderr,
-                stderr=self._stderr,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=(write_end,),
                 start_new_session=True,
                 env={**os.environ, AUTOLOAD: "0", "TMPDIR": scratch, **environment},
@@ -118,9 +121,9 @@ class Child:
             status = self._process.wait(_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             return "closed the pipe to the kit"
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - _STDERR_KEPT))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, self._output.tell() - _OUTPUT_KEPT_BYTES))
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
         how = (
             f"crashed its process with {signal.Signals(-status).name}"
             if status < 0
@@ -136,8 +139,8 @@ class Child:
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-        if not self._stderr.closed:
-            self._stderr.close()
+        if not self._output.closed:
+            self._output.close()
             os.close(self._read_end)
 
 

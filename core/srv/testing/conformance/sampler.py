@@ -153,7 +153,7 @@ def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Seque
             )
 
 
-def bias(kit: Kit) -> str:
+def distribution(kit: Kit) -> str:
     """With the engine's noise, token frequencies match the probabilities (Pearson's chi-squared test)."""
     row = Row(logits(SMALL, 3), temperature=0.8)
     expected = row.probabilities() * DRAWS
@@ -192,7 +192,7 @@ def min_p(kit: Kit) -> str:
     return _check_exact(kit, [Row(logits(SMALL, 40), min_p=p) for p in (0.02, 0.3, 1.0)])
 
 
-def together(kit: Kit) -> str:
+def filter_order(kit: Kit) -> str:
     """The same with all filters: temperature, top-k, top-p, min-p, each applied to the result of the previous one."""
     rows = [
         Row(logits(SMALL, 50), temperature=0.7, top_k=20),

@@ -31,7 +31,9 @@ from srv.testing.conformance.values import user_input, user_statement
 DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
 HEAD_DIMS = (64, 128, 32, 80)
-MAX_HEAD_SIZES = 2  # per backend, for checks of row layouts: kernels may choose their code path by the head size
+# Head sizes per backend in the checks of paging, mixed batches, int8 KV and captured steps: a kernel may choose its
+# code path by head size.
+MAX_HEAD_SIZES = 2
 
 
 @dataclass(frozen=True, slots=True)

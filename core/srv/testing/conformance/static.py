@@ -1,4 +1,4 @@
-"""L0: the manifest, its statements and the probe, without a device. Imports no torch."""
+"""L0: the manifest, the probe, and resolution with the plugin's defaults and constraints. No device, no torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def members(kit: Kit) -> str:
 def signatures(kit: Kit) -> str:
     """Every function can be called as core calls it."""
     _raise_if_refused(kit, "signature")
-    return "probe, create, worker_env and every statement can be called as core calls them"
+    return "every function of the manifest can be called as core calls it"
 
 
 def reasons(kit: Kit) -> str:
@@ -78,7 +78,7 @@ def reasons(kit: Kit) -> str:
     _raise_if_refused(kit, "text")
     facts = kit.manifest.facts
     count = len(facts.defaults) + len(facts.contributions) + len(facts.constraints) + len(facts.support)
-    return f"each of {count} statements has a reason"
+    return f"each of {count} defaults, contributions, constraints and declarations has a reason"
 
 
 def worker_env(kit: Kit) -> str:

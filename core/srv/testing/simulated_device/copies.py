@@ -59,7 +59,7 @@ class Transfers:
     ) -> Tensor:
         self._accept(layout, device, pin_memory)
         dtype = dtype or torch.get_default_dtype()
-        return self._factory.uninitialised(
+        return self._factory.empty_like(
             torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
         )
 
@@ -75,7 +75,7 @@ class Transfers:
     ) -> Tensor:
         self._accept(layout, device, pin_memory)
         dtype = dtype or torch.get_default_dtype()
-        return self._factory.uninitialised(torch.empty_strided(size, stride, dtype=dtype, device="meta"))
+        return self._factory.empty_like(torch.empty_strided(size, stride, dtype=dtype, device="meta"))
 
     def zero_(self, tensor: Tensor) -> Tensor:
         view = host_view(tensor)
@@ -123,7 +123,7 @@ class Transfers:
             return like
         if device is None or device.type == self._device.type:
             self._accept(layout, device, pin_memory)
-            return self.copy_from(source, self._factory.uninitialised(like), non_blocking)
+            return self.copy_from(source, self._factory.empty_like(like), non_blocking)
         self._recorder.refuse(*CROSSING)
         self._accept(layout, None, pin_memory)
         destination = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)

@@ -252,10 +252,10 @@ class Kernel:
             else:
                 tensor, view = args[position], host_args[position]
             if isinstance(tensor, Tensor):
-                self._follow(tensor, view)
+                self._adopt_view(tensor, view)
             elif isinstance(tensor, (list, tuple)):
                 for one, one_view in zip(tensor, view, strict=True):
-                    self._follow(one, one_view)
+                    self._adopt_view(one, one_view)
             originals.append(tensor)
         if not self._returned:
             return None
@@ -266,9 +266,9 @@ class Kernel:
         )
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _follow(self, tensor: Tensor, view: Tensor) -> None:
+    def _adopt_view(self, tensor: Tensor, view: Tensor) -> None:
         if view.shape != tensor.shape or view.stride() != tensor.stride():
-            self._factory.follow(tensor, view)
+            self._factory.adopt_view(tensor, view)
 
     def _to_device(self, result: Any) -> Any:
         if isinstance(result, Tensor):

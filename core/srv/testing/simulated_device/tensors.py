@@ -78,7 +78,7 @@ def _new_host_view(tensor: Tensor) -> Tensor:
 
 
 class TensorFactory:
-    """Creates device tensors on host memory, which counts as the device's, or as that of the graph being captured."""
+    """Creates device tensors backed by host memory, which is accounted to the device or, in a capture, to the graph."""
 
     def __init__(self, device: torch.device, memory: DeviceMemory, recorder: Recorder) -> None:
         self._device = device
@@ -96,20 +96,23 @@ class TensorFactory:
             graph.created(tensor)
         return tensor
 
-    def uninitialised(self, like: Tensor) -> Tensor:
-        """Device memory with the shape, strides and dtype of `like`, a meta tensor."""
+    def empty_like(self, like: Tensor) -> Tensor:
+        """An uninitialised device tensor with the shape, strides and dtype of `like`, a meta tensor."""
         extents = zip(like.shape, like.stride(), strict=True)
         last = sum((extent - 1) * stride for extent, stride in extents)
-        block = self._memory.reserve((last + 1) * like.dtype.itemsize if like.numel() else 0)
+        buffer = self._memory.reserve((last + 1) * like.dtype.itemsize if like.numel() else 0)
         host = torch.empty(0, dtype=like.dtype)
-        host.set_(block.untyped_storage(), 0, like.shape, like.stride())
+        host.set_(buffer.untyped_storage(), 0, like.shape, like.stride())
         return self.on_device(host)
 
-    def follow(self, tensor: Tensor, view: Tensor) -> None:
-        """Update `tensor` to its host view, which an operator has resized (`resize_`, `out=`)."""
+    def adopt_view(self, tensor: Tensor, view: Tensor) -> None:
+        """Set the storage, sizes and strides of `tensor` to those of its host view, which an operator has resized.
+
+        Such operators are `resize_` and those with `out=`.
+        """
         storage = tensor.untyped_storage()
-        host = view.untyped_storage()
-        if storage.nbytes() != host.nbytes() or storage.data_ptr() != host.data_ptr() + ADDRESS_OFFSET:
+        host_storage = view.untyped_storage()
+        if storage.nbytes() != host_storage.nbytes() or storage.data_ptr() != host_storage.data_ptr() + ADDRESS_OFFSET:
             storage = self._storage(view)
         self._attach(tensor, storage, view)
 
@@ -118,12 +121,12 @@ class TensorFactory:
         tensor.simulated_host_view = view  # type: ignore[attr-defined]
 
     def _storage(self, host: Tensor) -> torch.UntypedStorage:
-        block = host.untyped_storage()
-        address = block.data_ptr()
+        host_storage = host.untyped_storage()
+        address = host_storage.data_ptr()
         # PyTorch's stub declares torch.Storage, but it is an UntypedStorage.
         storage: Any = torch._C._construct_storage_from_data_pointer(
-            address + ADDRESS_OFFSET if address else 0, self._device, block.nbytes()
+            address + ADDRESS_OFFSET if address else 0, self._device, host_storage.nbytes()
         )
         graph = self._recorder.active
-        storage.simulated_block = (self._memory if graph is None else graph.memory).allocate(block)
+        storage.simulated_block = (self._memory if graph is None else graph.memory).allocate(host_storage)
         return cast(torch.UntypedStorage, storage)

@@ -59,7 +59,7 @@ async def test_information() -> None:
     async with serving() as server:
         assert (await server.http.get("/get_model_info")).json() == {
             "model_path": "/models/tiny",
-            "max_request_tokens": settings().max_total_tokens,
+            "max_request_tokens": settings().request_token_limit,
             "hidden_size": HIDDEN,
             "is_embedding": True,
             "pooling": "last",

@@ -162,7 +162,7 @@ def test_each_level_builds_on_what_is_below_it() -> None:
     assert builds_on(BY_NAME["pool.shapes"], BY_NAME["probe.answers"])
     assert builds_on(BY_NAME["engine.abort"], BY_NAME["attention.gqa"])
     assert builds_on(BY_NAME["attention.gqa"], BY_NAME["attention.several_pages"])
-    assert not builds_on(BY_NAME["attention.gqa"], BY_NAME["sampler.bias"])
+    assert not builds_on(BY_NAME["attention.gqa"], BY_NAME["sampler.distribution"])
     assert not builds_on(BY_NAME["attention.gqa"], BY_NAME["attention.gqa"])
 
 

@@ -1,6 +1,6 @@
 """A replay that starts while the previous one runs uses the lengths of the previous one.
 
-Caught by graph.unwaited at L2, naming "replay while the previous one runs".
+Caught by graph.back_to_back at L2, naming "replay while the previous one runs".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Only the largest captured step uses its own lengths when it is replayed.
 
-Caught by graph.counts at L2, naming "replay of two rows".
+Caught by graph.row_counts at L2, naming "replay of two rows".
 """
 
 from __future__ import annotations

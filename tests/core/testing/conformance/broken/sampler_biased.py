@@ -1,6 +1,6 @@
 """The sampler transforms its noise so that likely tokens are chosen too often.
 
-Caught by sampler.bias at L1, naming "is biased".
+Caught by sampler.distribution at L1, naming "is biased".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sampler applies top-p before top-k, on probabilities that top-k has not limited yet.
 
-Caught by sampler.together at L1, naming "top_k".
+Caught by sampler.filter_order at L1, naming "top_k".
 """
 
 from __future__ import annotations
