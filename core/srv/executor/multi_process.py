@@ -92,10 +92,15 @@ class _Rank:
             return None
         return f"status {code}" if code >= 0 else f"signal {-code}"
 
-    def error(self) -> Stepped | None:
-        """The oldest unused answer, if it reports an exception."""
-        answer = self.answers[0] if self.answers else None
-        return answer if isinstance(answer, Stepped) and answer.error is not None else None
+    def answer(self) -> FromRank | None:
+        """The oldest unused answer."""
+        return self.answers[0] if self.answers else None
+
+
+def _failure(answer: FromRank | None) -> Failed | Stepped | None:
+    """The answer if it reports an exception."""
+    failed = isinstance(answer, Failed) or (isinstance(answer, Stepped) and answer.error is not None)
+    return answer if failed else None  # type: ignore[return-value] # mypy does not follow `failed`
 
 
 class _MultiProcessFuture:
@@ -125,6 +130,7 @@ class MultiProcessExecutor:
         self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
         self._ranks: list[_Rank] = []
         self._pings, self._ping_due = 0, 0.0
+        self._started = False  # whether `allocate` has returned
 
     def start(self) -> None:
         for number in range(self._size):
@@ -168,7 +174,9 @@ class MultiProcessExecutor:
 
     def allocate(self, budget: Budget) -> list[Allocation]:
         self._send(Allocate(budget))
-        return [answer.allocation for answer in self._gather(Allocated, self._start_timeout_s)]
+        answers = self._gather(Allocated, self._start_timeout_s)
+        self._started = True
+        return [answer.allocation for answer in answers]
 
     def submit(self, plan: Plan) -> StepFuture:
         self._send(Step(plan))
@@ -207,17 +215,18 @@ class MultiProcessExecutor:
                     rank.socket.send(encoded, zmq.NOBLOCK)
                     break
                 except zmq.Again:  # its process has ended, or has not connected completely
-                    self._check_process(rank)
+                    if (status := rank.exit_status()) is not None:
+                        raise self._lost(f"{rank} ended with {status}") from None
                     rank.socket.poll(_POLL_MS, zmq.POLLOUT)
 
     def _result(self, step: int) -> Result:
         answers = self._gather(Stepped, None)
         first = answers[0]
-        if all(answer.error is not None and not answer.lost for answer in answers):
+        if all(answer.error is not None and not answer.peer_lost for answer in answers):
             raise StepFailed(first.error)
+        if any(answer.error is not None for answer in answers):
+            raise self._loss(answers)
         for rank, answer in zip(self._ranks, answers, strict=True):
-            if answer.error is not None:
-                raise RankLost(f"{rank} failed on step {step}: {answer.error}")
             if (answer.step, answer.digest) != (step, first.digest):
                 raise RankLost(f"{rank} sampled other tokens than rank 0 in step {step}: the ranks have diverged")
         assert first.result is not None
@@ -227,9 +236,10 @@ class MultiProcessExecutor:
         """The next answer of every rank, in the order of ranks.
 
         `timeout_s` None: ranks may compute as long as they like, but together: once one has answered, the others have
-        to. Raises RankLost with the name of the rank that does not.
+        to. Raises the error of the rank at fault if one ends, fails or does not answer.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        failed = False
         while missing := [rank for rank in self._ranks if not rank.answers]:
             if self._answers.poll(_POLL_MS):
                 self._receive()
@@ -237,17 +247,18 @@ class MultiProcessExecutor:
             for rank in missing:
                 self._check_process(rank)
             now = time.monotonic()
-            if deadline is None and len(missing) < self._size:
-                failed = any(rank.error() for rank in self._ranks)
-                deadline = now + (_GRACE_S if failed else self._timeout_s)
+            if not failed and any(_failure(rank.answer()) for rank in self._ranks):
+                failed, deadline = True, now + (_GRACE_S if self._started else self._timeout_s)
+            elif deadline is None and len(missing) < self._size:
+                deadline = now + self._timeout_s
             if deadline is not None and now > deadline:
-                raise self._loss(missing)
+                raise self._loss([rank.answer() for rank in self._ranks])
+        if any(isinstance(rank.answer(), Failed) for rank in self._ranks):
+            raise self._loss([rank.answer() for rank in self._ranks])
         return [self._take(rank, kind) for rank in self._ranks]
 
     def _receive(self) -> None:
         answer = self._decoder.decode(self._answers.recv())
-        if isinstance(answer, Failed):
-            raise RankStartError(answer.lines, answer.status)
         self._ranks[answer.rank].answers.append(answer)
 
     def _take(self, rank: _Rank, kind: type[Answer]) -> Answer:
@@ -257,14 +268,27 @@ class MultiProcessExecutor:
         return answer
 
     def _check_process(self, rank: _Rank) -> None:
+        """Raises the error of a rank that has ended and left no message."""
         status = rank.exit_status()
-        if status is not None:
-            raise RankLost(f"{rank} ended with {status}")
+        if status is not None and not self._answers.poll(_POLL_MS):
+            raise self._lost(f"{rank} ended with {status}")
 
-    def _loss(self, missing: Sequence[_Rank]) -> RankLost:
-        """The rank at fault: one that failed by itself, or else one that has not answered."""
-        for rank in self._ranks:
-            answer = rank.error()
-            if answer is not None and not answer.lost:
-                return RankLost(f"{rank} failed on step {answer.step}: {answer.error}")
-        return RankLost(f"{missing[0]} does not answer")
+    def _loss(self, answers: Sequence[FromRank | None]) -> SrvError:
+        """The error of the rank at fault: one that failed by itself, or else one that has not answered.
+
+        `answers`: of each rank, None for one that has not answered.
+        """
+        ranks = list(zip(self._ranks, answers, strict=True))
+        failures = [(rank, failure) for rank, answer in ranks if (failure := _failure(answer))]
+        own = [(rank, failure) for rank, failure in failures if not failure.peer_lost]
+        missing = [rank for rank, answer in ranks if answer is None]
+        if missing and not own:
+            return self._lost(f"{missing[0]} does not answer")
+        rank, failure = (own or failures)[0]
+        if isinstance(failure, Stepped):
+            return self._lost(f"{rank} failed on step {failure.step}: {failure.error}")
+        return RankStartError(failure.lines, failure.status)
+
+    def _lost(self, text: str) -> SrvError:
+        """The error of a lost rank: it ends the start, or later the engine."""
+        return RankLost(text) if self._started else RankStartError([f"the engine could not start: {text}"], 1)

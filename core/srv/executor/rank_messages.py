@@ -81,7 +81,7 @@ class Allocated(msgspec.Struct, frozen=True, tag=True):
 class Stepped(msgspec.Struct, frozen=True, tag=True):
     """A rank has run a step. `digest` is that of the tokens it sampled; `result` comes from the first rank only.
 
-    `error`: the step raised this exception; then there is neither. `lost`: it could not reach the other ranks.
+    `error`: the step raised this exception; then there is neither. `peer_lost`: it could not reach the other ranks.
     """
 
     rank: int
@@ -89,7 +89,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     digest: int = 0
     result: Result | None = None
     error: str | None = None
-    lost: bool = False
+    peer_lost: bool = False
 
 
 class Controlled(msgspec.Struct, frozen=True, tag=True):
@@ -103,11 +103,15 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The rank could not start. `lines` are error messages for the operator; `status` is an exit status."""
+    """The rank could not start. `lines` are error messages for the operator; `status` is an exit status.
+
+    `peer_lost`: it could not reach the other ranks.
+    """
 
     rank: int
     lines: list[str]
     status: int
+    peer_lost: bool = False
 
 
 ToRank = Measure | Allocate | Step | Sample | Control | Ping

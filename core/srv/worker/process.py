@@ -79,9 +79,10 @@ class RankProcess:
                 self._handle(self._decoder.decode(self._in.recv()), worker)
         except Exception as error:
             lines, status = startup_failure(error)
-            if status == 1:
+            peer_lost = isinstance(error, RankLost)
+            if status == 1 and not peer_lost:
                 logger.error("rank %d failed", self._rank, exc_info=error)
-            self._send(Failed(self._rank, [f"rank {self._rank}: {line}" for line in lines], status))
+            self._send(Failed(self._rank, [f"rank {self._rank}: {line}" for line in lines], status, peer_lost))
             return 1
         finally:
             worker.close()
@@ -117,7 +118,7 @@ class RankProcess:
             run()
         except Exception as error:  # noqa: BLE001 - see above
             text = f"{type(error).__name__}: {error}"
-            return Stepped(self._rank, step, error=text, lost=isinstance(error, RankLost))
+            return Stepped(self._rank, step, error=text, peer_lost=isinstance(error, RankLost))
         return None
 
     def _send(self, message: FromRank) -> None:

@@ -30,6 +30,7 @@ from srv.testing.engine import user_input
 HELPERS = Path(scripted_rank.__file__).parent
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 PLAN = Plan(7, (), (), ())
+BUDGET = Budget((5,), 16, 80, ())
 
 
 class ScriptedExecutor(MultiProcessExecutor):
@@ -67,8 +68,7 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
     with executor(spec, ["answer", "late"], monkeypatch) as made:
         memory = made.measure()
         assert [(rank.rank, rank.free, rank.weight_bytes) for rank in memory] == [(0, 1000, 10), (1, 999, 11)]
-        budget = Budget((5,), 16, 80, ())
-        assert [each.pool_bytes for each in made.allocate(budget)] == [5, 5]
+        assert [each.pool_bytes for each in made.allocate(BUDGET)] == [5, 5]
         made.check()
         assert [answer.files for answer in made.control(StopProfile())] == [["file of 0"], ["file of 1"]]
         futures = [made.submit(Plan(step, (), (), ())) for step in (1, 2)]
@@ -89,6 +89,7 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
         (["exit", "lose"], RankLost, r"rank 0 \(process \d+\) ended with status 3"),
         (["lose", "silent"], RankLost, r"rank 1 \(process \d+\) does not answer"),
         (["silent", "answer"], RankLost, r"rank 0 \(process \d+\) does not answer"),
+        (["lose", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
         (["silent", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
         (["answer", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
         (["lose", "lose"], RankLost, r"rank 0 \(process \d+\) failed on step 7"),
@@ -99,6 +100,7 @@ def test_faults_of_a_step(
     script: list[str], error: type[InternalError], reason: str, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with executor(spec, script, monkeypatch) as made:
+        made.allocate(BUDGET)
         started = time.monotonic()
         with pytest.raises(error, match=reason):
             made.submit(PLAN).result()
@@ -121,6 +123,7 @@ def check_until(made: ScriptedExecutor, end: float) -> None:
 def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, reason in ((signal.SIGKILL, "ended with signal 9"), (signal.SIGSTOP, "does not answer")):
         with executor(spec, ["answer", "answer"], monkeypatch) as made:
+            made.allocate(BUDGET)
             made.check()
             os.kill(pids(made)[1], number)
             started = time.monotonic()
@@ -128,7 +131,21 @@ def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monke
                 check_until(made, started + LIMIT_S)
 
 
-def test_a_rank_that_cannot_start_reports_why(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RankStartError) as raised, executor(spec, ["answer", "refuse"], monkeypatch):
-        pass
-    assert (raised.value.lines, raised.value.status) == (["rank 1 refuses"], 2)
+def start(spec: EngineSpec, script: list[str], patch: pytest.MonkeyPatch) -> None:
+    with executor(spec, script, patch) as made:
+        made.measure()
+        made.allocate(BUDGET)
+
+
+@every("phase", ["load", "measure", "allocate"])
+def test_the_rank_that_prevents_the_start_is_named(
+    phase: str, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 cannot reach rank 1, and says so first; rank 1 ends without a message, or with its own."""
+    faults = {"exit": (r"the engine could not start: rank 1 \(process \d+\) ended with status 3", 1)}
+    faults["refuse"] = (f"rank 1 {phase} refuse", 2)
+    for fault, (line, status) in faults.items():
+        script = [f"{phase} lose", f"{phase} {fault}"]
+        with pytest.raises(RankStartError, match=f"^{line}$") as raised:
+            start(spec, script, monkeypatch)
+        assert raised.value.status == status
