@@ -4,7 +4,7 @@ SRV_TEST_RANK_SCRIPT is JSON: for each rank its behaviour, at the first step or 
 
     "answer"    the digest 1        "diverge"   the digest 2        "late"    the digest 1, after a second
     "fail"      an error            "lose"      cannot reach others "silent"  does not answer
-    "exit"      ends, status 3
+    "exit"      ends, status 3      "break"     fails outside of the step
     "PHASE refuse"    does not start, with a message for the operator
     "PHASE lose"      does not start, because it cannot reach the others
     "PHASE exit"      ends a moment later, status 3
@@ -68,7 +68,7 @@ def main() -> None:
                 time.sleep(0.01)
         lose = behaviour == f"{phase} lose"
         failed = lose or behaviour == f"{phase} refuse"
-        send(Failed(rank, [f"rank {rank} {behaviour}"], 1 if lose else 2, peer_lost=lose) if failed else answer)
+        send(Failed(rank, [behaviour], 1 if lose else 2, peer_lost=lose) if failed else answer)
 
     prepare("load", Loaded(rank))
     while os.getppid() == spec.parent:
@@ -95,6 +95,8 @@ def answer(behaviour: str, rank: int, step: int, send) -> None:  # type: ignore[
             send(Stepped(rank, step, 2 if behaviour == "diverge" else 1, result))
         case "fail" | "lose":
             send(Stepped(rank, step, error="ValueError: scripted", peer_lost=behaviour == "lose"))
+        case "break":
+            send(Failed(rank, ["KeyError: scripted"], 1))
         case "exit":
             os._exit(EXIT_STATUS)
 

@@ -287,7 +287,9 @@ class MultiProcessExecutor:
         rank, failure = (own or failures)[0]
         if isinstance(failure, Stepped):
             return self._lost(f"{rank} failed on step {failure.step}: {failure.error}")
-        return RankStartError(failure.lines, failure.status)
+        if self._started:
+            return RankLost(f"{rank} failed: {'; '.join(failure.lines)}")
+        return RankStartError([f"rank {rank.number}: {line}" for line in failure.lines], failure.status)
 
     def _lost(self, text: str) -> SrvError:
         """The error of a lost rank: it ends the start, or later the engine."""

@@ -9,12 +9,15 @@ one worker in this process, or one process per rank. It runs plans in the order 
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple, Protocol
 
 from srv.commands import Answer, Command
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
+
+logger = logging.getLogger(__name__)
 
 
 class RankMemory(NamedTuple):
@@ -103,4 +106,16 @@ class Worker(Protocol):
         """Enqueue the rest of the last launched step, which has late rows."""
 
     def control(self, command: Command) -> Answer:
-        """Carry out a command. Called on the thread that launches plans."""
+        """Carry out a command. Called on the thread that launches plans. What it raises becomes the answer."""
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+
+
+def carry_out(worker: Worker, command: Command) -> Answer:
+    """A rank's answer to a command, also if the command fails."""
+    try:
+        return worker.control(command)
+    except Exception as error:
+        logger.exception("%s failed", type(command).__name__)
+        return Answer(error=f"{type(error).__name__}: {error}")

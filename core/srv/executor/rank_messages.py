@@ -103,9 +103,9 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The rank could not start. `lines` are error messages for the operator; `status` is an exit status.
+    """The rank could not start, or ends because of a bug.
 
-    `peer_lost`: it could not reach the other ranks.
+    `lines` are error messages for the operator; `status` is an exit status. `peer_lost`: it could not reach the others.
     """
 
     rank: int

@@ -22,8 +22,9 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
+from srv.dist.group import RankGroup
 from srv.errors import RankLost, startup_failure
-from srv.executor.protocol import Launched, Worker
+from srv.executor.protocol import Launched, Worker, carry_out
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
@@ -43,6 +44,7 @@ from srv.executor.rank_messages import (
     ToRank,
     digest,
 )
+from srv.executor.spec import EngineSpec
 from srv.sched.plan import Result
 
 logger = logging.getLogger(__name__)
@@ -65,27 +67,27 @@ class RankProcess:
         self._out.connect(spec.from_ranks)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
-
+        self._ready = False  # whether it has allocated everything
         self._failure: Stepped | None = None  # of the forward pass of a step that waits for late inputs
 
-    def run(self) -> int:
-        from srv.worker.rank import RankWorker
-
-        worker = RankWorker(self._spec.engine, self._spec.group)
+    def run(self, make_worker: Callable[[EngineSpec, RankGroup], Worker]) -> int:
+        worker: Worker | None = None
         try:
+            worker = make_worker(self._spec.engine, self._spec.group)
             worker.load()
             self._send(Loaded(self._rank))
             while True:
                 self._handle(self._decoder.decode(self._in.recv()), worker)
         except Exception as error:
-            lines, status = startup_failure(error)
+            lines, status = ([_text(error)], 1) if self._ready else startup_failure(error)
             peer_lost = isinstance(error, RankLost)
             if status == 1 and not peer_lost:
                 logger.error("rank %d failed", self._rank, exc_info=error)
-            self._send(Failed(self._rank, [f"rank {self._rank}: {line}" for line in lines], status, peer_lost))
+            self._send(Failed(self._rank, lines, status, peer_lost))
             return 1
         finally:
-            worker.close()
+            if worker is not None:
+                worker.close()
 
     def _handle(self, message: ToRank, worker: Worker) -> None:
         match message:
@@ -96,7 +98,7 @@ class RankProcess:
             case Sample(step, late):
                 self._send(self._failure or self._stepped(step, lambda: worker.sample(step, late)))
             case Control(command):
-                self._send(Controlled(self._rank, worker.control(command)))
+                self._send(Controlled(self._rank, carry_out(worker, command)))
             case Ping(number):
                 self._send(Pong(self._rank, number))
             case Measure():
@@ -105,6 +107,7 @@ class RankProcess:
                 self._send(Allocated(self._rank, worker.allocate(budget)))
                 gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
                 gc.enable()
+                self._ready = True
 
     def _stepped(self, step: int, launch: Callable[[], Launched]) -> Stepped:
         """The answer to a step, which `launch` enqueues."""
@@ -117,8 +120,7 @@ class RankProcess:
         try:
             run()
         except Exception as error:  # noqa: BLE001 - see above
-            text = f"{type(error).__name__}: {error}"
-            return Stepped(self._rank, step, error=text, peer_lost=isinstance(error, RankLost))
+            return Stepped(self._rank, step, error=_text(error), peer_lost=isinstance(error, RankLost))
         return None
 
     def _send(self, message: FromRank) -> None:
@@ -128,12 +130,22 @@ class RankProcess:
         self._context.destroy(linger=1000)
 
 
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def end_with_parent(spec: RankSpec) -> None:
     """Run on a thread of its own: end this process once its parent has exited, and remove the sockets."""
     while os.getppid() == spec.parent:
         time.sleep(_PARENT_INTERVAL_S)
     shutil.rmtree(spec.group.directory, ignore_errors=True)
     os._exit(1)
+
+
+def _make_worker(engine: EngineSpec, group: RankGroup) -> Worker:
+    from srv.worker.rank import RankWorker
+
+    return RankWorker(engine, group)
 
 
 def main() -> int:
@@ -152,7 +164,7 @@ def main() -> int:
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec)
     try:
-        return process.run()
+        return process.run(_make_worker)
     finally:
         process.close()
 

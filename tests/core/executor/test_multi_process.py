@@ -85,6 +85,7 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
     ("script", "error", "reason"),
     [
         (["answer", "diverge"], RankLost, r"rank 1 \(process \d+\) sampled other tokens than rank 0 in step 7"),
+        (["answer", "break"], RankLost, r"rank 1 \(process \d+\) failed: KeyError: scripted"),
         (["answer", "exit"], RankLost, r"rank 1 \(process \d+\) ended with status 3"),
         (["exit", "lose"], RankLost, r"rank 0 \(process \d+\) ended with status 3"),
         (["lose", "silent"], RankLost, r"rank 1 \(process \d+\) does not answer"),
@@ -143,7 +144,7 @@ def test_the_rank_that_prevents_the_start_is_named(
 ) -> None:
     """Rank 0 cannot reach rank 1, and says so first; rank 1 ends without a message, or with its own."""
     faults = {"exit": (r"the engine could not start: rank 1 \(process \d+\) ended with status 3", 1)}
-    faults["refuse"] = (f"rank 1 {phase} refuse", 2)
+    faults["refuse"] = (f"rank 1: {phase} refuse", 2)
     for fault, (line, status) in faults.items():
         script = [f"{phase} lose", f"{phase} {fault}"]
         with pytest.raises(RankStartError, match=f"^{line}$") as raised:
