@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         name="largest-rank-sizes-the-pool",
         file="core/srv/engine/build.py",
-        text="smallest = min(ranks, key=lambda rank: rank.free)",
-        planted="smallest = max(ranks, key=lambda rank: rank.free)",
+        text="return min(found, key=lambda budget: budget.pages)",
+        planted="return max(found, key=lambda budget: budget.pages)",
         effect="The rank with the least memory runs out of it.",
         tests=(_EXECUTOR,),
     ),

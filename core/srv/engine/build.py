@@ -1,7 +1,7 @@
 """Builds an engine from an `EngineSpec`: starts its executor, computes the memory budget, makes the scheduler.
 
-    executor.start ──► measure ──► budget of the smallest rank ──► executor.allocate
-                                                              └──► scheduler
+    executor.start ──► measure ──► smallest budget of a rank ──► executor.allocate
+                                                            └──► scheduler
 
 A configuration that cannot be served raises a `SrvError` whose message tells the operator what to do.
 """
@@ -86,14 +86,12 @@ def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInput
 
 def _budget(spec: EngineSpec, config: Config, ranks: Sequence[RankMemory]) -> Budget:
     """The budget of the rank that can hold the fewest pages; all ranks have the same pages."""
-    smallest = min(ranks, key=lambda rank: rank.free)
-    return budgets.compute(
-        config,
-        spec.model,
-        free_bytes=smallest.free,
-        total_bytes=smallest.total,
-        reserved_bytes=int(spec.reserved_bytes),
-    )
+    reserved = int(spec.reserved_bytes)
+    found = [
+        budgets.compute(config, spec.model, free_bytes=rank.free, total_bytes=rank.total, reserved_bytes=reserved)
+        for rank in ranks
+    ]
+    return min(found, key=lambda budget: budget.pages)
 
 
 def _limits(

@@ -1,7 +1,7 @@
 """The executor protocol: how the engine starts its ranks and runs plans on them.
 
     start ──► measure ──► allocate(budget) ──► submit(plan) ─► submit(plan) ─► control(command) ─► … ──► close
-              smallest rank ──► budget ──► scheduler
+              smallest budget of a rank ──► scheduler
 
 A rank computes its share of every step on one device. The engine must not know where its ranks run: an executor drives
 one worker in this process, or one process per rank. It runs plans in the order in which they are submitted.

@@ -18,7 +18,7 @@ from every import every
 from srv.args.config import Config
 from srv.commands import StopProfile
 from srv.engine.build import _budget
-from srv.errors import InternalError, RankLost
+from srv.errors import InternalError, RankLost, Refusal
 from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
 from srv.executor.protocol import RankMemory
 from srv.executor.spec import EngineSpec, engine_spec
@@ -31,6 +31,7 @@ HELPERS = Path(scripted_rank.__file__).parent
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 PLAN = Plan(7, (), (), ())
 BUDGET = Budget((5,), 16, 80, ())
+SIZES = ((0, 40.0, 80), (1, 39.9, 45))  # rank, free, total
 
 
 class ScriptedExecutor(MultiProcessExecutor):
@@ -43,7 +44,18 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
 
     folder = tmp_path_factory.mktemp("model")
     small_model("llama", vocab_size=100, num_attention_heads=6, num_key_value_heads=2).save_pretrained(folder)
-    arguments = ["--device", "cpu", "--model-path", str(folder), "--tp-size", "2", "--dist-timeout", "1"]
+    arguments = [
+        "--device",
+        "cpu",
+        "--model-path",
+        str(folder),
+        "--tp-size",
+        "2",
+        "--dist-timeout",
+        "1",
+        "--mem-fraction-static",
+        "0.9",
+    ]
     return engine_spec(resolve_launch(user_input(arguments)), "", "")
 
 
@@ -108,12 +120,16 @@ def test_faults_of_a_step(
         assert time.monotonic() - started < LIMIT_S
 
 
-def test_the_rank_with_the_least_memory_sizes_the_pool(spec: EngineSpec) -> None:
-    total, config = 1 << 24, Config.from_json(spec.config)
-    ample, tight = (RankMemory(rank, "host", total - rank * (total >> 3), total, 0) for rank in (0, 1))
-    without_reserve = msgspec.structs.replace(spec, reserved_bytes=0.0)
-    pages = {order: _budget(without_reserve, config, order).pages for order in ((ample, tight), (ample,), (tight,))}
-    assert pages[ample, tight] == pages[(tight,)] < pages[(ample,)]
+def test_the_rank_with_the_fewest_pages_sizes_the_pool(spec: EngineSpec) -> None:
+    """That need not be the one with the least free memory: the share of the pool depends on the total, too."""
+    config, without_reserve = Config.from_json(spec.config), msgspec.structs.replace(spec, reserved_bytes=0.0)
+    busy, small = (RankMemory(rank, "host", int(free * 2**18), total << 18, 0) for rank, free, total in SIZES)
+    assert small.free < busy.free
+    pages = {order: _budget(without_reserve, config, order).pages for order in ((small, busy), (small,), (busy,))}
+    assert pages[small, busy] == pages[(busy,)] < pages[(small,)]
+    full = RankMemory(2, "host", 0, 80 << 18, 0)
+    with pytest.raises(Refusal, match="cannot hold one request"):
+        _budget(without_reserve, config, (small, busy, full))
 
 
 def check_until(made: ScriptedExecutor, end: float) -> None:
