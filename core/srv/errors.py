@@ -104,7 +104,7 @@ class EngineDead(InternalError):
 
 
 class RankLost(EngineDead):
-    """A rank has ended, does not answer, or sampled other tokens than the others; the engine cannot go on."""
+    """A rank has ended, does not answer, or returned another result than the others; the engine cannot go on."""
 
 
 def startup_failure(error: Exception) -> tuple[list[str], int]:

@@ -1,11 +1,11 @@
 """The executor with one process per rank on this host; imports no torch.
 
     engine process                                     rank process (srv.worker.process), one per rank
-    PUSH ──► to_rank_N.sock ──► PULL   plans           launches, collects, and answers with a digest of the tokens;
+    PUSH ──► to_rank_N.sock ──► PULL   plans           launches, collects, and answers with a digest of its result;
     PULL ◄── from_ranks.sock ◄─ PUSH   answers         the first rank also with the result
 
-Each plan goes to all ranks, which compute their shares of it together. A rank that ends, does not answer or samples
-other tokens than the others raises RankLost with its name and the reason. The sockets and what the ranks need to find
+Each plan goes to all ranks, which compute their shares of it together. A rank that ends, does not answer or returns
+another result than the others raises RankLost with its name and the reason. The sockets and what the ranks need to find
 one another are in a private directory.
 """
 
@@ -228,7 +228,7 @@ class MultiProcessExecutor:
             raise self._loss(answers)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if (answer.step, answer.digest) != (step, first.digest):
-                raise RankLost(f"{rank} sampled other tokens than rank 0 in step {step}: the ranks have diverged")
+                raise RankLost(f"{rank} returned another result than rank 0 for step {step}: the ranks have diverged")
         assert first.result is not None
         return first.result
 

@@ -79,7 +79,7 @@ class Allocated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """A rank has run a step. `digest` is that of the tokens it sampled; `result` comes from the first rank only.
+    """A rank has run a step. `digest` is that of the result; `result` comes from the first rank only.
 
     `error`: the step raised this exception; then there is neither. `peer_lost`: it could not reach the other ranks.
     """
@@ -119,6 +119,19 @@ FromRank = Loaded | Measured | Allocated | Stepped | Controlled | Pong | Failed
 
 
 def digest(result: Result) -> int:
-    """A checksum of the sampled tokens and errors of a step; equal on all ranks, or they have diverged."""
-    rows = [(row.slot, row.tokens, row.error and row.error[0]) for row in result.rows]
+    """A checksum of what a step returns; equal on all ranks, or they have diverged.
+
+    All ranks compute from the same hidden states and logits, so log-probabilities and vectors have the same bits, too.
+    """
+    rows = [
+        (
+            row.slot,
+            row.tokens,
+            row.logprobs,
+            row.scores,
+            row.vectors and zlib.crc32(row.vectors),
+            row.error and row.error[0],
+        )
+        for row in result.rows
+    ]
     return zlib.crc32(msgspec.msgpack.encode(rows))

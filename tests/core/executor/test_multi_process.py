@@ -96,7 +96,7 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
 @every(
     ("script", "error", "reason"),
     [
-        (["answer", "diverge"], RankLost, r"rank 1 \(process \d+\) sampled other tokens than rank 0 in step 7"),
+        (["answer", "diverge"], RankLost, r"rank 1 \(process \d+\) returned another result than rank 0 for step 7"),
         (["answer", "break"], RankLost, r"rank 1 \(process \d+\) failed: KeyError: scripted"),
         (["answer", "exit"], RankLost, r"rank 1 \(process \d+\) ended with status 3"),
         (["exit", "lose"], RankLost, r"rank 0 \(process \d+\) ended with status 3"),

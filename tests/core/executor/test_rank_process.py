@@ -28,10 +28,12 @@ from srv.executor.rank_messages import (
     Measure,
     RankSpec,
     ToRank,
+    digest,
 )
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
-from srv.sched.plan import Plan
+from srv.sched.plan import Plan, Result, RowResult
+from srv.types import TokenLogprob
 from srv.worker.process import RankProcess
 
 BUDGET = Budget((5,), 16, 80, ())
@@ -119,6 +121,17 @@ def test_a_command_that_fails_is_answered(tmp_path: Path) -> None:
     executor = InProcessExecutor(worker)
     assert executor.control(StopProfile()) == [answer]
     executor.close()
+
+
+def test_a_digest_covers_everything_that_a_row_returns() -> None:
+    """Also vectors, which an embedding request returns without a token."""
+    one, other = TokenLogprob(1, -0.5, 1), TokenLogprob(1, -0.25, 1)
+    rows = [RowResult(0), RowResult(1), RowResult(0, (1,)), RowResult(0, (2,)), RowResult(0, error=("code", "text"))]
+    rows += [RowResult(0, (1,), (each,)) for each in (one, other)]
+    rows += [RowResult(0, (1,), None, (each,)) for each in (one, other)]
+    rows += [RowResult(0, vectors=each) for each in (b"", b"\0\0\x80?", b"\0\0\0@")]
+    assert len({digest(Result(1, (row,))) for row in rows}) == len(rows)
+    assert digest(Result(1, (rows[0],), replayed=True)) == digest(Result(1, (rows[0],)))
 
 
 def test_failures_of_the_start_and_after_it(tmp_path: Path) -> None:
