@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,12 @@ from srv.executor.rank_messages import (
     FromRank,
     Loaded,
     Measure,
+    Ping,
+    Pong,
     RankSpec,
+    Sample,
+    Step,
+    Stepped,
     ToRank,
     digest,
 )
@@ -41,10 +46,29 @@ TIMEOUT_MS = 10_000
 
 
 @dataclass
-class FakeWorker:
-    """Counts launches; `measure` and `control` fail."""
+class Blocked:
+    """A step that has been computed once `done` is set."""
 
-    launched: list[int] = field(default_factory=list)
+    result: Result
+    done: threading.Event
+    failing: bool
+
+    def collect(self) -> Result:
+        assert self.done.wait(TIMEOUT_MS / 1000), "the next step was not launched"
+        if self.failing:
+            raise ValueError("collect")
+        return self.result
+
+
+class FakeWorker:
+    """An asynchronous device: a step has been computed once the next one is launched.
+
+    The steps in `launch_errors` and `collect_errors` fail there; `measure` and `control` always do.
+    """
+
+    def __init__(self, launch_errors: Collection[int] = (), collect_errors: Collection[int] = ()) -> None:
+        self._launch_errors, self._collect_errors = launch_errors, collect_errors
+        self._next: dict[int, threading.Event] = {}
 
     def load(self) -> None:
         pass
@@ -56,16 +80,22 @@ class FakeWorker:
         return Allocation(0, budget.pages[0], ())
 
     def launch(self, plan: Plan) -> Launched:
-        raise NotImplementedError
+        self._next.setdefault(plan.step - 1, threading.Event()).set()
+        if plan.step in self._launch_errors:
+            raise ValueError("launch")
+        return self.sample(plan.step, LateInputs())
 
     def sample(self, step: int, late: LateInputs) -> Launched:
-        raise NotImplementedError
+        failing = step in self._collect_errors
+        return Blocked(Result(step, ()), self._next.setdefault(step, threading.Event()), failing)
 
     def control(self, command: Command) -> Answer:
         raise ValueError("no such command")
 
     def close(self) -> None:
         gc.unfreeze()  # what RankProcess has frozen
+        for event in self._next.values():
+            event.set()
 
 
 class Engine:
@@ -91,6 +121,9 @@ class Engine:
         assert self._in.poll(TIMEOUT_MS), "the rank does not answer"
         return msgspec.msgpack.decode(self._in.recv(), type=FromRank)
 
+    def pending(self) -> bool:
+        return bool(self._in.poll(50))
+
     def close(self) -> None:
         self._out.send(b"end")  # no message: the rank fails, and its thread ends
         self.thread.join(TIMEOUT_MS / 1000)
@@ -108,6 +141,42 @@ def rank_process(folder: Path, worker: FakeWorker, rank: int = 0) -> Iterator[En
         yield engine
     finally:
         engine.close()
+
+
+def plan(step: int, late: tuple[int, ...] = ()) -> Step:
+    return Step(Plan(step, (), (), (), late))
+
+
+def test_the_next_step_is_launched_while_the_device_computes(tmp_path: Path) -> None:
+    """Answers keep the order of steps, and errors stay with theirs; other messages are answered after them."""
+    with rank_process(tmp_path, FakeWorker(launch_errors=[3], collect_errors=[2])) as engine:
+        for step in range(1, 6):
+            engine.send(plan(step))
+        answers = [engine.receive() for _ in range(4)]
+        engine.send(Ping(1))
+        engine.send(plan(6))  # completes step 5
+        answers += [engine.receive() for _ in range(2)]
+        engine.send(plan(7))
+        answers.append(engine.receive())
+    results = [Result(step, ()) for step in range(9)]
+    good = {step: Stepped(0, step, digest(results[step]), results[step]) for step in (1, 4, 5, 6)}
+    failed = {2: Stepped(0, 2, error="ValueError: collect"), 3: Stepped(0, 3, error="ValueError: launch")}
+    assert answers == [good[1], failed[2], failed[3], good[4], good[5], Pong(0, 1), good[6]]
+
+
+def test_a_step_with_late_inputs_is_answered_once_it_samples(tmp_path: Path) -> None:
+    """Also if its forward pass failed. Only the first rank returns results."""
+    with rank_process(tmp_path, FakeWorker(launch_errors=[2]), rank=1) as engine:
+        engine.send(plan(1, (0,)))
+        engine.send(Sample(1, LateInputs()))
+        engine.send(plan(2, (0,)))
+        assert engine.receive() == Stepped(1, 1, digest(Result(1, ())))
+        assert not engine.pending()
+        engine.send(Sample(2, LateInputs()))
+        assert engine.receive() == Stepped(1, 2, error="ValueError: launch")
+        engine.send(plan(3))
+        engine.send(plan(4))
+        assert engine.receive() == Stepped(1, 3, digest(Result(3, ())))
 
 
 def test_a_command_that_fails_is_answered(tmp_path: Path) -> None:
