@@ -25,6 +25,15 @@ FAULTS = (
         tests=(_EXECUTOR,),
     ),
     Fault(
+        name="stopped-ranks-are-waited-for",
+        file="core/srv/executor/multi_process.py",
+        text="elif time.monotonic() - rank.stopped_since > self._timeout_s:",
+        planted="elif time.monotonic() - rank.stopped_since > 1000 * self._timeout_s:",
+        effect="If all ranks are stopped, the engine waits for them forever.",
+        tests=(_EXECUTOR,),
+        hangs=True,
+    ),
+    Fault(
         name="every-rank-adds-the-bias",
         file="core/srv/models/layers/linear.py",
         text="if sharding.columns is None or sharding.columns.begin == 0 else None",

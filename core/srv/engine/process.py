@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from srv.errors import RankLost, startup_failure
+from srv.errors import EngineDead, startup_failure
 from srv.executor.multi_process import RankStartError
 from srv.executor.spec import EngineSpec, decode
 from srv.io.channel import EngineChannel
@@ -65,7 +65,7 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     try:
         loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late)
         loop.run(lambda: os.getppid() == spec.parent)
-    except RankLost as error:
+    except EngineDead as error:
         logger.error("the engine ends: %s", error)
         channel.send(Ended(str(error)))
         return 1

@@ -27,7 +27,7 @@ from srv.args.config import Config
 from srv.commands import Answer as CommandAnswer
 from srv.commands import Command
 from srv.dist.group import RankGroup
-from srv.errors import InternalError, RankLost, SrvError
+from srv.errors import EngineDead, InternalError, RankLost, SrvError
 from srv.executor.protocol import Allocation, RankMemory, StepFuture
 from srv.executor.rank_messages import (
     Allocate,
@@ -81,6 +81,7 @@ class _Rank:
     def __init__(self, number: int, socket: zmq.Socket[bytes], process: subprocess.Popen[bytes]) -> None:
         self.number, self.socket, self.process = number, socket, process
         self.answers: deque[FromRank] = deque()  # received, and not used yet
+        self.stopped_since: float | None = None  # found stopped by a signal, and not heard from since
 
     def __str__(self) -> str:
         return f"rank {self.number} (process {self.process.pid})"
@@ -91,6 +92,10 @@ class _Rank:
         if code is None:
             return None
         return f"status {code}" if code >= 0 else f"signal {-code}"
+
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, which must not have ended. Leaves its state to be waited for."""
+        return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
     def answer(self) -> FromRank | None:
         """The oldest unused answer."""
@@ -130,6 +135,7 @@ class MultiProcessExecutor:
         self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
         self._ranks: list[_Rank] = []
         self._pings, self._ping_due = 0, 0.0
+        self._parent = os.getppid()
         self._started = False  # whether `allocate` has returned
 
     def start(self) -> None:
@@ -236,7 +242,8 @@ class MultiProcessExecutor:
         """The next answer of every rank, in the order of ranks.
 
         `timeout_s` None: ranks may compute as long as they like, but together: once one has answered, the others have
-        to. Raises the error of the rank at fault if one ends, fails or does not answer.
+        to. Raises the error of the rank at fault if one ends, fails, is stopped or does not answer, and EngineDead if
+        the parent of this process has exited.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         failed = False
@@ -244,6 +251,8 @@ class MultiProcessExecutor:
             if self._answers.poll(_POLL_MS):
                 self._receive()
                 continue
+            if os.getppid() != self._parent:
+                raise EngineDead("the API process has exited")
             for rank in missing:
                 self._check_process(rank)
             now = time.monotonic()
@@ -259,7 +268,9 @@ class MultiProcessExecutor:
 
     def _receive(self) -> None:
         answer = self._decoder.decode(self._answers.recv())
-        self._ranks[answer.rank].answers.append(answer)
+        rank = self._ranks[answer.rank]
+        rank.answers.append(answer)
+        rank.stopped_since = None
 
     def _take(self, rank: _Rank, kind: type[Answer]) -> Answer:
         answer = rank.answers.popleft()
@@ -268,10 +279,23 @@ class MultiProcessExecutor:
         return answer
 
     def _check_process(self, rank: _Rank) -> None:
-        """Raises the error of a rank that has ended and left no message."""
+        """Raises the error of a rank that has ended and left no message, or has been stopped for too long.
+
+        Only the second check finds that all ranks are stopped: otherwise one would wait for the others, and report it.
+        """
         status = rank.exit_status()
-        if status is not None and not self._answers.poll(_POLL_MS):
-            raise self._lost(f"{rank} ended with {status}")
+        if status is not None:
+            if not self._answers.poll(_POLL_MS):
+                raise self._lost(f"{rank} ended with {status}")
+        elif not rank.is_stopped():
+            rank.stopped_since = None
+        elif rank.stopped_since is None:
+            rank.stopped_since = time.monotonic()
+        elif time.monotonic() - rank.stopped_since > self._timeout_s:
+            raise self._silent(rank)
+
+    def _silent(self, rank: _Rank) -> SrvError:
+        return self._lost(f"{rank} {'is stopped' if rank.stopped_since else 'does not answer'}")
 
     def _loss(self, answers: Sequence[FromRank | None]) -> SrvError:
         """The error of the rank at fault: one that failed by itself, or else one that has not answered.
@@ -283,7 +307,7 @@ class MultiProcessExecutor:
         own = [(rank, failure) for rank, failure in failures if not failure.peer_lost]
         missing = [rank for rank, answer in ranks if answer is None]
         if missing and not own:
-            return self._lost(f"{missing[0]} does not answer")
+            return self._silent(min(missing, key=lambda rank: rank.stopped_since is None))
         rank, failure = (own or failures)[0]
         if isinstance(failure, Stepped):
             return self._lost(f"{rank} failed on step {failure.step}: {failure.error}")

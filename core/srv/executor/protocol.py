@@ -46,7 +46,10 @@ class StepFuture(Protocol):
     """The future result of a submitted step."""
 
     def result(self) -> Result:
-        """Wait for the step and return its result; raises the exception of a failed step."""
+        """Wait for the step and return its result; raises the exception of a failed step.
+
+        EngineDead, of which RankLost is one kind: the engine cannot go on.
+        """
 
 
 class Executor(Protocol):
@@ -72,7 +75,7 @@ class Executor(Protocol):
     def check(self) -> None:
         """Called from time to time while no step is in flight. Raises RankLost if a rank has ended or does not answer.
 
-        `StepFuture.result` raises it, too.
+        `StepFuture.result` and `control` raise it, too.
         """
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from every import every
 from srv.args.config import Config
 from srv.commands import StopProfile
 from srv.engine.build import _budget
-from srv.errors import InternalError, RankLost, Refusal
+from srv.errors import EngineDead, InternalError, RankLost, Refusal
 from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
 from srv.executor.protocol import RankMemory
 from srv.executor.spec import EngineSpec, engine_spec
@@ -138,7 +139,7 @@ def check_until(made: ScriptedExecutor, end: float) -> None:
 
 
 def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, reason in ((signal.SIGKILL, "ended with signal 9"), (signal.SIGSTOP, "does not answer")):
+    for number, reason in ((signal.SIGKILL, "ended with signal 9"), (signal.SIGSTOP, "is stopped")):
         with executor(spec, ["answer", "answer"], monkeypatch) as made:
             made.allocate(BUDGET)
             made.check()
@@ -146,6 +147,36 @@ def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monke
             started = time.monotonic()
             with pytest.raises(RankLost, match=rf"rank 1 \(process \d+\) {reason}"):
                 check_until(made, started + LIMIT_S)
+
+
+def test_stopped_ranks_end_the_engine_while_it_waits_for_all_of_them(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks may compute as long as they like; stopped ones compute nothing. A rank that goes on in time is not lost."""
+    with executor(spec, ["late", "late"], monkeypatch) as made:
+        made.allocate(BUDGET)
+        future = made.submit(PLAN)
+        for pid in pids(made):
+            os.kill(pid, signal.SIGSTOP)
+        Timer(0.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids(made)]).start()
+        assert future.result() == Result(7, ())
+        for wait in (made.submit(PLAN).result, lambda: made.control(StopProfile())):
+            for pid in pids(made):
+                os.kill(pid, signal.SIGSTOP)
+            started = time.monotonic()
+            with pytest.raises(RankLost, match=r"^rank \d \(process \d+\) is stopped$"):
+                wait()
+            assert time.monotonic() - started < LIMIT_S
+
+
+def test_the_engine_ends_while_it_waits_if_its_parent_has_exited(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with executor(spec, ["silent", "silent"], monkeypatch) as made:
+        made.allocate(BUDGET)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        with pytest.raises(EngineDead, match="the API process has exited"):
+            made.submit(PLAN).result()
 
 
 def start(spec: EngineSpec, script: list[str], patch: pytest.MonkeyPatch) -> None:
