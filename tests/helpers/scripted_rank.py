@@ -76,11 +76,11 @@ def main() -> None:
             continue
         match msgspec.msgpack.decode(inbox.recv(), type=ToRank):
             case Measure():
-                prepare("measure", Measured(rank, RankMemory(rank, "host", 1000 - rank, 2000, 10 + rank)))
+                prepare("measure", Measured(rank, RankMemory("host", 1000 - rank, 2000, 10 + rank)))
             case Allocate(budget):
-                prepare("allocate", Allocated(rank, Allocation(rank, budget.pages[0], ())))
-            case Ping(number) if behaviour != "silent":
-                send(Pong(rank, number))
+                prepare("allocate", Allocated(rank, Allocation(budget.pages[0], ())))
+            case Ping() if behaviour != "silent":
+                send(Pong(rank))
             case Control() if behaviour != "silent":
                 send(Controlled(rank, Answer([f"file of {rank}"])))
             case Step(plan):

@@ -145,9 +145,9 @@ def _rank_lines(ranks: Sequence[RankMemory], allocated: Sequence[Allocation]) ->
         return []
     return [
         (
-            f"rank_{rank.rank}",
+            f"rank_{number}",
             f"{amount_text(rank.weight_bytes, 'bytes')} of weights and a KV pool of"
             f" {amount_text(own.pool_bytes, 'bytes')} on {rank.device}",
         )
-        for rank, own in zip(ranks, allocated, strict=True)
+        for number, (rank, own) in enumerate(zip(ranks, allocated, strict=True))
     ]

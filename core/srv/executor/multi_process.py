@@ -11,10 +11,8 @@ one another are in a private directory.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,10 +22,9 @@ import msgspec
 import zmq
 
 from srv.args.config import Config
-from srv.commands import Answer as CommandAnswer
-from srv.commands import Command
+from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
-from srv.errors import EngineDead, InternalError, RankLost, SrvError
+from srv.errors import EngineDead, InternalError, RankLost, SrvError, StartError
 from srv.executor.protocol import Allocation, RankMemory, StepFuture
 from srv.executor.rank_messages import (
     Allocate,
@@ -48,6 +45,7 @@ from srv.executor.rank_messages import (
     ToRank,
 )
 from srv.executor.spec import EngineSpec
+from srv.io import child
 from srv.io.channel import SocketDirectory
 from srv.planning.budget import Budget
 from srv.platform import registry
@@ -60,15 +58,7 @@ _POLL_MS = 100  # how often the processes are checked while an answer is awaited
 _GRACE_S = 0.5  # how long the other ranks may take to answer after one has failed
 _PING_INTERVAL_S = 0.5
 
-Answer = TypeVar("Answer", Loaded, Measured, Allocated, Stepped, Controlled, Pong)
-
-
-class RankStartError(SrvError):
-    """A rank could not start. `lines` are error messages for the operator; `status` is the exit status."""
-
-    def __init__(self, lines: list[str], status: int) -> None:
-        self.lines, self.status = lines, status
-        super().__init__("\n".join(lines))
+Reply = TypeVar("Reply", Loaded, Measured, Allocated, Stepped, Controlled, Pong)
 
 
 class StepFailed(InternalError):
@@ -85,13 +75,6 @@ class _Rank:
 
     def __str__(self) -> str:
         return f"rank {self.number} (process {self.process.pid})"
-
-    def exit_status(self) -> str | None:
-        """The exit status of the process, as "status N" or "signal N"; None while it runs."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        return f"status {code}" if code >= 0 else f"signal {-code}"
 
     def is_stopped(self) -> bool:
         """Whether a signal has stopped the process, which must not have ended. Leaves its state to be waited for."""
@@ -134,7 +117,7 @@ class MultiProcessExecutor:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
         self._ranks: list[_Rank] = []
-        self._pings, self._ping_due = 0, 0.0
+        self._ping_due = 0.0
         self._parent = os.getppid()
         self._started = False  # whether `allocate` has returned
 
@@ -164,14 +147,8 @@ class MultiProcessExecutor:
             parent=os.getpid(),
         )
         manifest = registry.find_platforms()[self._spec.platform].loaded
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.module],
-            stdin=subprocess.PIPE,
-            env={**os.environ, **worker_environment(manifest, self._spec.device, number)},
-        )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(msgspec.json.encode(spec))
+        process = child.spawn(self.module, worker_environment(manifest, self._spec.device, number))
+        child.send(process, msgspec.json.encode(spec))
         return _Rank(number, socket, process)
 
     def measure(self) -> list[RankMemory]:
@@ -191,7 +168,7 @@ class MultiProcessExecutor:
     def sample(self, step: int, late: LateInputs) -> None:
         self._send(Sample(step, late))
 
-    def control(self, command: Command) -> list[CommandAnswer]:
+    def control(self, command: Command) -> list[Answer]:
         self._send(Control(command))
         return [controlled.answer for controlled in self._gather(Controlled, self._start_timeout_s)]
 
@@ -200,8 +177,7 @@ class MultiProcessExecutor:
         now = time.monotonic()
         if now < self._ping_due:
             return
-        self._pings += 1
-        self._send(Ping(self._pings))
+        self._send(Ping())
         self._gather(Pong, self._timeout_s)
         self._ping_due = now + _PING_INTERVAL_S
 
@@ -221,7 +197,7 @@ class MultiProcessExecutor:
                     rank.socket.send(encoded, zmq.NOBLOCK)
                     break
                 except zmq.Again:  # its process has ended, or has not connected completely
-                    if (status := rank.exit_status()) is not None:
+                    if (status := child.exit_status(rank.process)) is not None:
                         raise self._lost(f"{rank} ended with {status}") from None
                     rank.socket.poll(_POLL_MS, zmq.POLLOUT)
 
@@ -238,7 +214,7 @@ class MultiProcessExecutor:
         assert first.result is not None
         return first.result
 
-    def _gather(self, kind: type[Answer], timeout_s: float | None) -> list[Answer]:
+    def _gather(self, kind: type[Reply], timeout_s: float | None) -> list[Reply]:
         """The next answer of every rank, in the order of ranks.
 
         `timeout_s` None: ranks may compute as long as they like, but together: once one has answered, the others have
@@ -272,7 +248,7 @@ class MultiProcessExecutor:
         rank.answers.append(answer)
         rank.stopped_since = None
 
-    def _take(self, rank: _Rank, kind: type[Answer]) -> Answer:
+    def _take(self, rank: _Rank, kind: type[Reply]) -> Reply:
         answer = rank.answers.popleft()
         if not isinstance(answer, kind):
             raise InternalError(f"{rank} sent {type(answer).__name__}, not {kind.__name__}")
@@ -283,7 +259,7 @@ class MultiProcessExecutor:
 
         Only the second check finds that all ranks are stopped: otherwise one would wait for the others, and report it.
         """
-        status = rank.exit_status()
+        status = child.exit_status(rank.process)
         if status is not None:
             if not self._answers.poll(_POLL_MS):
                 raise self._lost(f"{rank} ended with {status}")
@@ -313,8 +289,8 @@ class MultiProcessExecutor:
             return self._lost(f"{rank} failed on step {failure.step}: {failure.error}")
         if self._started:
             return RankLost(f"{rank} failed: {'; '.join(failure.lines)}")
-        return RankStartError([f"rank {rank.number}: {line}" for line in failure.lines], failure.status)
+        return StartError([f"rank {rank.number}: {line}" for line in failure.lines], failure.status)
 
     def _lost(self, text: str) -> SrvError:
         """The error of a lost rank: it ends the start, or later the engine."""
-        return RankLost(text) if self._started else RankStartError([f"the engine could not start: {text}"], 1)
+        return RankLost(text) if self._started else StartError([f"the engine could not start: {text}"], 1)

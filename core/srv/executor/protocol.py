@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 class RankMemory(NamedTuple):
     """A rank after it has loaded its weights: their bytes as loaded, and its device's free and total bytes."""
 
-    rank: int
     device: str
     free: int
     total: int
@@ -36,7 +35,6 @@ class Allocation(NamedTuple):
     step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter.
     """
 
-    rank: int
     pool_bytes: int
     captured: tuple[tuple[str, str], ...]
     step_seconds: tuple[tuple[int, float], ...] = ()

@@ -59,9 +59,7 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Asks whether the rank still handles messages; `number` is repeated in the Pong."""
-
-    number: int
+    """Asks whether the rank still handles messages."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -99,7 +97,6 @@ class Controlled(msgspec.Struct, frozen=True, tag=True):
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
     rank: int
-    number: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -7,13 +7,9 @@ traceback for errors that an operator can fix.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -46,6 +42,7 @@ from srv.executor.rank_messages import (
     digest,
 )
 from srv.executor.spec import EngineSpec
+from srv.io import child
 
 logger = logging.getLogger(__name__)
 
@@ -105,14 +102,13 @@ class RankProcess:
                 self._sample(step, lambda: worker.sample(step, late))
             case Control(command):
                 self._answer(Controlled(self._rank, carry_out(worker, command)))
-            case Ping(number):
-                self._answer(Pong(self._rank, number))
+            case Ping():
+                self._answer(Pong(self._rank))
             case Measure():
                 self._answer(Measured(self._rank, worker.measure()))
             case Allocate(budget):
                 self._answer(Allocated(self._rank, worker.allocate(budget)))
-                gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
-                gc.enable()
+                child.ready()
                 self._ready = True
 
     def _launch(self, step: int, launch: Callable[[], Launched], *, late: bool) -> None:
@@ -186,18 +182,11 @@ def _make_worker(engine: EngineSpec, group: RankGroup) -> Worker:
 
 
 def main() -> int:
-    # As in the engine process: signals to the whole process group are for the API process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.disable()  # until the rank is ready
-    with contextlib.suppress(Exception):  # raised again, and reported, in `run`
-        importlib.import_module(_WORKER_MODULE)
-    payload = sys.stdin.buffer.read()
+    payload = child.begin([_WORKER_MODULE])
     if not payload:
         return 1  # the engine process has exited already
     spec = msgspec.json.decode(payload, type=RankSpec)
-    name = f"rank {spec.group.rank}"
-    logging.basicConfig(level=spec.engine.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
+    child.log_as(f"rank {spec.group.rank}", spec.engine.log_level)
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec)
     try:

@@ -98,7 +98,7 @@ class RankWorker:
 
     def measure(self) -> RankMemory:
         memory = self.platform.memory(self.device)
-        return RankMemory(self._group.rank, str(self.device), memory.free, memory.total, self._weight_bytes)
+        return RankMemory(str(self.device), memory.free, memory.total, self._weight_bytes)
 
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
@@ -131,9 +131,7 @@ class RankWorker:
             late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(
-            self._group.rank, _bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows)
-        )
+        return Allocation(_bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 
     def _kv_layout(self, budget: Budget) -> KVLayout:
         """This version supports one cache group; `srv.models.read` refuses models with several."""

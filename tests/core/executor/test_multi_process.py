@@ -19,8 +19,8 @@ from every import every
 from srv.args.config import Config
 from srv.commands import StopProfile
 from srv.engine.build import _budget
-from srv.errors import EngineDead, InternalError, RankLost, Refusal
-from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
+from srv.errors import EngineDead, InternalError, RankLost, Refusal, StartError
+from srv.executor.multi_process import MultiProcessExecutor, StepFailed
 from srv.executor.protocol import RankMemory
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.planning.budget import Budget
@@ -32,7 +32,7 @@ HELPERS = Path(scripted_rank.__file__).parent
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 PLAN = Plan(7, (), (), ())
 BUDGET = Budget((5,), 16, 80, ())
-SIZES = ((0, 40.0, 80), (1, 39.9, 45))  # rank, free, total
+SIZES = ((40.0, 80), (39.9, 45))  # free, total
 
 
 class ScriptedExecutor(MultiProcessExecutor):
@@ -80,7 +80,7 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
     """Measurements come in the order of ranks; the smallest sizes the pool; steps in flight are answered in order."""
     with executor(spec, ["answer", "late"], monkeypatch) as made:
         memory = made.measure()
-        assert [(rank.rank, rank.free, rank.weight_bytes) for rank in memory] == [(0, 1000, 10), (1, 999, 11)]
+        assert [(rank.free, rank.weight_bytes) for rank in memory] == [(1000, 10), (999, 11)]
         assert [each.pool_bytes for each in made.allocate(BUDGET)] == [5, 5]
         made.check()
         assert [answer.files for answer in made.control(StopProfile())] == [["file of 0"], ["file of 1"]]
@@ -124,11 +124,11 @@ def test_faults_of_a_step(
 def test_the_rank_with_the_fewest_pages_sizes_the_pool(spec: EngineSpec) -> None:
     """That need not be the one with the least free memory: the share of the pool depends on the total, too."""
     config, without_reserve = Config.from_json(spec.config), msgspec.structs.replace(spec, reserved_bytes=0.0)
-    busy, small = (RankMemory(rank, "host", int(free * 2**18), total << 18, 0) for rank, free, total in SIZES)
+    busy, small = (RankMemory("host", int(free * 2**18), total << 18, 0) for free, total in SIZES)
     assert small.free < busy.free
     pages = {order: _budget(without_reserve, config, order).pages for order in ((small, busy), (small,), (busy,))}
     assert pages[small, busy] == pages[(busy,)] < pages[(small,)]
-    full = RankMemory(2, "host", 0, 80 << 18, 0)
+    full = RankMemory("host", 0, 80 << 18, 0)
     with pytest.raises(Refusal, match="cannot hold one request"):
         _budget(without_reserve, config, (small, busy, full))
 
@@ -194,6 +194,6 @@ def test_the_rank_that_prevents_the_start_is_named(
     faults["refuse"] = (f"rank 1: {phase} refuse", 2)
     for fault, (line, status) in faults.items():
         script = [f"{phase} lose", f"{phase} {fault}"]
-        with pytest.raises(RankStartError, match=f"^{line}$") as raised:
+        with pytest.raises(StartError, match=f"^{line}$") as raised:
             start(spec, script, monkeypatch)
         assert raised.value.status == status

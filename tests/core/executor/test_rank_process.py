@@ -77,7 +77,7 @@ class FakeWorker:
         raise KeyError("measure")
 
     def allocate(self, budget: Budget) -> Allocation:
-        return Allocation(0, budget.pages[0], ())
+        return Allocation(budget.pages[0], ())
 
     def launch(self, plan: Plan) -> Launched:
         self._next.setdefault(plan.step - 1, threading.Event()).set()
@@ -153,7 +153,7 @@ def test_the_next_step_is_launched_while_the_device_computes(tmp_path: Path) -> 
         for step in range(1, 6):
             engine.send(plan(step))
         answers = [engine.receive() for _ in range(4)]
-        engine.send(Ping(1))
+        engine.send(Ping())
         engine.send(plan(6))  # completes step 5
         answers += [engine.receive() for _ in range(2)]
         engine.send(plan(7))
@@ -161,7 +161,7 @@ def test_the_next_step_is_launched_while_the_device_computes(tmp_path: Path) -> 
     results = [Result(step, ()) for step in range(9)]
     good = {step: Stepped(0, step, digest(results[step]), results[step]) for step in (1, 4, 5, 6)}
     failed = {2: Stepped(0, 2, error="ValueError: collect"), 3: Stepped(0, 3, error="ValueError: launch")}
-    assert answers == [good[1], failed[2], failed[3], good[4], good[5], Pong(0, 1), good[6]]
+    assert answers == [good[1], failed[2], failed[3], good[4], good[5], Pong(0), good[6]]
 
 
 def test_a_step_with_late_inputs_is_answered_once_it_samples(tmp_path: Path) -> None:
