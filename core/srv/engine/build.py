@@ -24,12 +24,10 @@ from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.steps import draft_count, rows_to_capture
 from srv.sched.late import LateInputMaker
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
-from srv.worker.build_drafting import draft_count
-from srv.worker.capture import rows_to_capture
-from srv.worker.rank import RankWorker
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +62,8 @@ def build(
 
 
 def _in_process(spec: EngineSpec) -> Executor:
+    from srv.worker.rank import RankWorker  # and so torch, which an engine whose ranks are other processes never needs
+
     return InProcessExecutor(RankWorker(spec))
 
 

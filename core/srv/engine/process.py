@@ -1,5 +1,7 @@
 """The engine process, `python -m srv.engine.process`; it reads its EngineSpec from standard input.
 
+Its arguments are the modules of the ranks that will run in it, to be imported while the EngineSpec is prepared.
+
 It sends Ready or LoadFailed, runs the engine loop, and exits when it has drained or its parent process has exited. It
 prints no traceback for errors that an operator can fix.
 """
@@ -22,7 +24,7 @@ _BUILD_MODULE = "srv.engine.build"
 
 
 def main() -> int:
-    payload = child.begin([_BUILD_MODULE])
+    payload = child.begin([_BUILD_MODULE, *sys.argv[1:]])
     if not payload:
         return 1  # the process that started this one has exited already
     spec = decode(payload)

@@ -15,6 +15,7 @@ from srv.io import child
 from srv.io.channel import ApiChannel, SocketDirectory
 from srv.io.messages import Ended, FromEngine, LoadFailed, Ready, ToEngine
 
+_WORKER_MODULE = "srv.worker.rank"
 _POLL_INTERVAL_S = 0.2
 _EXIT_TIMEOUT_S = 10.0
 
@@ -27,9 +28,9 @@ class EngineProcess:
         self._channel = ApiChannel(self._directory)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, environment: Mapping[str, str]) -> None:
-        """Start the process. It imports its modules and waits for `send_spec`."""
-        self._process = child.spawn("srv.engine.process", environment)
+    def start(self, environment: Mapping[str, str], ranks: int = 1) -> None:
+        """Start the process. It imports its modules and waits for `send_spec`. A single rank runs in it, too."""
+        self._process = child.spawn("srv.engine.process", environment, [_WORKER_MODULE] if ranks == 1 else [])
 
     def send_spec(self, make_spec: Callable[[str, str], EngineSpec]) -> None:
         """Send the started process the spec of its engine, made by `make_spec(to_engine, from_engine)`."""

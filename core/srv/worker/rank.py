@@ -23,6 +23,7 @@ from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.steps import draft_count
 from srv.platform import registry
 from srv.platform.contract import create_platform, join
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
@@ -35,7 +36,7 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
-from srv.worker.build_drafting import draft_count, drafting, step_seconds
+from srv.worker.build_drafting import drafting, step_seconds
 from srv.worker.capture import capture_steps
 from srv.worker.profiler import RankProfiler
 from srv.worker.progress import LoadProgress
