@@ -5,6 +5,7 @@
     ├── PlatformUnavailable the platform of the requested device cannot serve on this machine
     ├── PluginError         a plugin violates the platform contract
     ├── ModelError          model files are missing, damaged, or of an unknown architecture
+    ├── StartError          the engine or one of its ranks could not start; carries messages for the operator
     ├── RequestError        one request cannot be served; becomes an HTTP 4xx response, the server goes on
     └── InternalError       a bug in `srv`: an invariant does not hold
         ├── IntegrityError  pages, slots or locks do not add up
@@ -83,6 +84,14 @@ class ModelError(SrvError):
         super().__init__(f"model {what}: {reason}. {remedy} [{code}]")
 
 
+class StartError(SrvError):
+    """The engine or a rank could not start. `lines` are messages for the operator; `status` is the exit status."""
+
+    def __init__(self, lines: list[str], status: int) -> None:
+        self.lines, self.status = lines, status
+        super().__init__("\n".join(lines))
+
+
 class RequestError(SrvError):
     """One request cannot be served. `status` is the HTTP status, `param` the field at fault (None: no single one)."""
 
@@ -104,7 +113,7 @@ class EngineDead(InternalError):
 
 
 class RankLost(EngineDead):
-    """A rank has ended, does not answer, or sampled other tokens than the others; the engine cannot go on."""
+    """A rank has ended, does not answer, or returned another result than the others; the engine cannot go on."""
 
 
 def startup_failure(error: Exception) -> tuple[list[str], int]:
@@ -112,6 +121,8 @@ def startup_failure(error: Exception) -> tuple[list[str], int]:
 
     The status is 2 if the operator can fix the cause, and 1 for a bug in `srv`.
     """
+    if isinstance(error, StartError):
+        return error.lines, error.status
     if isinstance(error, Refusal):
         return [str(rejected) for rejected in error.rejections], 2
     if isinstance(error, SrvError) and not isinstance(error, InternalError):

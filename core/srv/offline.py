@@ -121,7 +121,7 @@ class LLM:
     are refused.
 
     Raises Refusal for arguments that cannot be satisfied, ModelError for a tokenizer that cannot be read, and
-    EngineStartError if the engine fails to start.
+    StartError if the engine fails to start.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **arguments: object) -> None:

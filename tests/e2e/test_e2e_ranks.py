@@ -44,6 +44,7 @@ def test_a_killed_rank_is_named_and_ends_the_server(tmp_path: Path, temporary: P
         found = ranks(server)
         assert len(found) == 3
         processes = [server.engine_pid(), *found]
+        assert ["libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in processes] == [False, True, True, True]
         os.kill(found[1], signal.SIGKILL)
         started = time.monotonic()
         assert server.wait() == 1, server.log_text()

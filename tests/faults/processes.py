@@ -19,10 +19,19 @@ FAULTS = (
     Fault(
         name="largest-rank-sizes-the-pool",
         file="core/srv/engine/build.py",
-        text="smallest = min(ranks, key=lambda rank: rank.free)",
-        planted="smallest = max(ranks, key=lambda rank: rank.free)",
+        text="return min(found, key=lambda budget: budget.pages)",
+        planted="return max(found, key=lambda budget: budget.pages)",
         effect="The rank with the least memory runs out of it.",
         tests=(_EXECUTOR,),
+    ),
+    Fault(
+        name="stopped-ranks-are-waited-for",
+        file="core/srv/executor/multi_process.py",
+        text="elif time.monotonic() - rank.stopped_since > self._timeout_s:",
+        planted="elif time.monotonic() - rank.stopped_since > 1000 * self._timeout_s:",
+        effect="If all ranks are stopped, the engine waits for them forever.",
+        tests=(_EXECUTOR,),
+        hangs=True,
     ),
     Fault(
         name="every-rank-adds-the-bias",

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from srv.errors import Refusal, Rejection
+from srv.errors import Refusal, Rejection, StartError
 
 if TYPE_CHECKING:
     import asyncio
@@ -124,7 +124,7 @@ async def _serve(context: LaunchContext, listener: socket.socket) -> int:
     """Start the engine, load the tokenizer, serve. The engine never outlives this function."""
     import asyncio
 
-    from srv.engine.supervisor import EngineProcess, EngineStartError
+    from srv.engine.supervisor import EngineProcess
     from srv.server.start import server_settings, start_engine
 
     config = context.resolved.config
@@ -138,7 +138,7 @@ async def _serve(context: LaunchContext, listener: socket.socket) -> int:
         logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
         status = await _serve_http(config, engine, server_settings(context, ready, text.vocab_size), text, listener)
         served = True
-    except EngineStartError as error:
+    except StartError as error:
         for line in (*error.lines, *_model_source(context, error.status)):
             print(f"srv launch: {line}", file=sys.stderr)
         return error.status

@@ -1,7 +1,7 @@
 """Builds an engine from an `EngineSpec`: starts its executor, computes the memory budget, makes the scheduler.
 
-    executor.start ──► measure ──► budget of the smallest rank ──► executor.allocate
-                                                              └──► scheduler
+    executor.start ──► measure ──► smallest budget of a rank ──► executor.allocate
+                                                            └──► scheduler
 
 A configuration that cannot be served raises a `SrvError` whose message tells the operator what to do.
 """
@@ -24,12 +24,10 @@ from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.steps import draft_count, rows_to_capture
 from srv.sched.late import LateInputMaker
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
-from srv.worker.build_drafting import draft_count
-from srv.worker.capture import rows_to_capture
-from srv.worker.rank import RankWorker
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +62,8 @@ def build(
 
 
 def _in_process(spec: EngineSpec) -> Executor:
+    from srv.worker.rank import RankWorker  # and so torch, which an engine whose ranks are other processes never needs
+
     return InProcessExecutor(RankWorker(spec))
 
 
@@ -86,14 +86,12 @@ def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInput
 
 def _budget(spec: EngineSpec, config: Config, ranks: Sequence[RankMemory]) -> Budget:
     """The budget of the rank that can hold the fewest pages; all ranks have the same pages."""
-    smallest = min(ranks, key=lambda rank: rank.free)
-    return budgets.compute(
-        config,
-        spec.model,
-        free_bytes=smallest.free,
-        total_bytes=smallest.total,
-        reserved_bytes=int(spec.reserved_bytes),
-    )
+    reserved = int(spec.reserved_bytes)
+    found = [
+        budgets.compute(config, spec.model, free_bytes=rank.free, total_bytes=rank.total, reserved_bytes=reserved)
+        for rank in ranks
+    ]
+    return min(found, key=lambda budget: budget.pages)
 
 
 def _limits(
@@ -147,9 +145,9 @@ def _rank_lines(ranks: Sequence[RankMemory], allocated: Sequence[Allocation]) ->
         return []
     return [
         (
-            f"rank_{rank.rank}",
+            f"rank_{number}",
             f"{amount_text(rank.weight_bytes, 'bytes')} of weights and a KV pool of"
             f" {amount_text(own.pool_bytes, 'bytes')} on {rank.device}",
         )
-        for rank, own in zip(ranks, allocated, strict=True)
+        for number, (rank, own) in enumerate(zip(ranks, allocated, strict=True))
     ]

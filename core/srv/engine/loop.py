@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
-from srv.errors import RankLost
+from srv.errors import EngineDead
 from srv.executor.protocol import Executor, StepFuture
 from srv.io.channel import EngineSide
 from srv.io.messages import (
@@ -127,7 +127,7 @@ class EngineLoop:
         plan, future = self._in_flight.popleft()
         try:
             result: Result = future.result()
-        except RankLost:
+        except EngineDead:
             raise
         except Exception as error:
             logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.rows))

@@ -1,22 +1,20 @@
 """The engine process, `python -m srv.engine.process`; it reads its EngineSpec from standard input.
 
+Its arguments are the modules of the ranks that will run in it, to be imported while the EngineSpec is prepared.
+
 It sends Ready or LoadFailed, runs the engine loop, and exits when it has drained or its parent process has exited. It
 prints no traceback for errors that an operator can fix.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import logging
 import os
-import signal
 import sys
 
-from srv.errors import RankLost, startup_failure
-from srv.executor.multi_process import RankStartError
+from srv.errors import EngineDead, StartError, startup_failure
 from srv.executor.spec import EngineSpec, decode
+from srv.io import child
 from srv.io.channel import EngineChannel
 from srv.io.messages import Ended, LoadFailed
 
@@ -26,20 +24,11 @@ _BUILD_MODULE = "srv.engine.build"
 
 
 def main() -> int:
-    # Ctrl-C and service managers signal the whole process group. The API process decides what happens to running
-    # requests and ends this process: with a Drain message, by exiting, or by killing it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.disable()  # until the engine is built: objects made by imports and model loading stay alive anyway
-    # Import the slowest modules while the API process is preparing the spec. An error here is ignored because it
-    # will be raised again in _serve, which reports it.
-    with contextlib.suppress(Exception):
-        importlib.import_module(_BUILD_MODULE)
-    payload = sys.stdin.buffer.read()
+    payload = child.begin([_BUILD_MODULE, *sys.argv[1:]])
     if not payload:
         return 1  # the process that started this one has exited already
     spec = decode(payload)
-    logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s engine %(levelname)s %(message)s")
+    child.log_as("engine", spec.log_level)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
         return _serve(spec, channel)
@@ -60,12 +49,11 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     channel.send(engine.ready)
     from srv.engine.loop import EngineLoop
 
-    gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
-    gc.enable()
+    child.ready()
     try:
         loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late)
         loop.run(lambda: os.getppid() == spec.parent)
-    except RankLost as error:
+    except EngineDead as error:
         logger.error("the engine ends: %s", error)
         channel.send(Ended(str(error)))
         return 1
@@ -75,10 +63,8 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
 
 
 def _failure(error: Exception) -> LoadFailed:
-    if isinstance(error, RankStartError):
-        return LoadFailed(error.lines, error.status)
     lines, status = startup_failure(error)
-    if status == 1:
+    if status == 1 and not isinstance(error, StartError):  # a rank has logged its cause
         logger.error("the engine could not start", exc_info=error)
     return LoadFailed(lines, status)
 

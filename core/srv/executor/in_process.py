@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from srv.commands import Answer, Command
-from srv.executor.protocol import Allocation, Launched, RankMemory, StepFuture, Worker
+from srv.executor.protocol import Allocation, Launched, RankMemory, StepFuture, Worker, carry_out
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
@@ -60,7 +60,7 @@ class InProcessExecutor:
         self._latest.continue_with(self._pool, lambda: self.worker.sample(step, late))
 
     def control(self, command: Command) -> list[Answer]:
-        return [self._pool.submit(self.worker.control, command).result()]
+        return [self._pool.submit(carry_out, self.worker, command).result()]
 
     def check(self) -> None:
         """The rank ends only together with this process."""

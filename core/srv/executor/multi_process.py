@@ -1,20 +1,18 @@
 """The executor with one process per rank on this host; imports no torch.
 
     engine process                                     rank process (srv.worker.process), one per rank
-    PUSH ──► to_rank_N.sock ──► PULL   plans           launches, collects, and answers with a digest of the tokens;
+    PUSH ──► to_rank_N.sock ──► PULL   plans           launches, collects, and answers with a digest of its result;
     PULL ◄── from_ranks.sock ◄─ PUSH   answers         the first rank also with the result
 
-Each plan goes to all ranks, which compute their shares of it together. A rank that ends, does not answer or samples
-other tokens than the others raises RankLost with its name and the reason. The sockets and what the ranks need to find
+Each plan goes to all ranks, which compute their shares of it together. A rank that ends, does not answer or returns
+another result than the others raises RankLost with its name and the reason. The sockets and what the ranks need to find
 one another are in a private directory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,10 +22,9 @@ import msgspec
 import zmq
 
 from srv.args.config import Config
-from srv.commands import Answer as CommandAnswer
-from srv.commands import Command
+from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
-from srv.errors import InternalError, RankLost, SrvError
+from srv.errors import EngineDead, InternalError, RankLost, SrvError, StartError
 from srv.executor.protocol import Allocation, RankMemory, StepFuture
 from srv.executor.rank_messages import (
     Allocate,
@@ -48,6 +45,7 @@ from srv.executor.rank_messages import (
     ToRank,
 )
 from srv.executor.spec import EngineSpec
+from srv.io import child
 from srv.io.channel import SocketDirectory
 from srv.planning.budget import Budget
 from srv.platform import registry
@@ -60,15 +58,7 @@ _POLL_MS = 100  # how often the processes are checked while an answer is awaited
 _GRACE_S = 0.5  # how long the other ranks may take to answer after one has failed
 _PING_INTERVAL_S = 0.5
 
-Answer = TypeVar("Answer", Loaded, Measured, Allocated, Stepped, Controlled, Pong)
-
-
-class RankStartError(SrvError):
-    """A rank could not start. `lines` are error messages for the operator; `status` is the exit status."""
-
-    def __init__(self, lines: list[str], status: int) -> None:
-        self.lines, self.status = lines, status
-        super().__init__("\n".join(lines))
+Reply = TypeVar("Reply", Loaded, Measured, Allocated, Stepped, Controlled, Pong)
 
 
 class StepFailed(InternalError):
@@ -81,21 +71,24 @@ class _Rank:
     def __init__(self, number: int, socket: zmq.Socket[bytes], process: subprocess.Popen[bytes]) -> None:
         self.number, self.socket, self.process = number, socket, process
         self.answers: deque[FromRank] = deque()  # received, and not used yet
+        self.stopped_since: float | None = None  # found stopped by a signal, and not heard from since
 
     def __str__(self) -> str:
         return f"rank {self.number} (process {self.process.pid})"
 
-    def exit_status(self) -> str | None:
-        """The exit status of the process, as "status N" or "signal N"; None while it runs."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        return f"status {code}" if code >= 0 else f"signal {-code}"
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, which must not have ended. Leaves its state to be waited for."""
+        return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def error(self) -> Stepped | None:
-        """The oldest unused answer, if it reports an exception."""
-        answer = self.answers[0] if self.answers else None
-        return answer if isinstance(answer, Stepped) and answer.error is not None else None
+    def answer(self) -> FromRank | None:
+        """The oldest unused answer."""
+        return self.answers[0] if self.answers else None
+
+
+def _failure(answer: FromRank | None) -> Failed | Stepped | None:
+    """The answer if it reports an exception."""
+    failed = isinstance(answer, Failed) or (isinstance(answer, Stepped) and answer.error is not None)
+    return answer if failed else None  # type: ignore[return-value] # mypy does not follow `failed`
 
 
 class _MultiProcessFuture:
@@ -124,7 +117,9 @@ class MultiProcessExecutor:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
         self._ranks: list[_Rank] = []
-        self._pings, self._ping_due = 0, 0.0
+        self._ping_due = 0.0
+        self._parent = os.getppid()
+        self._started = False  # whether `allocate` has returned
 
     def start(self) -> None:
         for number in range(self._size):
@@ -152,14 +147,8 @@ class MultiProcessExecutor:
             parent=os.getpid(),
         )
         manifest = registry.find_platforms()[self._spec.platform].loaded
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.module],
-            stdin=subprocess.PIPE,
-            env={**os.environ, **worker_environment(manifest, self._spec.device, number)},
-        )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(msgspec.json.encode(spec))
+        process = child.spawn(self.module, worker_environment(manifest, self._spec.device, number))
+        child.send(process, msgspec.json.encode(spec))
         return _Rank(number, socket, process)
 
     def measure(self) -> list[RankMemory]:
@@ -168,7 +157,9 @@ class MultiProcessExecutor:
 
     def allocate(self, budget: Budget) -> list[Allocation]:
         self._send(Allocate(budget))
-        return [answer.allocation for answer in self._gather(Allocated, self._start_timeout_s)]
+        answers = self._gather(Allocated, self._start_timeout_s)
+        self._started = True
+        return [answer.allocation for answer in answers]
 
     def submit(self, plan: Plan) -> StepFuture:
         self._send(Step(plan))
@@ -177,7 +168,7 @@ class MultiProcessExecutor:
     def sample(self, step: int, late: LateInputs) -> None:
         self._send(Sample(step, late))
 
-    def control(self, command: Command) -> list[CommandAnswer]:
+    def control(self, command: Command) -> list[Answer]:
         self._send(Control(command))
         return [controlled.answer for controlled in self._gather(Controlled, self._start_timeout_s)]
 
@@ -186,8 +177,7 @@ class MultiProcessExecutor:
         now = time.monotonic()
         if now < self._ping_due:
             return
-        self._pings += 1
-        self._send(Ping(self._pings))
+        self._send(Ping())
         self._gather(Pong, self._timeout_s)
         self._ping_due = now + _PING_INTERVAL_S
 
@@ -207,7 +197,8 @@ class MultiProcessExecutor:
                     rank.socket.send(encoded, zmq.NOBLOCK)
                     break
                 except zmq.Again:  # its process has ended, or has not connected completely
-                    self._check_process(rank)
+                    if (status := child.exit_status(rank.process)) is not None:
+                        raise self._lost(f"{rank} ended with {status}") from None
                     rank.socket.poll(_POLL_MS, zmq.POLLOUT)
 
     def _result(self, step: int) -> Result:
@@ -215,56 +206,91 @@ class MultiProcessExecutor:
         first = answers[0]
         if all(answer.error is not None and not answer.peer_lost for answer in answers):
             raise StepFailed(first.error)
+        if any(answer.error is not None for answer in answers):
+            raise self._loss(answers)
         for rank, answer in zip(self._ranks, answers, strict=True):
-            if answer.error is not None:
-                raise RankLost(f"{rank} failed on step {step}: {answer.error}")
             if (answer.step, answer.digest) != (step, first.digest):
-                raise RankLost(f"{rank} sampled other tokens than rank 0 in step {step}: the ranks have diverged")
+                raise RankLost(f"{rank} returned another result than rank 0 for step {step}: the ranks have diverged")
         assert first.result is not None
         return first.result
 
-    def _gather(self, kind: type[Answer], timeout_s: float | None) -> list[Answer]:
+    def _gather(self, kind: type[Reply], timeout_s: float | None) -> list[Reply]:
         """The next answer of every rank, in the order of ranks.
 
         `timeout_s` None: ranks may compute as long as they like, but together: once one has answered, the others have
-        to. Raises RankLost with the name of the rank that does not.
+        to. Raises the error of the rank at fault if one ends, fails, is stopped or does not answer, and EngineDead if
+        the parent of this process has exited.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        failed = False
         while missing := [rank for rank in self._ranks if not rank.answers]:
             if self._answers.poll(_POLL_MS):
                 self._receive()
                 continue
+            if os.getppid() != self._parent:
+                raise EngineDead("the API process has exited")
             for rank in missing:
                 self._check_process(rank)
             now = time.monotonic()
-            if deadline is None and len(missing) < self._size:
-                failed = any(rank.error() for rank in self._ranks)
-                deadline = now + (_GRACE_S if failed else self._timeout_s)
+            if not failed and any(_failure(rank.answer()) for rank in self._ranks):
+                failed, deadline = True, now + (_GRACE_S if self._started else self._timeout_s)
+            elif deadline is None and len(missing) < self._size:
+                deadline = now + self._timeout_s
             if deadline is not None and now > deadline:
-                raise self._loss(missing)
+                raise self._loss([rank.answer() for rank in self._ranks])
+        if any(isinstance(rank.answer(), Failed) for rank in self._ranks):
+            raise self._loss([rank.answer() for rank in self._ranks])
         return [self._take(rank, kind) for rank in self._ranks]
 
     def _receive(self) -> None:
         answer = self._decoder.decode(self._answers.recv())
-        if isinstance(answer, Failed):
-            raise RankStartError(answer.lines, answer.status)
-        self._ranks[answer.rank].answers.append(answer)
+        rank = self._ranks[answer.rank]
+        rank.answers.append(answer)
+        rank.stopped_since = None
 
-    def _take(self, rank: _Rank, kind: type[Answer]) -> Answer:
+    def _take(self, rank: _Rank, kind: type[Reply]) -> Reply:
         answer = rank.answers.popleft()
         if not isinstance(answer, kind):
             raise InternalError(f"{rank} sent {type(answer).__name__}, not {kind.__name__}")
         return answer
 
     def _check_process(self, rank: _Rank) -> None:
-        status = rank.exit_status()
-        if status is not None:
-            raise RankLost(f"{rank} ended with {status}")
+        """Raises the error of a rank that has ended and left no message, or has been stopped for too long.
 
-    def _loss(self, missing: Sequence[_Rank]) -> RankLost:
-        """The rank at fault: one that failed by itself, or else one that has not answered."""
-        for rank in self._ranks:
-            answer = rank.error()
-            if answer is not None and not answer.peer_lost:
-                return RankLost(f"{rank} failed on step {answer.step}: {answer.error}")
-        return RankLost(f"{missing[0]} does not answer")
+        Only the second check finds that all ranks are stopped: otherwise one would wait for the others, and report it.
+        """
+        status = child.exit_status(rank.process)
+        if status is not None:
+            if not self._answers.poll(_POLL_MS):
+                raise self._lost(f"{rank} ended with {status}")
+        elif not rank.is_stopped():
+            rank.stopped_since = None
+        elif rank.stopped_since is None:
+            rank.stopped_since = time.monotonic()
+        elif time.monotonic() - rank.stopped_since > self._timeout_s:
+            raise self._silent(rank)
+
+    def _silent(self, rank: _Rank) -> SrvError:
+        return self._lost(f"{rank} {'is stopped' if rank.stopped_since else 'does not answer'}")
+
+    def _loss(self, answers: Sequence[FromRank | None]) -> SrvError:
+        """The error of the rank at fault: one that failed by itself, or else one that has not answered.
+
+        `answers`: of each rank, None for one that has not answered.
+        """
+        ranks = list(zip(self._ranks, answers, strict=True))
+        failures = [(rank, failure) for rank, answer in ranks if (failure := _failure(answer))]
+        own = [(rank, failure) for rank, failure in failures if not failure.peer_lost]
+        missing = [rank for rank, answer in ranks if answer is None]
+        if missing and not own:
+            return self._silent(min(missing, key=lambda rank: rank.stopped_since is None))
+        rank, failure = (own or failures)[0]
+        if isinstance(failure, Stepped):
+            return self._lost(f"{rank} failed on step {failure.step}: {failure.error}")
+        if self._started:
+            return RankLost(f"{rank} failed: {'; '.join(failure.lines)}")
+        return StartError([f"rank {rank.number}: {line}" for line in failure.lines], failure.status)
+
+    def _lost(self, text: str) -> SrvError:
+        """The error of a lost rank: it ends the start, or later the engine."""
+        return RankLost(text) if self._started else StartError([f"the engine could not start: {text}"], 1)

@@ -1,7 +1,7 @@
 """The executor protocol: how the engine starts its ranks and runs plans on them.
 
     start ──► measure ──► allocate(budget) ──► submit(plan) ─► submit(plan) ─► control(command) ─► … ──► close
-              smallest rank ──► budget ──► scheduler
+              smallest budget of a rank ──► scheduler
 
 A rank computes its share of every step on one device. The engine must not know where its ranks run: an executor drives
 one worker in this process, or one process per rank. It runs plans in the order in which they are submitted.
@@ -9,6 +9,7 @@ one worker in this process, or one process per rank. It runs plans in the order 
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple, Protocol
 
 from srv.commands import Answer, Command
@@ -16,11 +17,12 @@ from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 
+logger = logging.getLogger(__name__)
+
 
 class RankMemory(NamedTuple):
     """A rank after it has loaded its weights: their bytes as loaded, and its device's free and total bytes."""
 
-    rank: int
     device: str
     free: int
     total: int
@@ -33,7 +35,6 @@ class Allocation(NamedTuple):
     step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter.
     """
 
-    rank: int
     pool_bytes: int
     captured: tuple[tuple[str, str], ...]
     step_seconds: tuple[tuple[int, float], ...] = ()
@@ -43,7 +44,10 @@ class StepFuture(Protocol):
     """The future result of a submitted step."""
 
     def result(self) -> Result:
-        """Wait for the step and return its result; raises the exception of a failed step."""
+        """Wait for the step and return its result; raises the exception of a failed step.
+
+        EngineDead, of which RankLost is one kind: the engine cannot go on.
+        """
 
 
 class Executor(Protocol):
@@ -69,7 +73,7 @@ class Executor(Protocol):
     def check(self) -> None:
         """Called from time to time while no step is in flight. Raises RankLost if a rank has ended or does not answer.
 
-        `StepFuture.result` raises it, too.
+        `StepFuture.result` and `control` raise it, too.
         """
 
     def close(self) -> None:
@@ -103,4 +107,16 @@ class Worker(Protocol):
         """Enqueue the rest of the last launched step, which has late rows."""
 
     def control(self, command: Command) -> Answer:
-        """Carry out a command. Called on the thread that launches plans."""
+        """Carry out a command. Called on the thread that launches plans. What it raises becomes the answer."""
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+
+
+def carry_out(worker: Worker, command: Command) -> Answer:
+    """A rank's answer to a command, also if the command fails."""
+    try:
+        return worker.control(command)
+    except Exception as error:
+        logger.exception("%s failed", type(command).__name__)
+        return Answer(error=f"{type(error).__name__}: {error}")

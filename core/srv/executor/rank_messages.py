@@ -61,9 +61,7 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Asks whether the rank still handles messages; `number` is repeated in the Pong."""
-
-    number: int
+    """Asks whether the rank still handles messages."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +79,7 @@ class Allocated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """A rank has run a step. `digest` is that of the tokens it sampled; `result` comes from the first rank only.
+    """A rank has run a step. `digest` is that of the result; `result` comes from the first rank only.
 
     `error`: the step raised this exception; then there is neither. `peer_lost`: the error is RankLost: this rank could
     not reach the others.
@@ -102,15 +100,18 @@ class Controlled(msgspec.Struct, frozen=True, tag=True):
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
     rank: int
-    number: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The rank could not start. `lines` are error messages for the operator; `status` is an exit status."""
+    """The rank could not start, or ends because of a bug.
+
+    `lines` are error messages for the operator; `status` is an exit status. `peer_lost`: it could not reach the others.
+    """
 
     rank: int
     lines: list[str]
     status: int
+    peer_lost: bool = False
 
 
 ToRank = Measure | Allocate | Step | Sample | Control | Ping
@@ -118,6 +119,19 @@ FromRank = Loaded | Measured | Allocated | Stepped | Controlled | Pong | Failed
 
 
 def digest(result: Result) -> int:
-    """A checksum of the sampled tokens and errors of a step; equal on all ranks, or they have diverged."""
-    rows = [(row.slot, row.tokens, row.error and row.error[0]) for row in result.rows]
+    """A checksum of what a step returns; equal on all ranks, or they have diverged.
+
+    All ranks compute from the same hidden states and logits, so log-probabilities and vectors have the same bits, too.
+    """
+    rows = [
+        (
+            row.slot,
+            row.tokens,
+            row.logprobs,
+            row.scores,
+            row.vectors and zlib.crc32(row.vectors),
+            row.error and row.error[0],
+        )
+        for row in result.rows
+    ]
     return zlib.crc32(msgspec.msgpack.encode(rows))

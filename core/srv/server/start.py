@@ -21,7 +21,8 @@ def start_engine(engine: EngineProcess, context: LaunchContext) -> TextProcessor
 
     An invalid tokenizer or chat template raises an error before weights are read. Await `engine.ready` next.
     """
-    engine.start(worker_environment(context.manifest, context.device))
+    ranks = context.resolved.config.parallel.tp_size
+    engine.start(worker_environment(context.manifest, context.device), ranks)
     from srv.server.text.tokenizer import load_text_processor  # a slow import, during which the engine process starts
 
     model = context.resolved.config.model

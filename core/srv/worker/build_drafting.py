@@ -7,18 +7,12 @@ from collections.abc import Callable
 import torch
 
 from srv.args.config import Config
+from srv.planning.steps import draft_count
 from srv.speculative.ngram import NgramDrafter
 from srv.worker.drafting import Drafting
 from srv.worker.histories import Histories
 
 _ROWS = (1, 4, 16)
-
-
-def draft_count(config: Config) -> int:
-    """Maximum drafts per row; 0 without a drafter."""
-    if config.speculative.speculative_algorithm is None or config.speculative.speculative_num_draft_tokens is None:
-        return 0
-    return min(config.speculative.speculative_num_draft_tokens - 1, config.speculative.speculative_ngram_branch_length)
 
 
 def drafting(config: Config, slots: int, width: int, device: torch.device) -> Drafting | None:

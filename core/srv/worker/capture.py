@@ -8,28 +8,15 @@ from __future__ import annotations
 import torch
 
 from srv.args.config import Config
-from srv.args.rules.graphs import captured_rows
 from srv.args.statement import amount_text
 from srv.errors import PlatformUnavailable
 from srv.models.base import CausalLM, torch_dtype
+from srv.planning.steps import rows_to_capture
 from srv.platform.contract import graphs_of
 from srv.platform.interface import AttentionBackend, Graphs, Platform
 from srv.worker.graphs import CapturedSteps, StaticBuffers
 
 CaptureReport = tuple[tuple[str, str], ...]  # (quantity, explanation), as in the breakdown of the memory budget
-
-
-def rows_to_capture(config: Config) -> tuple[int, ...]:
-    """The row counts for which a step is captured, ascending; () if capture is disabled."""
-    graphs = config.graphs
-    if graphs.disable_graphs:
-        return ()
-    return captured_rows(
-        graphs.graph_batch_sizes,
-        graphs.graph_max_batch_size,
-        config.schedule.max_running_requests,
-        padding=not graphs.disable_graph_padding,
-    )
 
 
 def capture_steps(

@@ -7,23 +7,21 @@ traceback for errors that an operator can fix.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import zmq
 
+from srv.dist.group import RankGroup
 from srv.errors import RankLost, startup_failure
-from srv.executor.protocol import Launched, Worker
+from srv.executor.protocol import Launched, Worker, carry_out
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
@@ -43,7 +41,8 @@ from srv.executor.rank_messages import (
     ToRank,
     digest,
 )
-from srv.sched.plan import Result
+from srv.executor.spec import EngineSpec
+from srv.io import child
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,14 @@ _PARENT_INTERVAL_S = 0.5  # between two checks of the parent process
 
 
 class RankProcess:
-    """Handles the messages of the engine, with one worker."""
+    """Handles the messages of the engine, with one worker.
+
+        main thread       message ──► launch ──► message ──► launch ──► …
+        pool's thread                   └──► collect ──► answer └──► collect ──► answer
+
+    So that the next step is enqueued while the device computes this one, another thread waits for the device. It also
+    sends all other answers, because a socket belongs to one thread, and because answers keep the order of messages.
+    """
 
     def __init__(self, spec: RankSpec) -> None:
         self._spec, self._rank = spec, spec.group.rank
@@ -65,66 +71,100 @@ class RankProcess:
         self._out.connect(spec.from_ranks)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
-
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="srv-answers")
+        self._ready = False  # whether it has allocated everything
         self._failure: Stepped | None = None  # of the forward pass of a step that waits for late inputs
 
-    def run(self) -> int:
-        from srv.worker.rank import RankWorker
-
-        worker = RankWorker(self._spec.engine, self._spec.group)
+    def run(self, make_worker: Callable[[EngineSpec, RankGroup], Worker]) -> int:
+        worker: Worker | None = None
         try:
+            worker = make_worker(self._spec.engine, self._spec.group)
             worker.load()
-            self._send(Loaded(self._rank))
+            self._answer(Loaded(self._rank))
             while True:
                 self._handle(self._decoder.decode(self._in.recv()), worker)
         except Exception as error:
-            lines, status = startup_failure(error)
-            if status == 1:
+            lines, status = ([_text(error)], 1) if self._ready else startup_failure(error)
+            peer_lost = isinstance(error, RankLost)
+            if status == 1 and not peer_lost:
                 logger.error("rank %d failed", self._rank, exc_info=error)
-            self._send(Failed(self._rank, [f"rank {self._rank}: {line}" for line in lines], status))
+            self._answer(Failed(self._rank, lines, status, peer_lost))
             return 1
         finally:
-            worker.close()
+            if worker is not None:
+                worker.close()
 
     def _handle(self, message: ToRank, worker: Worker) -> None:
         match message:
-            case Step(plan) if plan.late:
-                self._failure = self._error_of(plan.step, lambda: worker.launch(plan))
             case Step(plan):
-                self._send(self._stepped(plan.step, lambda: worker.launch(plan)))
+                self._launch(plan.step, lambda: worker.launch(plan), late=bool(plan.late))
             case Sample(step, late):
-                self._send(self._failure or self._stepped(step, lambda: worker.sample(step, late)))
+                self._sample(step, lambda: worker.sample(step, late))
             case Control(command):
-                self._send(Controlled(self._rank, worker.control(command)))
-            case Ping(number):
-                self._send(Pong(self._rank, number))
+                self._answer(Controlled(self._rank, carry_out(worker, command)))
+            case Ping():
+                self._answer(Pong(self._rank))
             case Measure():
-                self._send(Measured(self._rank, worker.measure()))
+                self._answer(Measured(self._rank, worker.measure()))
             case Allocate(budget):
-                self._send(Allocated(self._rank, worker.allocate(budget)))
-                gc.freeze()  # objects loaded so far stay alive, so garbage collections can skip them
-                gc.enable()
+                self._answer(Allocated(self._rank, worker.allocate(budget)))
+                child.ready()
+                self._ready = True
 
-    def _stepped(self, step: int, launch: Callable[[], Launched]) -> Stepped:
-        """The answer to a step, which `launch` enqueues."""
-        results: list[Result] = []
-        failure = self._error_of(step, lambda: results.append(launch().collect()))
-        return failure or Stepped(self._rank, step, digest(results[0]), results[0] if self._rank == 0 else None)
+    def _launch(self, step: int, launch: Callable[[], Launched], *, late: bool) -> None:
+        """Enqueue a step. Its answer follows when it has been computed; if it waits for late inputs, when it samples.
 
-    def _error_of(self, step: int, run: Callable[[], object]) -> Stepped | None:
-        """Run a part of a step; returns its error, which ends only the requests of the step."""
+        An error of any part of it ends only the requests of the step.
+        """
+        self._failure = None
         try:
-            run()
+            launched = launch()
         except Exception as error:  # noqa: BLE001 - see above
-            text = f"{type(error).__name__}: {error}"
-            return Stepped(self._rank, step, error=text, peer_lost=isinstance(error, RankLost))
-        return None
+            self._failure = self._failed(step, error)
+        if self._failure is not None and not late:
+            self._answer(self._failure)
+        elif not late:
+            self._pool.submit(self._collect, step, launched).add_done_callback(_end_on_error)
+
+    def _sample(self, step: int, sample: Callable[[], Launched]) -> None:
+        if self._failure is not None:
+            self._answer(self._failure)
+        else:
+            self._launch(step, sample, late=False)
+
+    def _collect(self, step: int, launched: Launched) -> None:
+        try:
+            result = launched.collect()
+            answer = Stepped(self._rank, step, digest(result), result if self._rank == 0 else None)
+        except Exception as error:  # noqa: BLE001 - see `_launch`
+            answer = self._failed(step, error)
+        self._send(answer)
+
+    def _failed(self, step: int, error: Exception) -> Stepped:
+        return Stepped(self._rank, step, error=_text(error), peer_lost=isinstance(error, RankLost))
+
+    def _answer(self, message: FromRank) -> None:
+        """Send a message after the answers of all steps that are launched."""
+        self._pool.submit(self._send, message).add_done_callback(_end_on_error)
 
     def _send(self, message: FromRank) -> None:
+        """Runs on the pool's thread."""
         self._out.send(self._encoder.encode(message))
 
     def close(self) -> None:
+        self._pool.shutdown()
         self._context.destroy(linger=1000)
+
+
+def _end_on_error(sent: Future[None]) -> None:
+    """An answer that cannot be sent is a bug; the engine must not wait for it."""
+    if error := sent.exception():
+        logger.critical("an answer cannot be sent", exc_info=error)
+        os._exit(1)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def end_with_parent(spec: RankSpec) -> None:
@@ -135,23 +175,22 @@ def end_with_parent(spec: RankSpec) -> None:
     os._exit(1)
 
 
+def _make_worker(engine: EngineSpec, group: RankGroup) -> Worker:
+    from srv.worker.rank import RankWorker
+
+    return RankWorker(engine, group)
+
+
 def main() -> int:
-    # As in the engine process: signals to the whole process group are for the API process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.disable()  # until the rank is ready
-    with contextlib.suppress(Exception):  # raised again, and reported, in `run`
-        importlib.import_module(_WORKER_MODULE)
-    payload = sys.stdin.buffer.read()
+    payload = child.begin([_WORKER_MODULE])
     if not payload:
         return 1  # the engine process has exited already
     spec = msgspec.json.decode(payload, type=RankSpec)
-    name = f"rank {spec.group.rank}"
-    logging.basicConfig(level=spec.engine.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
+    child.log_as(f"rank {spec.group.rank}", spec.engine.log_level)
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec)
     try:
-        return process.run()
+        return process.run(_make_worker)
     finally:
         process.close()
 

@@ -23,14 +23,11 @@ class RankProfiler:
         self._recording: tuple[torch.profiler.profile, Path] | None = None
 
     def run(self, command: Command) -> Answer:
-        try:
-            match command:
-                case StartProfile(folder):
-                    return self._start(Path(folder))
-                case StopProfile():
-                    return self._stop()
-        except (OSError, RuntimeError) as error:
-            return Answer(error=f"{type(error).__name__}: {error}")
+        match command:
+            case StartProfile(folder):
+                return self._start(Path(folder))
+            case StopProfile():
+                return self._stop()
 
     def _start(self, folder: Path) -> Answer:
         if self._recording is not None:

@@ -24,6 +24,7 @@ from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.steps import draft_count
 from srv.platform import registry
 from srv.platform.contract import create_platform, join
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
@@ -36,7 +37,7 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.specs import KVLayout
 from srv.worker.attention import SplitAttention
-from srv.worker.build_drafting import draft_count, drafting, step_seconds
+from srv.worker.build_drafting import drafting, step_seconds
 from srv.worker.capture import capture_steps
 from srv.worker.profiler import RankProfiler
 from srv.worker.progress import LoadProgress
@@ -99,7 +100,7 @@ class RankWorker:
 
     def measure(self) -> RankMemory:
         memory = self.platform.memory(self.device)
-        return RankMemory(self._group.rank, str(self.device), memory.free, memory.total, self._weight_bytes)
+        return RankMemory(str(self.device), memory.free, memory.total, self._weight_bytes)
 
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
@@ -133,9 +134,7 @@ class RankWorker:
             late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(
-            self._group.rank, _bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows)
-        )
+        return Allocation(_bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 
     def _kv_layout(self, budget: Budget) -> KVLayout:
         """This version supports one cache group; `srv.models.read` refuses models with several."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import msgspec
 import pytest
@@ -18,8 +19,8 @@ from every import every
 from srv.args.config import Config
 from srv.commands import StopProfile
 from srv.engine.build import _budget
-from srv.errors import InternalError, RankLost
-from srv.executor.multi_process import MultiProcessExecutor, RankStartError, StepFailed
+from srv.errors import EngineDead, InternalError, RankLost, Refusal, StartError
+from srv.executor.multi_process import MultiProcessExecutor, StepFailed
 from srv.executor.protocol import RankMemory
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.planning.budget import Budget
@@ -30,6 +31,8 @@ from srv.testing.engine import user_input
 HELPERS = Path(scripted_rank.__file__).parent
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 PLAN = Plan(7, (), (), ())
+BUDGET = Budget((5,), 16, 80, ())
+SIZES = ((40.0, 80), (39.9, 45))  # free, total
 
 
 class ScriptedExecutor(MultiProcessExecutor):
@@ -42,7 +45,18 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
 
     folder = tmp_path_factory.mktemp("model")
     small_model("llama", vocab_size=100, num_attention_heads=6, num_key_value_heads=2).save_pretrained(folder)
-    arguments = ["--device", "cpu", "--model-path", str(folder), "--tp-size", "2", "--dist-timeout", "1"]
+    arguments = [
+        "--device",
+        "cpu",
+        "--model-path",
+        str(folder),
+        "--tp-size",
+        "2",
+        "--dist-timeout",
+        "1",
+        "--mem-fraction-static",
+        "0.9",
+    ]
     return engine_spec(resolve_launch(user_input(arguments)), "", "")
 
 
@@ -66,9 +80,8 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
     """Measurements come in the order of ranks; the smallest sizes the pool; steps in flight are answered in order."""
     with executor(spec, ["answer", "late"], monkeypatch) as made:
         memory = made.measure()
-        assert [(rank.rank, rank.free, rank.weight_bytes) for rank in memory] == [(0, 1000, 10), (1, 999, 11)]
-        budget = Budget((5,), 16, 80, ())
-        assert [each.pool_bytes for each in made.allocate(budget)] == [5, 5]
+        assert [(rank.free, rank.weight_bytes) for rank in memory] == [(1000, 10), (999, 11)]
+        assert [each.pool_bytes for each in made.allocate(BUDGET)] == [5, 5]
         made.check()
         assert [answer.files for answer in made.control(StopProfile())] == [["file of 0"], ["file of 1"]]
         futures = [made.submit(Plan(step, (), (), ())) for step in (1, 2)]
@@ -84,11 +97,13 @@ def test_a_step_is_answered_by_all_ranks(spec: EngineSpec, monkeypatch: pytest.M
 @every(
     ("script", "error", "reason"),
     [
-        (["answer", "diverge"], RankLost, r"rank 1 \(process \d+\) sampled other tokens than rank 0 in step 7"),
+        (["answer", "diverge"], RankLost, r"rank 1 \(process \d+\) returned another result than rank 0 for step 7"),
+        (["answer", "break"], RankLost, r"rank 1 \(process \d+\) failed: KeyError: scripted"),
         (["answer", "exit"], RankLost, r"rank 1 \(process \d+\) ended with status 3"),
         (["exit", "lose"], RankLost, r"rank 0 \(process \d+\) ended with status 3"),
         (["lose", "silent"], RankLost, r"rank 1 \(process \d+\) does not answer"),
         (["silent", "answer"], RankLost, r"rank 0 \(process \d+\) does not answer"),
+        (["lose", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
         (["silent", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
         (["answer", "fail"], RankLost, r"rank 1 \(process \d+\) failed on step 7: ValueError: scripted"),
         (["lose", "lose"], RankLost, r"rank 0 \(process \d+\) failed on step 7"),
@@ -99,18 +114,23 @@ def test_faults_of_a_step(
     script: list[str], error: type[InternalError], reason: str, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with executor(spec, script, monkeypatch) as made:
+        made.allocate(BUDGET)
         started = time.monotonic()
         with pytest.raises(error, match=reason):
             made.submit(PLAN).result()
         assert time.monotonic() - started < LIMIT_S
 
 
-def test_the_rank_with_the_least_memory_sizes_the_pool(spec: EngineSpec) -> None:
-    total, config = 1 << 24, Config.from_json(spec.config)
-    ample, tight = (RankMemory(rank, "host", total - rank * (total >> 3), total, 0) for rank in (0, 1))
-    without_reserve = msgspec.structs.replace(spec, reserved_bytes=0.0)
-    pages = {order: _budget(without_reserve, config, order).pages for order in ((ample, tight), (ample,), (tight,))}
-    assert pages[ample, tight] == pages[(tight,)] < pages[(ample,)]
+def test_the_rank_with_the_fewest_pages_sizes_the_pool(spec: EngineSpec) -> None:
+    """That need not be the one with the least free memory: the share of the pool depends on the total, too."""
+    config, without_reserve = Config.from_json(spec.config), msgspec.structs.replace(spec, reserved_bytes=0.0)
+    busy, small = (RankMemory("host", int(free * 2**18), total << 18, 0) for free, total in SIZES)
+    assert small.free < busy.free
+    pages = {order: _budget(without_reserve, config, order).pages for order in ((small, busy), (small,), (busy,))}
+    assert pages[small, busy] == pages[(busy,)] < pages[(small,)]
+    full = RankMemory("host", 0, 80 << 18, 0)
+    with pytest.raises(Refusal, match="cannot hold one request"):
+        _budget(without_reserve, config, (small, busy, full))
 
 
 def check_until(made: ScriptedExecutor, end: float) -> None:
@@ -119,8 +139,9 @@ def check_until(made: ScriptedExecutor, end: float) -> None:
 
 
 def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, reason in ((signal.SIGKILL, "ended with signal 9"), (signal.SIGSTOP, "does not answer")):
+    for number, reason in ((signal.SIGKILL, "ended with signal 9"), (signal.SIGSTOP, "is stopped")):
         with executor(spec, ["answer", "answer"], monkeypatch) as made:
+            made.allocate(BUDGET)
             made.check()
             os.kill(pids(made)[1], number)
             started = time.monotonic()
@@ -128,7 +149,51 @@ def test_an_idle_rank_that_ends_or_is_stopped_is_noticed(spec: EngineSpec, monke
                 check_until(made, started + LIMIT_S)
 
 
-def test_a_rank_that_cannot_start_reports_why(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RankStartError) as raised, executor(spec, ["answer", "refuse"], monkeypatch):
-        pass
-    assert (raised.value.lines, raised.value.status) == (["rank 1 refuses"], 2)
+def test_stopped_ranks_end_the_engine_while_it_waits_for_all_of_them(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks may compute as long as they like; stopped ones compute nothing. A rank that goes on in time is not lost."""
+    with executor(spec, ["late", "late"], monkeypatch) as made:
+        made.allocate(BUDGET)
+        future = made.submit(PLAN)
+        for pid in pids(made):
+            os.kill(pid, signal.SIGSTOP)
+        Timer(0.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids(made)]).start()
+        assert future.result() == Result(7, ())
+        for wait in (made.submit(PLAN).result, lambda: made.control(StopProfile())):
+            for pid in pids(made):
+                os.kill(pid, signal.SIGSTOP)
+            started = time.monotonic()
+            with pytest.raises(RankLost, match=r"^rank \d \(process \d+\) is stopped$"):
+                wait()
+            assert time.monotonic() - started < LIMIT_S
+
+
+def test_the_engine_ends_while_it_waits_if_its_parent_has_exited(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with executor(spec, ["silent", "silent"], monkeypatch) as made:
+        made.allocate(BUDGET)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        with pytest.raises(EngineDead, match="the API process has exited"):
+            made.submit(PLAN).result()
+
+
+def start(spec: EngineSpec, script: list[str], patch: pytest.MonkeyPatch) -> None:
+    with executor(spec, script, patch) as made:
+        made.measure()
+        made.allocate(BUDGET)
+
+
+@every("phase", ["load", "measure", "allocate"])
+def test_the_rank_that_prevents_the_start_is_named(
+    phase: str, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 cannot reach rank 1, and says so first; rank 1 ends without a message, or with its own."""
+    faults = {"exit": (r"the engine could not start: rank 1 \(process \d+\) ended with status 3", 1)}
+    faults["refuse"] = (f"rank 1: {phase} refuse", 2)
+    for fault, (line, status) in faults.items():
+        script = [f"{phase} lose", f"{phase} {fault}"]
+        with pytest.raises(StartError, match=f"^{line}$") as raised:
+            start(spec, script, monkeypatch)
+        assert raised.value.status == status

@@ -113,13 +113,20 @@ class Counting(CheckedEngine):
 
 
 def test_ranks_sample_alike_with_drafts_and_late_inputs(llama: Small) -> None:
-    """Each rank has a drafter and histories of its own, and gets the same masks; their digests agree."""
+    """Each rank has a drafter and histories of its own, and gets the same masks; their digests agree.
+
+    Also those of log-probabilities and hidden states, which each rank computes.
+    """
     counted = message("counted", [3, 5], 10, namespace="count")
+    reported = message("reported", llama.prompts[-1], logprobs=2, prompt_logprobs=2, hidden_states=True)
     with engine(llama, page=16, pool=1024, tp_size=2, kind=Counting, speculative_algorithm="NGRAM") as made:
         made.ignore_draft_cost()
-        results = made.generate([*messages(llama.prompts), counted])
+        results = made.generate([*messages(llama.prompts), counted, reported])
         assert made.stats().drafts_proposed > 0
-    assert [each.tokens for each in results] == [*llama.tokens, list(range(6, 16))]
+    assert [each.tokens for each in results] == [*llama.tokens, list(range(6, 16)), llama.tokens[-1]]
+    assert results[-1].logprobs
+    assert results[-1].prompt_logprobs
+    assert results[-1].vectors
 
 
 @pytest.mark.slow
@@ -193,7 +200,7 @@ def test_dist_timeout(llama: Small) -> None:
         with LocalEngine.launch(flags_of(llama, "--dist-timeout", str(timeout))) as made:
             text, seconds = until_lost(made, signal.SIGSTOP, llama.prompts)
             pid = ranks_of(made)._ranks[1].process.pid
-        assert text == f"rank 1 (process {pid}) does not answer"
+        assert text == f"rank 1 (process {pid}) is stopped"
         assert timeout <= seconds < LIMIT_S
         waited.append(seconds)
     assert waited[0] < waited[1]
