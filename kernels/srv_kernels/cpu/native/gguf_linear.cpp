@@ -391,15 +391,16 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
     }
 }
 
-template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, class Where>
-void multiply_tiles(const GgufLinearArgs& a, const Where& where) {
+template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, class BlockWeight>
+void multiply_tiles(const GgufLinearArgs& a, const BlockWeight& block_weight) {
     constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN));
-    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, auto block, auto row) {
+    const auto compute_tile = [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
             tile<T, BITS, GROUP, HAS_MIN, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row);
         }
-    });
+    };
+    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, block_weight, compute_tile);
 }
 
 template <class T, int BITS, int GROUP, bool HAS_MIN>

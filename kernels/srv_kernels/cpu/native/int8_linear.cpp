@@ -133,13 +133,14 @@ template <class T>
 void w8a8_linear_impl(const W8a8LinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T>(a, row); });
     const int64_t block_size = BLOCK_OUTPUTS * padded_quads(a.inputs);
-    const auto where = [&](int64_t block) { return a.weight + block * block_size; };
-    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
+    const auto block_weight = [&](int64_t block) { return a.weight + block * block_size; };
+    const auto compute_tile = [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
             tile<T, COUNT, VECTORS>(a, weight + first * QUAD, block, first, row);
         }
-    });
+    };
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, block_weight, compute_tile);
 }
 
 }  // namespace

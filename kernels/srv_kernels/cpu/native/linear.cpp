@@ -81,13 +81,14 @@ void linear_impl(const LinearArgs& given) {
     }
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const W* packed = static_cast<const W*>(a.weight);
-    const auto where = [&](int64_t block) { return packed + block * block_size; };
-    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, where, [&]<int COUNT>(const W* weight, int64_t block, int64_t row) {
+    const auto block_weight = [&](int64_t block) { return packed + block * block_size; };
+    const auto compute_tile = [&]<int COUNT>(const W* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
             tile<T, W, COUNT, VECTORS>(a, weight + first * INTERLEAVE_OF<W>, block, first, row);
         }
-    });
+    };
+    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, block_weight, compute_tile);
 }
 
 template <class T>
