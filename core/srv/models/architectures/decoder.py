@@ -1,4 +1,4 @@
-"""The native decoder: one implementation, with switches, of Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+"""The native decoder: one implementation, with switches, of Llama and its relatives.
 
 Owns the order of computation and the names that checkpoints give to the weights. Must not know files, devices or the
 KV pool.
@@ -18,11 +18,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.base import ForwardContext, ModelInputs, NativeModel
 from srv.models.formats.slices import Slice
 from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
 from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.rope import cos_sin_table
@@ -102,11 +101,11 @@ class DecoderLayer(nn.Module):
         return slices
 
 
-class Decoder(CausalLM):
-    """A whole model, or one rank's part. Its weights are uninitialised until a loader has filled `weight_views`."""
+class Decoder(NativeModel):
+    """A whole model, or one rank's part."""
 
     def __init__(self, config: DecoderConfig, factory: LayerFactory, context_length: int) -> None:
-        super().__init__()
+        super().__init__(config, factory, context_length)
         context = factory.context
         self.embedding = factory.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.stack = tuple(DecoderLayer(config, factory, index) for index in range(config.layers))
@@ -151,24 +150,14 @@ class Decoder(CausalLM):
         gathered = self._communicator.all_gather(logits)  # [ranks, N, vocab of one rank]
         return gathered.transpose(0, 1).reshape(len(logits), -1)
 
-    def loaded_bytes(self) -> int:
-        return sum(view.nbytes for view in self.weight_views().values())
-
     def weight_views(self) -> dict[str, Tensor]:
-        """Views of all weights by their names in Hugging Face checkpoints; those of fused layers are slices."""
         views = self.embedding.weight_views() | {"model.norm.weight": self.norm.weight} | self.lm_head.weight_views()
         for layer in self.stack:
             views |= layer.weight_views()
         return views
 
     def weight_slices(self) -> dict[str, Slice]:
-        """The slices of the checkpoint's tensors that `weight_views` holds; of those that are not whole."""
         slices = self.embedding.weight_slices() | self.lm_head.weight_slices()
         for layer in self.stack:
             slices |= layer.weight_slices()
         return slices
-
-    def validate_loaded(self) -> str | None:
-        """Check the loaded weights: the reason why a layer cannot compute with them, or None."""
-        projections = (module for module in self.modules() if isinstance(module, Projection))
-        return next((reason for each in projections if (reason := each.validate_loaded()) is not None), None)

@@ -14,7 +14,7 @@ from models_small import HOST, built, edit_config, expected_logits, our_logits, 
 
 from srv.errors import ModelError, PluginError
 from srv.models.architectures.decoder import Decoder
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.registry import native_config
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
@@ -113,7 +113,7 @@ def test_windows_begin_at_a_layer_where_the_configuration_lists_no_types(tmp_pat
     kind, fields = CASES["qwen2_window"]
     small_model(kind, **fields).save_pretrained(tmp_path)
     edit_config(tmp_path, layer_types=None)
-    assert decoder_config("Qwen2ForCausalLM", read_facts(tmp_path).config).windows == (None, 4, 4)
+    assert native_config("Qwen2ForCausalLM", read_facts(tmp_path).config).windows == (None, 4, 4)
 
 
 def test_model_is_ready_for_inference(tmp_path: Path) -> None:
