@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from srv.models.architectures.decoder_config import NATIVE, decoder_config
-from srv.models.config.gguf_config import ARCHITECTURES
+from srv.models.architectures.registry import BUILT_IN, find, native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -51,9 +50,10 @@ def _models(context: VariantContext, models: Sequence[ModelFacts], inventory: In
     unbuilt = inventory.unbuilt.get(context.manifest.name)
     safetensors = next(model for model in models if model.format == "safetensors")
     gguf = next((model for model in models if model.format == "gguf"), None)
-    for architecture in NATIVE:
+    for architecture in BUILT_IN:
         yield _model(context, architecture, safetensors, unbuilt)
-        if gguf is not None and architecture in ARCHITECTURES.values():
+        facts = find(architecture)
+        if gguf is not None and facts is not None and facts.gguf is not None:
             yield _model(context, architecture, gguf, unbuilt)
     judged = verdict("model_impl", "transformers", [safetensors], (context.manifest, context.device))
     declared = Status.SUPPORTED if judged.accepted else Status.UNSUPPORTED
@@ -77,7 +77,7 @@ def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt
     facts = (Status.SUPPORTED, Status.SUPPORTED)
     code_and_reason = ("", "")
     try:
-        decoder_config(architecture, config)
+        native_config(architecture, config)
     except UnsupportedConfig as error:
         facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", str(error))
     model = replace(like, architecture=architecture, config=config)

@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         name="sliding-window-begins-a-layer-late",
-        file="core/srv/models/architectures/decoder_config.py",
+        file="core/srv/models/architectures/qwen2.py",
         text="if i >= first else",
         planted="if i > first else",
         effect="One layer of a Qwen2 model with sliding windows attends to too many tokens.",

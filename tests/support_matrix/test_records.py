@@ -16,8 +16,7 @@ from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
 from srv.args.prerequisites import USER_CONSTRAINTS, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
-from srv.models.architectures.decoder_config import NATIVE
-from srv.models.config.gguf_config import ARCHITECTURES
+from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names
 from srv.platform.facts import Support
 from srv.platform.registry import find_platforms
 from srv_matrix.feature_page import feature_page
@@ -211,8 +210,10 @@ def test_without_device_code_no_model_and_no_endpoint_is_declared() -> None:
 def test_models_are_the_native_ones_and_those_of_transformers() -> None:
     shown = matrix(Support("model_impl", "unsupported", "it has none", variants=("mk2",), values=("transformers",)))
     names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
-    assert {name.partition("/")[0] for name in names} == {*NATIVE, OTHERS}
-    assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == set(ARCHITECTURES.values())
+    assert {name.partition("/")[0] for name in names} == {*BUILT_IN, OTHERS}
+    assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == {
+        each.name for each in map(find_gguf, gguf_names()) if each is not None
+    }
     assert cell(shown, "model:LlamaForCausalLM/gguf").status is Status.SUPPORTED
     others = [cell(shown, f"model:{OTHERS}/safetensors", variant) for variant in VARIANTS]
     assert [each.status for each in others] == [Status.LIMITED, Status.UNSUPPORTED]

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from srv.models.formats.slices import Slice
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
 from srv.platform.interface import AttentionLayer
 
 # attend(layer, q [T, heads, D], k [T, kv_heads, D], v [T, kv_heads, D]) -> [T, heads, D]
@@ -49,6 +52,33 @@ class CausalLM(nn.Module, ABC):
     def loaded_bytes(self) -> int:
         """Bytes of the weights on this rank; meaningful until the platform repacks them."""
         return sum(parameter.nbytes for parameter in self.parameters())
+
+
+class NativeModel(CausalLM):
+    """The native layers of an architecture, or one rank's part of them, made from a `NativeConfig`.
+
+    `factory` makes the layers with weights, which are uninitialised until a loader has filled `weight_views`.
+    """
+
+    @abstractmethod
+    def __init__(self, config: Any, factory: LayerFactory, context_length: int) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def weight_views(self) -> dict[str, Tensor]:
+        """Views of all weights by their names in Hugging Face checkpoints; those of fused layers are slices."""
+
+    @abstractmethod
+    def weight_slices(self) -> dict[str, Slice]:
+        """The slices of the checkpoint's tensors that `weight_views` holds; of those that are not whole."""
+
+    def loaded_bytes(self) -> int:
+        return sum(view.nbytes for view in self.weight_views().values())
+
+    def validate_loaded(self) -> str | None:
+        """Check the loaded weights: the reason why a layer cannot compute with them, or None."""
+        projections = (module for module in self.modules() if isinstance(module, Projection))
+        return next((reason for each in projections if (reason := each.validate_loaded()) is not None), None)
 
 
 def inference_ready(model: CausalLM) -> CausalLM:

@@ -15,9 +15,9 @@ import torch
 
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
-from srv.models.architectures.decoder import Decoder
-from srv.models.architectures.decoder_config import NATIVE, DecoderConfig, decoder_config
-from srv.models.base import CausalLM, inference_ready
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.registry import gguf_layout, load_layers, native_config, native_names
+from srv.models.base import CausalLM, NativeModel, inference_ready
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import Progress
 from srv.models.formats.gguf_loader import load_gguf, tensor_types
@@ -90,7 +90,7 @@ def build(
     if config is None:
         if scheme is not None:
             reason = f"its weights {scheme.clause}, which only native layers support"
-            remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(NATIVE)}"
+            remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(native_names())}"
             raise ModelError("unsupported_quantization", facts.path, reason, remedy)
         from srv.models.transformers.hf_model import build_hf
 
@@ -100,8 +100,8 @@ def build(
     if scheme is not None:
         factory = scheme.make_factory(context)
     elif resolved_format == "gguf" and not dequantize:
-        factory = GGUFLayerFactory(context, tensor_types(Path(facts.path)))
-    model = Decoder(config, factory, facts.context_length)
+        factory = GGUFLayerFactory(context, tensor_types(Path(facts.path), gguf_layout(facts.architecture)))
+    model = load_layers(facts.architecture)(config, factory, facts.context_length)
     with torch.no_grad():
         _load(facts, resolved_format, model, seed, progress, scheme.storage if scheme else None)
         unsupported = model.validate_loaded()
@@ -162,7 +162,7 @@ def _online_scheme(facts: ModelFacts, quantization: str | None, method: str) -> 
 def _load(
     facts: ModelFacts,
     load_format: str,
-    model: Decoder,
+    model: NativeModel,
     seed: int,
     progress: Progress | None,
     storage: StorageFormat | None,
@@ -171,7 +171,7 @@ def _load(
     if load_format == "dummy":
         load_dummy(weight_views, seed, progress, slices)
     elif load_format == "gguf":
-        load_gguf(facts, weight_views, progress, slices)
+        load_gguf(facts, gguf_layout(facts.architecture), weight_views, progress, slices)
     else:
         load_safetensors(Path(facts.path), weight_views, progress, storage, slices)
 
@@ -188,16 +188,16 @@ def _load_format(facts: ModelFacts, requested: LoadFormat) -> str:
     return facts.format
 
 
-def _native_config(facts: ModelFacts, requested: ModelImpl) -> DecoderConfig | None:
+def _native_config(facts: ModelFacts, requested: ModelImpl) -> NativeConfig | None:
     """The native configuration. None if "auto" falls back to transformers, which is logged."""
     config = dict(facts.config)
     if facts.quantization in (modelslim.NAME, int8.NAME):
         config.pop("quantization_config", None)  # the layer factory handles it
     try:
-        return decoder_config(facts.architecture, config)
+        return native_config(facts.architecture, config)
     except UnsupportedConfig as error:
         if requested == "srv":
-            remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(NATIVE)}"
+            remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(native_names())}"
             raise ModelError("unsupported_config", facts.path, str(error), remedy) from error
         log.info("%s is served through transformers: %s", facts.name, error)
         return None

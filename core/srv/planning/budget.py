@@ -16,7 +16,7 @@ from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.registry import native_config
 from srv.models.architectures.sharding import rank_facts, rank_share
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.facts import DeviceFacts
@@ -126,7 +126,7 @@ def weight_bytes(config: Config, model: ModelFacts) -> int:
 def _online_quantized_params(model: ModelFacts) -> int:
     """Parameters that are quantized to int8 while they are loaded: the weights of all projections."""
     try:
-        return decoder_config(model.architecture, model.config).projection_params
+        return native_config(model.architecture, model.config).projection_params
     except (UnsupportedConfig, KeyError, TypeError, ValueError):  # refused when it is built
         return 0
 

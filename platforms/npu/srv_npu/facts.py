@@ -8,7 +8,7 @@ from __future__ import annotations
 from srv.args.rules.graphs import default_max_graph_rows
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.registry import native_config
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts
 from srv_npu import limits
@@ -109,7 +109,7 @@ def _mask_reasons(model: ModelFacts) -> list[str]:
 def _window(model: ModelFacts) -> int | None:
     """The shortest window of any layer; None if every layer sees all tokens."""
     try:
-        windows = decoder_config(model.architecture, model.config).windows
+        windows = native_config(model.architecture, model.config).windows
     except (KeyError, TypeError, ValueError):  # a model that runs through transformers
         given = model.config.get("sliding_window") if model.config.get("use_sliding_window", True) else None
         windows = (given,) if isinstance(given, int) else ()

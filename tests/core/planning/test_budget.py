@@ -10,7 +10,7 @@ from every import every
 
 from srv.args.config import make_config
 from srv.errors import Refusal
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.registry import native_config
 from srv.planning.budget import bytes_per_page, compute, estimate, weight_bytes
 from srv.specs import CacheGroup, KVLayout
 
@@ -115,7 +115,7 @@ def test_quantized_gguf_weights_count_as_nine_bits() -> None:
 def test_int8_weights_count_as_one_byte() -> None:
     plain = weight_bytes(config(), model())
     assert weight_bytes(config(), dataclasses.replace(model(), int8_params=1000)) == plain - 1000
-    sizes = decoder_config("LlamaForCausalLM", CONFIG)
+    sizes = native_config("LlamaForCausalLM", CONFIG)
     small = model(config=CONFIG, parameters=sizes.parameters)
     matrices = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of two layers
     assert sizes.projection_params == matrices

@@ -1,39 +1,28 @@
-"""The configuration of the native decoder: one dataclass for Llama, Mistral, Qwen2 and Qwen3.
+"""The configuration of the native decoder: one dataclass for all architectures that share its layers.
 
-Torch-free. Owns the differences between those architectures and the defaults of their configurations (those of
-transformers). Must not know how a layer computes. A configuration that needs anything else is refused here, with the
-name of the field, so that no field is silently ignored.
+Torch-free. Owns what these architectures have in common; the file of each one says what it does otherwise. Must not
+know how a layer computes. A configuration that needs anything else is refused here, with the name of the field, so that
+no field is silently ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from srv.models.architectures.architecture import DividedSizes
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
 
 # The values that transformers uses for fields that a configuration leaves out.
-COMMON_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "attention_bias": False,
     "mlp_bias": False,
 }
-QWEN_DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048},
-    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
-    "Qwen2ForCausalLM": {"num_key_value_heads": 32, "max_position_embeddings": 32768, **QWEN_DEFAULTS},
-    "Qwen3ForCausalLM": {
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        **QWEN_DEFAULTS,
-    },
-}
-NATIVE = tuple(DEFAULTS)
 # Fields of related models that change the computation: any value other than those listed is refused.
 UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
@@ -59,7 +48,9 @@ class DecoderConfig:
 
     `qkv_bias`, `output_bias`, `mlp_bias`: whether these linear layers have a bias. `qk_norm`: RMS norm over each
     query and key head before the rotary embedding (Qwen3). `windows`: the sliding window of each layer, in tokens
-    including the attending one, or None for full attention.
+    including the attending one, or None for full attention. `rotated`: whether each layer has a rotary embedding.
+    `attention_scale` multiplies the products of queries and keys, `embedding_multiplier` the embeddings and
+    `residual_multiplier` what attention and MLP add to the residual; logits are divided by `logits_divisor`.
     """
 
     vocab_size: int
@@ -70,12 +61,17 @@ class DecoderConfig:
     head_dim: int
     norm_eps: float
     tied_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int | None, ...]
+    rotated: tuple[bool, ...]
     rope: RopeConfig
+    attention_scale: float
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
 
     @property
     def layers(self) -> int:
@@ -96,31 +92,36 @@ class DecoderConfig:
         attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
+    @property
+    def divided(self) -> DividedSizes:
+        return DividedSizes(self.heads, self.kv_heads, self.head_dim, self.intermediate_size, self.vocab_size)
 
-def with_defaults(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the defaults of its native architecture filled in; others are returned unchanged."""
-    if architecture not in DEFAULTS:
-        return dict(config)
-    filled = {**COMMON_DEFAULTS, **DEFAULTS[architecture], **config}
-    if filled.get("num_key_value_heads") is None:
-        filled["num_key_value_heads"] = filled.get("num_attention_heads")
-    return filled
+    def of_rank(self, ranks: int) -> DecoderConfig:
+        """The part of one of `ranks` ranks; norms and few KV heads are on every rank."""
+        return dataclasses.replace(
+            self,
+            heads=self.heads // ranks,
+            kv_heads=max(1, self.kv_heads // ranks),
+            intermediate_size=self.intermediate_size // ranks,
+            vocab_size=self.vocab_size // ranks,
+        )
 
 
-def decoder_config(architecture: str, config: Mapping[str, Any]) -> DecoderConfig:
-    """The native decoder's configuration. Raises UnsupportedConfig with the field that is not implemented."""
-    if architecture not in DEFAULTS:
-        raise UnsupportedConfig(f"architecture {architecture} has no native layers")
-    config = with_defaults(architecture, config)
+def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> DecoderConfig:
+    """The configuration of a decoder without biases, windows and multipliers, from fields with all defaults filled in.
+
+    An architecture replaces what it does otherwise. `reads`: the fields of `UNSUPPORTED_UNLESS` that it reads itself.
+    Raises UnsupportedConfig with the field that is not implemented.
+    """
     for name, supported in UNSUPPORTED_UNLESS.items():
         value = config.get(name)
-        if value is not None and value not in supported:
+        if name not in reads and value is not None and value not in supported:
             raise UnsupportedConfig(f"{name} = {value!r} is not implemented natively")
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     if heads % kv_heads:
         raise UnsupportedConfig(f"{heads} attention heads are not a multiple of {kv_heads} key heads")
-    attention_bias = bool(config["attention_bias"]) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    layers = int(config["num_hidden_layers"])
     return DecoderConfig(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
@@ -130,32 +131,18 @@ def decoder_config(architecture: str, config: Mapping[str, Any]) -> DecoderConfi
         head_dim=head_dim,
         norm_eps=float(config["rms_norm_eps"]),
         tied_embeddings=bool(config["tie_word_embeddings"]),
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        output_bias=attention_bias,
-        mlp_bias=bool(config["mlp_bias"]) and architecture == "LlamaForCausalLM",
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        windows=_windows(architecture, config),
+        windows=(None,) * layers,
+        rotated=(True,) * layers,
         rope=rope_config(config, head_dim),
+        attention_scale=head_dim**-0.5,
     )
 
 
-def _windows(architecture: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """The sliding window of each layer, by the rules of transformers' configuration classes."""
-    layers = int(config["num_hidden_layers"])
-    window = config.get("sliding_window")
-    if architecture == "LlamaForCausalLM" or window is None:
-        return (None,) * layers
-    if architecture == "MistralForCausalLM":
-        return (int(window),) * layers
-    if not config["use_sliding_window"]:
-        return (None,) * layers
-    first = int(config["max_window_layers"])
-    types = config.get("layer_types") or [
-        "sliding_attention" if i >= first else "full_attention" for i in range(layers)
-    ]
+def windows_of_types(types: Sequence[str], layers: int, window: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer, from the field `layer_types`."""
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
     if unknown:
         raise UnsupportedConfig(f"layer_types contains the unknown {', '.join(map(repr, unknown))}")
     if len(types) != layers:
         raise UnsupportedConfig(f"layer_types has {len(types)} entries for {layers} layers")
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in types)
+    return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -9,7 +9,7 @@ import dataclasses
 from typing import NamedTuple
 
 from srv.dist.group import is_divisible
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.registry import native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.specs import ModelFacts
 
@@ -64,11 +64,12 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     if model.int8_params or (model.quantization is not None and model.format != "gguf"):
         return "weights quantized to int8 cannot be sharded yet"
     try:
-        config = decoder_config(model.architecture, model.config)
+        config = native_config(model.architecture, model.config)
     except (UnsupportedConfig, KeyError, TypeError, ValueError) as error:
         return f"only models with native layers can be sharded ({error})"
-    block = model.column_block if in_blocks else 1
-    return Divisions(config.heads, config.kv_heads, config.head_dim, config.intermediate_size, config.vocab_size, block)
+    if config.divided is None:
+        return f"the layers of {model.architecture} cannot be sharded"
+    return Divisions(*config.divided, block=model.column_block if in_blocks else 1)
 
 
 def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
@@ -88,15 +89,5 @@ def rank_share(model: ModelFacts, ranks: int) -> float:
     """The share of the parameters that one of `ranks` ranks holds; norms and few KV heads are on every rank."""
     if ranks == 1:
         return 1.0
-    config = decoder_config(model.architecture, model.config)
-    return _of_one_rank(config, ranks).parameters / config.parameters
-
-
-def _of_one_rank(config: DecoderConfig, ranks: int) -> DecoderConfig:
-    return dataclasses.replace(
-        config,
-        heads=config.heads // ranks,
-        kv_heads=max(1, config.kv_heads // ranks),
-        intermediate_size=config.intermediate_size // ranks,
-        vocab_size=config.vocab_size // ranks,
-    )
+    config = native_config(model.architecture, model.config)
+    return config.of_rank(ranks).parameters / config.parameters

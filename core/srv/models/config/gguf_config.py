@@ -1,6 +1,6 @@
 """From GGUF metadata to the fields of a Hugging Face configuration, and to model facts. Torch-free.
 
-Owns the mapping of names for the architectures that have native layers, and refuses metadata that they do not
+Owns the names of fields that all architectures with native layers share, and refuses metadata that they do not
 implement. Must not read weights, except the small tensor of RoPE frequency factors.
 """
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
+from srv.models.architectures.registry import find_gguf, gguf_names
 from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
 from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
 from srv.models.formats.gguf_types import OP_TYPES
 from srv.models.layers.rope_config import usable_context
 from srv.specs import CacheGroup, ModelFacts
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENS = "tokenizer.ggml.tokens"
 # Chat models end their turns with one of these tokens, even if the file declares only the end-of-text token.
 # llama.cpp finds them by their text as well.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
-# Metadata that changes the computation in a way the native layers do not implement, unless it is zero or absent.
+# Metadata that changes the computation. It is refused unless it is zero or absent, or the architecture reads it.
 UNSUPPORTED_KEYS = (
     "expert_count",
     "attention.scale",
@@ -39,7 +39,7 @@ UNSUPPORTED_KEYS = (
     "attention.temperature_scale",
 )
 DIVIDED_BY_COLUMNS = (".attn_output.weight", ".ffn_down.weight")  # if a model is sharded over ranks
-REMEDY = "Use a GGUF file of a Llama, Qwen2 or Qwen3 model, or the Hugging Face folder of this one"
+REMEDY = "Use another GGUF file, or the Hugging Face folder of this model"
 
 
 def read_gguf(path: Path) -> ModelFacts:
@@ -87,9 +87,11 @@ class _Metadata:
     def __init__(self, header: GGUFHeader) -> None:
         self.header, self.path = header, str(header.path)
         self.prefix = header.metadata.get("general.architecture")
-        if self.prefix not in ARCHITECTURES:
-            reason = f"its architecture is {self.prefix!r}; srv serves GGUF files of {', '.join(ARCHITECTURES)}"
+        architecture = find_gguf(self.prefix)
+        if architecture is None or architecture.gguf is None:
+            reason = f"its architecture is {self.prefix!r}; srv serves GGUF files of {', '.join(gguf_names())}"
             raise ModelError("unknown_architecture", self.path, reason, REMEDY)
+        self.architecture, self.layout = architecture.name, architecture.gguf
 
     def get(self, key: str) -> Any:
         return self.header.metadata.get(f"{self.prefix}.{key}")
@@ -104,6 +106,13 @@ class _Metadata:
             reason = f"metadata {self.prefix}.{key} is {value!r}, not an integer from 1 to {limit}"
             raise ModelError("damaged", self.path, reason, REMEDY)
         return value
+
+    def number(self, key: str) -> float:
+        """A number that every file of the architecture has."""
+        value = self.get(key)
+        if value is None:
+            raise ModelError("damaged", self.path, f"it lacks metadata {self.prefix}.{key}", REMEDY)
+        return float(value)
 
     def token(self, kind: str) -> int | None:
         value = self.header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
@@ -126,9 +135,8 @@ def _config(meta: _Metadata) -> dict[str, Any]:
     if epsilon is None or embedding is None or embedding.shape[-1] != hidden:
         reason = f"it lacks the norm's epsilon, or an embedding (token_embd.weight) of width {hidden}"
         raise ModelError("damaged", meta.path, reason, REMEDY)
-    architecture = ARCHITECTURES[str(meta.prefix)]
     return {
-        "architectures": [architecture],
+        "architectures": [meta.architecture],
         "model_type": meta.prefix,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
@@ -141,13 +149,14 @@ def _config(meta: _Metadata) -> dict[str, Any]:
         "rms_norm_eps": float(epsilon),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": architecture != "Qwen2ForCausalLM" and "blk.0.attn_q.bias" in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "use_sliding_window": False,
         "rope_parameters": _rope(meta, head_dim),
         "bos_token_id": meta.token("bos"),
         "eos_token_id": meta.token("eos"),
         "pad_token_id": meta.token("padding"),
+        **{field: meta.number(key) for key, field in meta.layout.fields.items()},
     }
 
 
@@ -163,7 +172,7 @@ def _refuse_unsupported(meta: _Metadata) -> None:
     if window and context and window < context:
         raise meta.unsupported(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
     for key in UNSUPPORTED_KEYS:
-        if meta.get(key):
+        if meta.get(key) and key not in meta.layout.fields:
             raise meta.unsupported(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
 
 
@@ -171,7 +180,7 @@ def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` as transformers names them. YaRN's attention factor is computed as in llama.cpp."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
     dim = meta.count("rope.dimension_count", head_dim)
-    if dim != head_dim and meta.prefix == "llama":
+    if dim != head_dim and meta.layout.permuted:
         # The file's row order pairs dimensions across whole heads, so it does not show which dimensions are rotated.
         raise meta.unsupported(f"only {dim} of {head_dim} dimensions of its heads are rotated")
     if dim != head_dim:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.architectures.decoder_config import DEFAULTS, decoder_config, with_defaults
+from srv.models.architectures.registry import name_of_type, native_config, with_defaults
 from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
@@ -33,7 +33,6 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 # Configuration fields of models that have state other than keys and values.
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
-NATIVE_BY_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in DEFAULTS}
 REMEDY = "Use the folder of a causal language model that transformers supports"
 
 
@@ -118,8 +117,8 @@ def _architecture(path: Path, config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0]
-    if config.get("model_type") in NATIVE_BY_TYPE:
-        return NATIVE_BY_TYPE[config["model_type"]]
+    if (name := name_of_type(config.get("model_type"))) is not None:
+        return name
     reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"
     raise ModelError("unknown_architecture", str(path), reason, "Add `architectures` to config.json")
 
@@ -187,7 +186,7 @@ def _parameters(
     if checkpoint is not None:
         return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     try:
-        return decoder_config(architecture, config).parameters
+        return native_config(architecture, config).parameters
     except UnsupportedConfig:
         hidden = sizes["hidden_size"]
         return sizes["vocab_size"] * hidden + sizes["layers"] * 12 * hidden * hidden

@@ -2,11 +2,12 @@
 
 A tensor of bytes (uint8) receives the rows as they are stored, for layers that compute with quantized matrices.
 
-Owns the translation of tensor names and the order of the rows. The `gguf` library dequantizes. Must not know devices:
-a tensor is filled with `copy_`, on whatever device it is.
+Owns the order of the rows; `gguf_layout` translates the names of tensors. The `gguf` library dequantizes. Must not know
+devices: a tensor is filled with `copy_`, on whatever device it is.
 
-Files of the Llama architecture store the rows of each query and key head for interleaved rotary embeddings (the
-dimensions 0 and 1, 2 and 3, … are rotated together); Hugging Face's rotate the first half with the second half:
+Files of some architectures (`GGUFLayout.permuted`) store the rows of each query and key head for interleaved rotary
+embeddings (the dimensions 0 and 1, 2 and 3, … are rotated together); Hugging Face's rotate the first half with the
+second half:
 
     in the file:    a0 b0 a1 b1 a2 b2 …          [heads, D/2, 2, in]
     in the model:   a0 a1 a2 … b0 b1 b2 …        [heads, 2, D/2, in]
@@ -27,6 +28,7 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.formats.filling import NO_SLICES, Meter, Progress, check_names
 from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor, read_header
+from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.formats.slices import Slice, Slices
 from srv.specs import ModelFacts
 
@@ -35,42 +37,23 @@ _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 CHUNK = 1 << 22  # elements dequantized at a time: 16 MiB of float32
 UNQUANTIZED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEQUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-PERMUTED_ARCHITECTURES = ("LlamaForCausalLM",)
-PERMUTED_LAYERS = (".q_proj.", ".k_proj.")
-TOP_LEVEL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def load_gguf(
     facts: ModelFacts,
+    layout: GGUFLayout,
     weight_views: Mapping[str, Tensor],
     progress: Progress | None = None,
     slices: Slices = NO_SLICES,
 ) -> None:
-    """Fill every tensor from the file of `facts`.
+    """Fill every tensor from the file of `facts`, which has the layout of its architecture.
 
     `slices`: the parts of stored tensors that belong to this rank. Those of bytes are in bytes along the row, and begin
     and end at the borders of quantization blocks; those of query and key rows are whole heads. Raises ModelError:
     missing_tensors, unexpected_tensors, shape_mismatch, unsupported_quantization, and those of `read_header`.
     """
     header = read_header(Path(facts.path))
-    stored = _by_name(header)
+    stored = _by_name(header, layout)
     shapes = {name: _shape(tensor, weight_views.get(name)) for name, tensor in stored.items()}
     check_names(facts.path, weight_views, shapes, slices=slices)
     _check_types(facts.path, list(stored.values()))
@@ -81,17 +64,20 @@ def load_gguf(
     with _one_thread() if copies_bytes else nullcontext():
         for name, tensor in stored.items():
             if name in weight_views:
-                _fill(_permuted_view(facts, name, weight_views[name]), tensor, data, slices.get(name))
+                view = weight_views[name]
+                view = _permuted(view, facts.head_dim) if layout.is_permuted(name) else view
+                _fill(view, tensor, data, slices.get(name))
                 meter.add(tensor.size, name)
 
 
-def tensor_types(path: Path) -> dict[str, str]:
+def tensor_types(path: Path, layout: GGUFLayout) -> dict[str, str]:
     """The type of every tensor of a file, by its Hugging Face name. Raises ModelError as `read_header` does."""
-    return {name: tensor.type.name for name, tensor in _by_name(read_header(path)).items()}
+    return {name: tensor.type.name for name, tensor in _by_name(read_header(path), layout).items()}
 
 
-def _by_name(header: GGUFHeader) -> dict[str, GGUFTensor]:
-    return {hugging_face_name(name): tensor for name, tensor in header.tensors.items() if name != ROPE_FREQ_FACTORS}
+def _by_name(header: GGUFHeader, layout: GGUFLayout) -> dict[str, GGUFTensor]:
+    tensors = header.tensors.items()
+    return {layout.hugging_face_name(name): tensor for name, tensor in tensors if name != ROPE_FREQ_FACTORS}
 
 
 def _shape(tensor: GGUFTensor, view: Tensor | None) -> tuple[int, ...]:
@@ -99,16 +85,6 @@ def _shape(tensor: GGUFTensor, view: Tensor | None) -> tuple[int, ...]:
     if view is None or view.dtype != torch.uint8:
         return tensor.shape
     return tensor.shape[0], tensor.size // tensor.shape[0]
-
-
-def hugging_face_name(name: str) -> str:
-    """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; an unknown name is returned unchanged."""
-    if name in TOP_LEVEL_NAMES:
-        return TOP_LEVEL_NAMES[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
-    return name
 
 
 def _check_types(path: str, tensors: list[GGUFTensor]) -> None:
@@ -119,11 +95,9 @@ def _check_types(path: str, tensors: list[GGUFTensor]) -> None:
         raise ModelError("unsupported_quantization", path, f"it has tensors of type {', '.join(unsupported)}", remedy)
 
 
-def _permuted_view(facts: ModelFacts, name: str, view: Tensor) -> Tensor:
+def _permuted(view: Tensor, head_dim: int) -> Tensor:
     """The model's tensor with its rows in the order of the file."""
-    if facts.architecture not in PERMUTED_ARCHITECTURES or not any(part in name for part in PERMUTED_LAYERS):
-        return view
-    return view.view(-1, 2, facts.head_dim // 2, *view.shape[1:]).transpose(1, 2)
+    return view.view(-1, 2, head_dim // 2, *view.shape[1:]).transpose(1, 2)
 
 
 def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None) -> None:

@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError
+from srv.models.architectures.registry import gguf_layout
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
@@ -128,7 +129,7 @@ def build_hf(
     if load_format == "dummy":
         load_dummy(targets, seed, progress)
     elif load_format == "gguf":
-        load_gguf(facts, targets, progress)
+        load_gguf(facts, gguf_layout(facts.architecture), targets, progress)
     wrapped.learn(facts, device, dtype)
     return wrapped
 

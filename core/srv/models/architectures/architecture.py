@@ -1,0 +1,68 @@
+"""What core must know of an architecture with native layers, as data. Torch-free.
+
+An architecture is two files: its facts (an `Architecture`), which `srv plan` reads without torch, and its layers, which
+are imported when a model is built. Must not know any architecture by name: `srv.models.architectures.registry` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from srv.models.formats.gguf_layout import GGUFLayout
+
+DECODER = "srv.models.architectures.decoder:Decoder"
+
+
+class DividedSizes(NamedTuple):
+    """The sizes of a model that are divided among ranks."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+
+
+class NativeConfig(Protocol):
+    """A model's configuration, as its layers need it. Core reads only these members.
+
+    `parameters`: their exact number; tied embeddings count once. `projection_params`: the weights of linear layers
+    without the embeddings, the output layer and biases. `windows`: the sliding window of each layer, in tokens
+    including the attending one, or None for full attention.
+    """
+
+    @property
+    def parameters(self) -> int: ...
+
+    @property
+    def projection_params(self) -> int: ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        """The sizes that are divided among ranks, or None if the layers cannot be sharded."""
+
+    def of_rank(self, ranks: int) -> NativeConfig:
+        """The configuration of the part that one of `ranks` ranks holds."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The facts of one architecture.
+
+    `name`: the Hugging Face class, such as "LlamaForCausalLM". `make_config(config)`: from the fields of config.json,
+    with `defaults` filled in, to the configuration of the layers. It raises UnsupportedConfig with the name of a field
+    that the layers do not implement. `defaults`: the values that transformers uses for fields that a configuration
+    leaves out. `gguf`: the layout of its GGUF files; None if they are not supported. `layers`: "module:Class" of a
+    `srv.models.base.NativeModel`.
+    """
+
+    name: str
+    make_config: Callable[[Mapping[str, Any]], NativeConfig]
+    defaults: Mapping[str, Any]
+    gguf: GGUFLayout | None = None
+    layers: str = DECODER

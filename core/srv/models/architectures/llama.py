@@ -1,0 +1,24 @@
+"""Llama: Llama 2 and 3, SmolLM2 and the many models that are stored as Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    bias = bool(config["attention_bias"])
+    return replace(decoder_config(config), qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
+
+
+ARCHITECTURE = Architecture(
+    name="LlamaForCausalLM",
+    make_config=make_config,
+    defaults={**DEFAULTS, "max_position_embeddings": 2048},
+    gguf=GGUFLayout("llama", permuted=ROTARY_PROJECTIONS),
+)

@@ -1,0 +1,22 @@
+"""Mistral: a sliding window in all layers, or in none. llama.cpp stores these models as Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    base, window = decoder_config(config), config["sliding_window"]
+    return base if window is None else replace(base, windows=(int(window),) * base.layers)
+
+
+ARCHITECTURE = Architecture(
+    name="MistralForCausalLM",
+    make_config=make_config,
+    defaults={**DEFAULTS, "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+)

@@ -1,0 +1,44 @@
+"""Qwen2 and Qwen2.5: biases of queries, keys and values, and sliding windows that are usually off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_types
+from srv.models.formats.gguf_layout import GGUFLayout
+
+QWEN_DEFAULTS: dict[str, Any] = {
+    **DEFAULTS,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    return replace(decoder_config(config), qkv_bias=True, windows=windows(config))
+
+
+def windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """The sliding window of each layer: by `layer_types`, or in the layers from `max_window_layers` on."""
+    layers, window = int(config["num_hidden_layers"]), config["sliding_window"]
+    if window is None or not config["use_sliding_window"]:
+        return (None,) * layers
+    first = int(config["max_window_layers"])
+    types = config.get("layer_types") or [
+        "sliding_attention" if i >= first else "full_attention" for i in range(layers)
+    ]
+    return windows_of_types(types, layers, int(window))
+
+
+ARCHITECTURE = Architecture(
+    name="Qwen2ForCausalLM",
+    make_config=make_config,
+    defaults=QWEN_DEFAULTS,
+    gguf=GGUFLayout("qwen2"),
+)

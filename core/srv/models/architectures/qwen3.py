@@ -1,0 +1,25 @@
+"""Qwen3: RMS norm over query and key heads; otherwise Qwen2 with optional biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.qwen2 import QWEN_DEFAULTS, windows
+from srv.models.formats.gguf_layout import GGUFLayout
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    bias = bool(config["attention_bias"])
+    return replace(decoder_config(config), qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows(config))
+
+
+ARCHITECTURE = Architecture(
+    name="Qwen3ForCausalLM",
+    make_config=make_config,
+    defaults={**QWEN_DEFAULTS, "head_dim": 128},
+    gguf=GGUFLayout("qwen3", layer_names={"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
+)

@@ -1,0 +1,96 @@
+"""The architectures with native layers, by their names. Torch-free; the layers are imported when a model is built.
+
+The file of an architecture is imported when a model needs it, so that `srv plan` does not wait for the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture, NativeConfig
+from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.layers.rope_config import UnsupportedConfig
+
+# The module in this package, by the Hugging Face class.
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "LlamaForCausalLM": "llama",
+        "MistralForCausalLM": "mistral",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "GraniteForCausalLM": "granite",
+        "SmolLM3ForCausalLM": "smollm3",
+    }
+)
+_SUFFIX = "ForCausalLM"
+
+
+def native_names() -> tuple[str, ...]:
+    """The Hugging Face classes of all architectures with native layers."""
+    return tuple(BUILT_IN)
+
+
+def find(name: str) -> Architecture | None:
+    """The architecture of a Hugging Face class; None if it has no native layers."""
+    return _built_in(name) if name in BUILT_IN else None
+
+
+def find_gguf(name: object) -> Architecture | None:
+    """The architecture of a GGUF file, by its `general.architecture`."""
+    return next((each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name), None)
+
+
+def gguf_names() -> tuple[str, ...]:
+    """Every `general.architecture` that has native layers."""
+    return tuple(each.gguf.name for each in map(_built_in, BUILT_IN) if each.gguf)
+
+
+def gguf_layout(name: str) -> GGUFLayout:
+    """The layout of the GGUF files of an architecture, which has been found by `find_gguf` before."""
+    architecture = find(name)
+    if architecture is None or architecture.gguf is None:
+        raise UnsupportedConfig(f"GGUF files of {name} are not supported")
+    return architecture.gguf
+
+
+def name_of_type(model_type: object) -> str | None:
+    """The Hugging Face class of a `model_type`, for configurations that name no class."""
+    return next((name for name in native_names() if name.removesuffix(_SUFFIX).lower() == model_type), None)
+
+
+def with_defaults(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the defaults of its native architecture filled in; others are returned unchanged."""
+    architecture = find(name)
+    return dict(config) if architecture is None else _filled(architecture, config)
+
+
+def native_config(name: str, config: Mapping[str, Any]) -> NativeConfig:
+    """The configuration for native layers. Raises UnsupportedConfig with what they do not implement."""
+    architecture = find(name)
+    if architecture is None:
+        raise UnsupportedConfig(f"architecture {name} has no native layers")
+    return architecture.make_config(_filled(architecture, config))
+
+
+def load_layers(name: str) -> Any:
+    """The class of the layers of a native architecture, a subclass of `NativeModel`."""
+    architecture = find(name)
+    if architecture is None:
+        raise UnsupportedConfig(f"architecture {name} has no native layers")
+    module, _, attribute = architecture.layers.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _built_in(name: str) -> Architecture:
+    architecture: Architecture = importlib.import_module(f"{__package__}.{BUILT_IN[name]}").ARCHITECTURE
+    return architecture
+
+
+def _filled(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    filled = {**architecture.defaults, **config}
+    if filled.get("num_key_value_heads") is None:
+        filled["num_key_value_heads"] = filled.get("num_attention_heads")
+    return filled

@@ -1,0 +1,55 @@
+"""How GGUF files name and order the weights of a decoder, and what differs between architectures. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+ROTARY_PROJECTIONS = ("q_proj", "k_proj")
+TOP_LEVEL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GGUFLayout(NamedTuple):
+    """The GGUF files of one architecture.
+
+    `name`: their `general.architecture`. `permuted`: the projections whose rows are stored for interleaved rotary
+    embeddings (see `gguf_loader`). `layer_names`: Hugging Face names of tensors of a layer besides `LAYER_NAMES`, by
+    their names in the file. `fields`: fields of the Hugging Face configuration that are numbers in the metadata, by
+    their keys without the architecture's prefix. Such a file must contain all of them.
+    """
+
+    name: str
+    permuted: tuple[str, ...] = ()
+    layer_names: Mapping[str, str] = _NONE
+    fields: Mapping[str, str] = _NONE
+
+    def hugging_face_name(self, name: str) -> str:
+        """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; unknown names are returned unchanged."""
+        if name in TOP_LEVEL_NAMES:
+            return TOP_LEVEL_NAMES[name]
+        parts = name.split(".")
+        if len(parts) != 4 or parts[0] != "blk":
+            return name
+        inner = LAYER_NAMES.get(parts[2]) or self.layer_names.get(parts[2])
+        return f"model.layers.{parts[1]}.{inner}.{parts[3]}" if inner else name
+
+    def is_permuted(self, name: str) -> bool:
+        """Whether the rows of a weight, given by its Hugging Face name, are stored in another order."""
+        return any(f".{projection}." in name for projection in self.permuted)
