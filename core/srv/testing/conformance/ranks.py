@@ -165,9 +165,10 @@ def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
     (group,) = rank_facts(spec.model, RANKS).cache_groups
     layout = KVLayout(group, ready.page_size, kv_dtype(config), spec.kv_order)
     pool = layout.bytes_per_page() * (ready.pages[0] + 1)
-    for loaded, allocated in zip(engine.executor.memory, engine.executor.allocations, strict=True):
+    held = zip(engine.executor.memory, engine.executor.allocations, strict=True)
+    for rank, (loaded, allocated) in enumerate(held):
         if loaded.weight_bytes != weights:
-            raise Fault(f"rank {loaded.rank} holds {loaded.weight_bytes} bytes of weights; its share is {weights}")
+            raise Fault(f"rank {rank} holds {loaded.weight_bytes} bytes of weights; its share is {weights}")
         if not pool <= allocated.pool_bytes <= POOL_PADDING * pool:
-            raise Fault(f"rank {loaded.rank} has a KV pool of {allocated.pool_bytes} bytes; its share is {pool}")
+            raise Fault(f"rank {rank} has a KV pool of {allocated.pool_bytes} bytes; its share is {pool}")
     return f"{weights} bytes of weights and {allocated.pool_bytes} of the KV pool on each rank"
