@@ -80,7 +80,7 @@ class RankWorker:
 
     def _load_model(self) -> CausalLM:
         spec, model, weights = self._spec, self._config.model, self._config.weights
-        with LoadProgress(spec.model.name) as progress:
+        with LoadProgress(spec.model.name, bar=self._group.rank == 0) as progress:
             return build_model(
                 spec.model,
                 ops=Ops(spec.platform, self.platform.ops),
