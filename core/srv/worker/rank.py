@@ -154,7 +154,7 @@ class RankWorker:
         logger.info("%s: %s (%s)", slot, name, target)
         return pkgutil.resolve_name(target)(context)
 
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, plan: Plan) -> Launched | None:
         return self.runner.launch(plan)
 
     def sample(self, step: int, late: LateInputs) -> Launched:
