@@ -37,7 +37,9 @@ class Stepping:
         """Run one step; there must be a request to run."""
         plan = self._scheduler.schedule()
         assert plan is not None, "nothing is left to run"
-        result: Result = self.runner.launch(plan).collect()
+        launched = self.runner.launch(plan)
+        assert launched is not None, "a step waits for late inputs"
+        result: Result = launched.collect()
         self._scheduler.apply(plan, result)
         return result
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from srv.commands import Answer, Command
+from srv.errors import InternalError
 from srv.executor.protocol import Allocation, Launched, RankMemory, StepFuture, Worker, carry_out
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
@@ -15,21 +16,24 @@ from srv.sched.plan import Plan, Result
 class _InProcessFuture:
     """The step is launched on the executor's thread; `result` waits for the device on the caller's thread."""
 
-    def __init__(self, launched: Future[Launched]) -> None:
+    def __init__(self, launched: Future[Launched | None]) -> None:
         self._launched = launched
 
     def continue_with(self, pool: ThreadPoolExecutor, launch: Callable[[], Launched]) -> None:
         """The step has a second phase; if the first one failed, its error remains."""
         first = self._launched
 
-        def second() -> Launched:
+        def second() -> Launched | None:
             first.result()
             return launch()
 
         self._launched = pool.submit(second)
 
     def result(self) -> Result:
-        return self._launched.result().collect()
+        launched = self._launched.result()
+        if launched is None:
+            raise InternalError("the result of a step was asked for before it sampled")
+        return launched.collect()
 
 
 class InProcessExecutor:

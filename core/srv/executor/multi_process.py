@@ -87,8 +87,9 @@ class _Rank:
 
 def _failure(answer: FromRank | None) -> Failed | Stepped | None:
     """The answer if it reports an exception."""
-    failed = isinstance(answer, Failed) or (isinstance(answer, Stepped) and answer.error is not None)
-    return answer if failed else None  # type: ignore[return-value] # mypy does not follow `failed`
+    if isinstance(answer, Failed):
+        return answer
+    return answer if isinstance(answer, Stepped) and answer.error is not None else None
 
 
 class _MultiProcessFuture:

@@ -97,10 +97,10 @@ class Worker(Protocol):
 
     def allocate(self, budget: Budget) -> Allocation: ...
 
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, plan: Plan) -> Launched | None:
         """Enqueue one step, without waiting for the device. Plans are launched in order, on one thread.
 
-        Of a plan with late rows, only the forward pass; what is returned is then not used.
+        Of a plan with late rows, only the forward pass, and None is returned: `sample` returns the launched step.
         """
 
     def sample(self, step: int, late: LateInputs) -> Launched:

@@ -111,7 +111,7 @@ class RankProcess:
                 child.ready()
                 self._ready = True
 
-    def _launch(self, step: int, launch: Callable[[], Launched], *, late: bool) -> None:
+    def _launch(self, step: int, launch: Callable[[], Launched | None], *, late: bool) -> None:
         """Enqueue a step. Its answer follows when it has been computed; if it waits for late inputs, when it samples.
 
         An error of any part of it ends only the requests of the step.
@@ -121,9 +121,10 @@ class RankProcess:
             launched = launch()
         except Exception as error:  # noqa: BLE001 - see above
             self._failure = self._failed(step, error)
-        if self._failure is not None and not late:
-            self._answer(self._failure)
-        elif not late:
+        if self._failure is not None:
+            if not late:
+                self._answer(self._failure)
+        elif launched is not None:
             self._pool.submit(self._collect, step, launched).add_done_callback(_end_on_error)
 
     def _sample(self, step: int, sample: Callable[[], Launched]) -> None:

@@ -1,4 +1,4 @@
-"""Progress of weight loading: a progress bar on a terminal, otherwise one log line at the end."""
+"""Progress of weight loading: a log line at the end and, on a terminal, a progress bar, of one rank only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """A context manager; calling it with (total bytes, loaded bytes, name of the tensor or file) updates the bar."""
+    """A context manager; calling it with (total bytes, loaded bytes, name of the tensor or file) updates the bar.
 
-    def __init__(self, model: str) -> None:
+    `bar`: whether there is one if standard error is a terminal, which ranks share.
+    """
+
+    def __init__(self, model: str, *, bar: bool = True) -> None:
         self._model = model
         self._total = 0
-        self._bar = _bar() if sys.stderr.isatty() else None
+        self._bar = _bar() if bar and sys.stderr.isatty() else None
         self._task: TaskID | None = None
 
     def __enter__(self) -> LoadProgress:

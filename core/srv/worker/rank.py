@@ -81,7 +81,7 @@ class RankWorker:
 
     def _load_model(self) -> CausalLM:
         spec, model, weights = self._spec, self._config.model, self._config.weights
-        with LoadProgress(spec.model.name) as progress:
+        with LoadProgress(spec.model.name, bar=self._group.rank == 0) as progress:
             return build_model(
                 spec.model,
                 ops=Ops(spec.platform, self.platform.ops),
@@ -156,7 +156,7 @@ class RankWorker:
         logger.info("%s: %s (%s)", slot, name, target)
         return pkgutil.resolve_name(target)(context)
 
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, plan: Plan) -> Launched | None:
         return self.runner.launch(plan)
 
     def sample(self, step: int, late: LateInputs) -> Launched:

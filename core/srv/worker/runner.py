@@ -121,10 +121,10 @@ class Runner:
         self._pooler = Pooler()
         self._waiting: _Forwarded | None = None  # the last launched step, if it waits for late inputs
 
-    def launch(self, plan: Plan) -> LaunchedStep:
+    def launch(self, plan: Plan) -> LaunchedStep | None:
         """Enqueue one step, from the forward pass to the sampled tokens, without waiting for the device.
 
-        A plan with late rows is enqueued up to its logits only; `sample` goes on, and its result is the step's.
+        A plan with late rows is enqueued up to its logits only, and None is returned; `sample` goes on.
         """
         self._waiting = None
         with torch.inference_mode():
@@ -140,8 +140,7 @@ class Runner:
             forwarded = _Forwarded(plan, inputs, table, *self._forward(inputs, table, count), count is not None)
         if plan.late:
             self._waiting = forwarded
-            event = self._platform.record_event(self._device)
-            return LaunchedStep(plan, inputs, table, None, (), None, event, count is not None)
+            return None
         return self._finish(forwarded)
 
     def sample(self, step: int, late: LateInputs) -> LaunchedStep:

@@ -79,11 +79,11 @@ class FakeWorker:
     def allocate(self, budget: Budget) -> Allocation:
         return Allocation(budget.pages[0], ())
 
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, plan: Plan) -> Launched | None:
         self._next.setdefault(plan.step - 1, threading.Event()).set()
         if plan.step in self._launch_errors:
             raise ValueError("launch")
-        return self.sample(plan.step, LateInputs())
+        return None if plan.late else self.sample(plan.step, LateInputs())
 
     def sample(self, step: int, late: LateInputs) -> Launched:
         failing = step in self._collect_errors
