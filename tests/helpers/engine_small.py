@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models_small import SIZES, expected_logits, randomized, small_model
+from models_small import GRANITE, SIZES, expected_logits, randomized, small_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -22,6 +22,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 7},
     "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "qwen3": {},
+    "granite": GRANITE,
+    "smollm3": {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
     "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "pad_token_id": 0},
 }
 LENGTHS = (1, 2, 5, 9, 16, 17, 20, 33)

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from models_reference_ops import reference_ops
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import GraniteConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
@@ -21,7 +21,14 @@ from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 
 HOST = torch.device("cpu")
-CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "granite": GraniteConfig,
+    "smollm3": SmolLM3Config,
+}
 # Weights are large enough that attention, RoPE and every bias change the logits visibly.
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -37,11 +44,16 @@ SIZES: dict[str, Any] = {
 }
 
 
+# Fields whose defaults in transformers do not fit these sizes.
+OWN_SIZES: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 8}, "smollm3": {"pad_token_id": 0}}
+GRANITE = {"embedding_multiplier": 2.5, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5}
+
+
 def small_model(kind: str, **fields: Any) -> Any:
     """A random model in float32 with eager attention; biases and norms are random too."""
     from transformers import AutoModelForCausalLM
 
-    config = CONFIGS[kind](**{**SIZES, **({"head_dim": 8} if kind == "qwen3" else {}), **fields})
+    config = CONFIGS[kind](**{**SIZES, **OWN_SIZES.get(kind, {}), **fields})
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 
@@ -120,6 +132,16 @@ def gguf_name(name: str) -> str:
     return f"{GGUF_NAMES[stem]}.{kind}"
 
 
+# The GGUF files of these architectures have the rows of queries and keys in another order.
+PERMUTED = ("llama", "granite", "smollm3")
+MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier",
+    "attention.scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """The row order of llama.cpp's converter, where RoPE pairs are adjacent."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
@@ -174,13 +196,16 @@ def write_gguf(
     writer.add_eos_token_id(2)
     if original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(original_context)
+    for key, field in MULTIPLIERS.items():
+        if hasattr(config, field):
+            writer.add_float32(f"{arch}.{key}", getattr(config, field))
     for key, value in metadata.items():
         name = key.replace("__", ".").replace("ARCH", arch)
         writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
     for name, parameter in model.named_parameters():
         weight = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        permuted = arch == "llama" and heads is not None
+        permuted = arch in PERMUTED and heads is not None
         stored = interleaved(weight, heads) if permuted else weight
         own = kind if kinds is None else kinds(name)
         if weight.ndim == 1 or own == Kind.F32:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
-from models_small import built, our_logits, small_model, tokens_of, write_gguf
+from models_small import GRANITE, built, our_logits, small_model, tokens_of, write_gguf
 from thread_ranks import on_ranks
 from torch import Tensor
 
@@ -55,6 +55,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         lambda path: gguf_file(path, Kind.Q8_0, tie_word_embeddings=True),
         {"dequantize": False},
     ),
+    "multipliers": (lambda path: folder(path, "granite", **GRANITE), {}),
+    "layers without RoPE": (lambda path: folder(path, "smollm3", no_rope_layer_interval=2), {}),
     "random weights": (lambda path: folder(path, "llama"), {"load_format": "dummy", "seed": 3}),
 }
 

@@ -3,12 +3,15 @@
 Owns the order of computation and the names that checkpoints give to the weights. Must not know files, devices or the
 KV pool.
 
-    tokens ─ embedding ─┬─ norm ─ qkv ─ [qk norm] ─ rotary ─ attend ─ o_proj ─(+)─┬─ norm ─ MLP ─(+)─ … ─ norm
-                        └───────────────────── residual ──────────────────────────┘ └──── residual ──┘
+    tokens ─ embedding ─┬─ norm ─ qkv ─ [qk norm] ─ [rotary] ─ attend ─ o_proj ─(+)─┬─ norm ─ MLP ─(+)─ … ─ norm
+                        └────────────────────── residual ───────────────────────────┘ └──── residual ──┘
 
 Sharded over ranks, each rank holds some heads, some of the intermediate size and some of the vocabulary. o_proj and the
 MLP then give partial sums, which two all-reduces per layer add up; the embedding is another one, and the logits are
 gathered. Norms and the residual are the same on every rank.
+
+Some architectures multiply the embeddings and what is added to the residual, (+), by constants, and divide the logits.
+The others have None in their place, so that they pay nothing for it.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from srv.platform.interface import AttentionLayer, OpArgs
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary embeddings; queries, keys and values come from one fused matrix."""
+    """Grouped-query attention, usually with rotary embeddings; queries, keys and values come from one fused matrix."""
 
     def __init__(self, config: DecoderConfig, factory: LayerFactory, prefix: str, index: int) -> None:
         super().__init__()
@@ -40,15 +43,17 @@ class Attention(nn.Module):
         self.head_counts = [outputs // dim for outputs in self.qkv_proj.shards.values()]
         self.total_heads = sum(self.head_counts)
         heads, kv_heads, _ = self.head_counts
-        self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, config.windows[index])
+        self.layer = AttentionLayer(index, heads, kv_heads, dim, config.attention_scale, config.windows[index])
         output = {f"{prefix}.o_proj": config.hidden_size}
         self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
             self.k_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
-        sizes = {"head_dim": dim, "rotary_dim": config.rope.rotary_dim}
-        self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
+        self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
+        if config.rotated[index]:
+            sizes = {"head_dim": dim, "rotary_dim": config.rope.rotary_dim}
+            self._rotary = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, context: ForwardContext) -> Tensor:
         """x [T, hidden], positions int64 [T], cos_sin float32 [P, rotary_dim] -> [T, hidden]."""
@@ -58,7 +63,10 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm.forward(q.reshape(-1, layer.head_dim)).view(-1, layer.heads, layer.head_dim)
             k = self.k_norm.forward(k.reshape(-1, layer.head_dim)).view(-1, layer.kv_heads, layer.head_dim)
-        q, k = self._rotary(q, k, cos_sin, positions)
+        if self._rotary is not None:
+            q, k = self._rotary(q, k, cos_sin, positions)
+        else:
+            q, k = q.contiguous(), k.contiguous()  # as backends receive them from the rotary op
         attended = context.attend(layer, q, k, v)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
 
@@ -115,6 +123,9 @@ class Decoder(NativeModel):
             self.lm_head = factory.tied_lm_head("lm_head", self.embedding)
         else:
             self.lm_head = factory.linear({"lm_head": config.vocab_size}, config.hidden_size, False, split="out")
+        self._embedding_multiplier = _unless_one(config.embedding_multiplier)
+        self._residual_multiplier = _unless_one(config.residual_multiplier)
+        self._logits_divisor = _unless_one(config.logits_divisor)
         self._communicator = context.communicator
         self.lookup: nn.Module = self.embedding
         if context.communicator is not None:
@@ -125,7 +136,10 @@ class Decoder(NativeModel):
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         residual: Tensor = self.lookup(inputs.tokens)
+        if self._embedding_multiplier is not None:
+            residual = residual * self._embedding_multiplier
         reduce = None if self._communicator is None else self._communicator.all_reduce
+        multiplier = self._residual_multiplier
         x: Tensor | None = None
         for layer in self.stack:
             if x is None:
@@ -135,16 +149,22 @@ class Decoder(NativeModel):
             attended = layer.attention.forward(normed, inputs.positions, self.cos_sin, context)
             if reduce is not None:
                 attended = reduce(attended)
+            if multiplier is not None:
+                attended = attended * multiplier
             normed, residual = layer.mlp_norm.add_and_norm(attended, residual)
             x = layer.mlp.forward(normed)
             if reduce is not None:
                 x = reduce(x)
+            if multiplier is not None:
+                x = x * multiplier
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add_and_norm(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)
+        if self._logits_divisor is not None:
+            logits = logits / self._logits_divisor
         if self._communicator is None:
             return logits
         gathered = self._communicator.all_gather(logits)  # [ranks, N, vocab of one rank]
@@ -161,3 +181,7 @@ class Decoder(NativeModel):
         for layer in self.stack:
             slices |= layer.weight_slices()
         return slices
+
+
+def _unless_one(factor: float) -> float | None:
+    return None if factor == 1.0 else factor

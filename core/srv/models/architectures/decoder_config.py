@@ -48,7 +48,9 @@ class DecoderConfig:
 
     `qkv_bias`, `output_bias`, `mlp_bias`: whether these linear layers have a bias. `qk_norm`: RMS norm over each
     query and key head before the rotary embedding (Qwen3). `windows`: the sliding window of each layer, in tokens
-    including the attending one, or None for full attention.
+    including the attending one, or None for full attention. `rotated`: whether each layer has a rotary embedding.
+    `attention_scale` multiplies the products of queries and keys, `embedding_multiplier` the embeddings and
+    `residual_multiplier` what attention and MLP add to the residual; logits are divided by `logits_divisor`.
     """
 
     vocab_size: int
@@ -60,11 +62,16 @@ class DecoderConfig:
     norm_eps: float
     tied_embeddings: bool
     windows: tuple[int | None, ...]
+    rotated: tuple[bool, ...]
     rope: RopeConfig
+    attention_scale: float
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
 
     @property
     def layers(self) -> int:
@@ -101,7 +108,7 @@ class DecoderConfig:
 
 
 def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> DecoderConfig:
-    """The configuration of a decoder without biases and windows, from fields with all defaults filled in.
+    """The configuration of a decoder without biases, windows and multipliers, from fields with all defaults filled in.
 
     An architecture replaces what it does otherwise. `reads`: the fields of `UNSUPPORTED_UNLESS` that it reads itself.
     Raises UnsupportedConfig with the field that is not implemented.
@@ -114,6 +121,7 @@ def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> De
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     if heads % kv_heads:
         raise UnsupportedConfig(f"{heads} attention heads are not a multiple of {kv_heads} key heads")
+    layers = int(config["num_hidden_layers"])
     return DecoderConfig(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
@@ -123,8 +131,10 @@ def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> De
         head_dim=head_dim,
         norm_eps=float(config["rms_norm_eps"]),
         tied_embeddings=bool(config["tie_word_embeddings"]),
-        windows=(None,) * int(config["num_hidden_layers"]),
+        windows=(None,) * layers,
+        rotated=(True,) * layers,
         rope=rope_config(config, head_dim),
+        attention_scale=head_dim**-0.5,
     )
 
 

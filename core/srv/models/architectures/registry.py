@@ -21,6 +21,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "MistralForCausalLM": "mistral",
         "Qwen2ForCausalLM": "qwen2",
         "Qwen3ForCausalLM": "qwen3",
+        "GraniteForCausalLM": "granite",
+        "SmolLM3ForCausalLM": "smollm3",
     }
 )
 _SUFFIX = "ForCausalLM"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 import torch
 from every import every
 from models_reference_ops import reference_impls
-from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from models_small import GRANITE, HOST, SIZES, built, edit_config, expected_logits, our_logits, small_model, tokens_of
 
 from srv.errors import ModelError, PluginError
 from srv.models.architectures.decoder import Decoder
+from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.registry import native_config
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpArgs, OpImpl
@@ -56,11 +59,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "granite": ("granite", GRANITE),
+    "granite_biases": ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "smollm3_nope_windows": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 0, 1], "use_sliding_window": True, "sliding_window": 5, "attention_bias": True},
+    ),
+    "smollm3_windows": (
+        "smollm3",
+        {
+            "no_rope_layer_interval": 3,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "tie_word_embeddings": False,
+            "mlp_bias": True,
+        },
+    ),
 }
 
 
 @every("case", CASES)
-def test_native_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Path) -> None:
     kind, fields = CASES[case]
     model = small_model(kind, **fields)
     model.save_pretrained(tmp_path)
@@ -70,6 +91,9 @@ def test_native_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     expected = expected_logits(model, tokens)
     torch.testing.assert_close(our_logits(ours, tokens), expected, atol=2e-4, rtol=1e-4)
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
+    facts = read_facts(tmp_path)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert native_config(facts.architecture, facts.config).parameters == counted
 
 
 @every("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])
@@ -169,6 +193,34 @@ def test_features_without_native_layers_are_refused_by_name(fields: dict[str, An
     with pytest.raises(ModelError, match="unsupported_config") as caught:
         built(tmp_path, impl="srv")
     assert named in str(caught.value)
+
+
+SMALL_SMOLLM3 = {**SIZES, "use_sliding_window": False, "sliding_window": 4}
+
+
+@every(
+    ("name", "fields", "named"),
+    [
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 3 layers"),
+        ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 3}, "without a sliding window"),
+        ("GraniteForCausalLM", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers = [1, 0, 1] is not implemented"),
+        ("LlamaForCausalLM", GRANITE, "attention_multiplier = 0.2 is not implemented"),
+        ("SmolLM4ForCausalLM", {}, "SmolLM4ForCausalLM has no native layers"),
+    ],
+)
+def test_fields_of_other_architectures_are_refused(name: str, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedConfig, match=re.escape(named)):
+        native_config(name, {**SMALL_SMOLLM3, **fields})
+
+
+def test_fields_that_a_configuration_leaves_out_have_the_values_of_transformers() -> None:
+    """SmolLM3-3B has 3075098624 parameters, and every fourth layer is without RoPE."""
+    left_out = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008}
+    layers = {"num_hidden_layers": 36, "num_attention_heads": 16}
+    config = native_config("SmolLM3ForCausalLM", {**left_out, **layers})
+    assert isinstance(config, DecoderConfig)
+    assert (config.parameters, config.rope.theta, config.tied_embeddings) == (3075098624, 2e6, True)
+    assert [index for index, rotated in enumerate(config.rotated) if not rotated] == list(range(3, 36, 4))
 
 
 def test_automatic_choice_falls_back_to_transformers_and_logs_it(

@@ -200,6 +200,24 @@ def test_metadata_that_cannot_be_served(metadata: dict[str, Any], code: str, rea
     assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
+GRANITE = {key.replace("llama.", "granite."): value for key, value in LLAMA.items()} | {
+    "general.architecture": "granite",
+    "granite.embedding_scale": 12.0,
+    "granite.attention.scale": 0.0625,
+    "granite.residual_scale": 0.25,
+    "granite.logit_scale": 8.0,
+}
+
+
+def test_numbers_of_one_architecture_become_fields(tmp_path: Path) -> None:
+    facts = read_facts(written(tmp_path, file_of(GRANITE, [EMBEDDING])))
+    names = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    assert [facts.config[name] for name in names] == [12.0, 0.0625, 0.25, 8.0]
+    without = {key: value for key, value in GRANITE.items() if key != "granite.attention.scale"}
+    error = refusal(written(tmp_path, file_of(without, [EMBEDDING])))
+    assert (error.code, error.reason) == ("damaged", "it lacks metadata granite.attention.scale")
+
+
 def test_a_missing_file() -> None:
     error = refusal(Path("/nowhere/model.gguf"))
     assert error.code == "not_found"

@@ -1,0 +1,41 @@
+"""Granite 3: Llama with four constants, which multiply embeddings, attention scores and residuals and divide logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+
+# The constants, by the names of GGUF metadata. There, too, "logit_scale" divides.
+CONSTANTS = {
+    "embedding_scale": "embedding_multiplier",
+    "attention.scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    base, bias = decoder_config(config, reads=CONSTANTS.values()), bool(config["attention_bias"])
+    return replace(
+        base,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bool(config["mlp_bias"]),
+        embedding_multiplier=float(config["embedding_multiplier"]),
+        attention_scale=float(config["attention_multiplier"]),
+        residual_multiplier=float(config["residual_multiplier"]),
+        logits_divisor=float(config["logits_scaling"]),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="GraniteForCausalLM",
+    make_config=make_config,
+    defaults={**DEFAULTS, "max_position_embeddings": 2048, **dict.fromkeys(CONSTANTS.values(), 1.0)},
+    gguf=GGUFLayout("granite", permuted=ROTARY_PROJECTIONS, fields=CONSTANTS),
+)
