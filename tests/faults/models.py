@@ -97,4 +97,28 @@ FAULTS = (
         effect="A checkpoint with layers that the model does not have is served without them.",
         tests=(_LOADERS,),
     ),
+    Fault(
+        name="every-layer-rotated",
+        file="core/srv/models/architectures/decoder.py",
+        text="if config.rotated[index]:",
+        planted="if config.rotated:",
+        effect="SmolLM3 applies rotary embeddings in layers that were trained without them.",
+        tests=(_DECODER,),
+    ),
+    Fault(
+        name="logits-multiplied",
+        file="core/srv/models/architectures/decoder.py",
+        text="logits = logits / self._logits_divisor",
+        planted="logits = logits * self._logits_divisor",
+        effect="Granite samples from a far too sharp distribution.",
+        tests=(_DECODER,),
+    ),
+    Fault(
+        name="third-party-replaces-a-built-in-architecture",
+        file="core/srv/models/architectures/third_party.py",
+        text='(["srv"] if taken and found else [])',
+        planted="[]",
+        effect="A package silently changes how Llama models are computed.",
+        tests=("tests/core/models/architectures/test_third_party.py",),
+    ),
 )

@@ -16,7 +16,8 @@ import torch
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.registry import gguf_layout, load_layers, native_config, native_names
+from srv.models.architectures.load_layers import load_layers
+from srv.models.architectures.registry import gguf_layout, native_config, native_names
 from srv.models.base import CausalLM, NativeModel, inference_ready
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import Progress

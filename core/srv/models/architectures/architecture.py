@@ -7,11 +7,11 @@ are imported when a model is built. Must not know any architecture by name: `srv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from srv.models.formats.gguf_layout import GGUFLayout
 
+GROUP = "srv.architectures"  # the entry points of other distributions
 DECODER = "srv.models.architectures.decoder:Decoder"
 
 
@@ -50,8 +50,7 @@ class NativeConfig(Protocol):
         """The configuration of the part that one of `ranks` ranks holds."""
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """The facts of one architecture.
 
     `name`: the Hugging Face class, such as "LlamaForCausalLM". `make_config(config)`: from the fields of config.json,

@@ -1,4 +1,4 @@
-"""The configuration of the native decoder: one dataclass for all architectures that share its layers.
+"""The configuration of the native decoder: one type for all architectures that share its layers.
 
 Torch-free. Owns what these architectures have in common; the file of each one says what it does otherwise. Must not
 know how a layer computes. A configuration that needs anything else is refused here, with the name of the field, so that
@@ -7,10 +7,8 @@ no field is silently ignored.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import DividedSizes
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
@@ -42,8 +40,7 @@ UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(NamedTuple):
     """Sizes and switches of a pre-norm decoder with rotary attention and a gated MLP.
 
     `qkv_bias`, `output_bias`, `mlp_bias`: whether these linear layers have a bias. `qk_norm`: RMS norm over each
@@ -98,8 +95,7 @@ class DecoderConfig:
 
     def of_rank(self, ranks: int) -> DecoderConfig:
         """The part of one of `ranks` ranks; norms and few KV heads are on every rank."""
-        return dataclasses.replace(
-            self,
+        return self._replace(
             heads=self.heads // ranks,
             kv_heads=max(1, self.kv_heads // ranks),
             intermediate_size=self.intermediate_size // ranks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
@@ -21,8 +20,7 @@ CONSTANTS = {
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, bias = decoder_config(config, reads=CONSTANTS.values()), bool(config["attention_bias"])
-    return replace(
-        base,
+    return base._replace(
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bool(config["mlp_bias"]),

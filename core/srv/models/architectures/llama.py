@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
@@ -13,7 +12,7 @@ from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     bias = bool(config["attention_bias"])
-    return replace(decoder_config(config), qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
+    return decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
 
 
 ARCHITECTURE = Architecture(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
@@ -12,7 +11,7 @@ from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, dec
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, window = decoder_config(config), config["sliding_window"]
-    return base if window is None else replace(base, windows=(int(window),) * base.layers)
+    return base if window is None else base._replace(windows=(int(window),) * base.layers)
 
 
 ARCHITECTURE = Architecture(

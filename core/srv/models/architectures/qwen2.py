@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
@@ -21,7 +20,7 @@ QWEN_DEFAULTS: dict[str, Any] = {
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    return replace(decoder_config(config), qkv_bias=True, windows=windows(config))
+    return decoder_config(config)._replace(qkv_bias=True, windows=windows(config))
 
 
 def windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
@@ -14,7 +13,7 @@ from srv.models.formats.gguf_layout import GGUFLayout
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     bias = bool(config["attention_bias"])
-    return replace(decoder_config(config), qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows(config))
+    return decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows(config))
 
 
 ARCHITECTURE = Architecture(

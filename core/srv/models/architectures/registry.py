@@ -1,6 +1,10 @@
 """The architectures with native layers, by their names. Torch-free; the layers are imported when a model is built.
 
-The file of an architecture is imported when a model needs it, so that `srv plan` does not wait for the others.
+    srv.architectures          <Hugging Face class> = package.module:ARCHITECTURE     (a third party's architecture)
+
+The file of an architecture is imported when a model needs it, so that `srv plan` does not wait for the others, and a
+faulty one does not affect them. `srv.models.architectures.third_party` checks those of other distributions
+(docs/adr/0021-architectures.md).
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.architectures.architecture import Architecture, NativeConfig
+from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
 from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.platform.installed import entries
 
 # The module in this package, by the Hugging Face class.
 BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -30,21 +35,33 @@ _SUFFIX = "ForCausalLM"
 
 def native_names() -> tuple[str, ...]:
     """The Hugging Face classes of all architectures with native layers."""
-    return tuple(BUILT_IN)
+    return tuple(dict.fromkeys((*BUILT_IN, *(entry.name for entry in entries(GROUP)))))
 
 
 def find(name: str) -> Architecture | None:
-    """The architecture of a Hugging Face class; None if it has no native layers."""
+    """The architecture of a Hugging Face class; None if it has no native layers.
+
+    Raises PluginError if a third party's architecture of that name is faulty, or if two distributions claim the name.
+    """
+    if any(entry.name == name for entry in entries(GROUP)):
+        from srv.models.architectures import third_party  # most installations do not need it
+
+        return third_party.find(name, taken=name in BUILT_IN)
     return _built_in(name) if name in BUILT_IN else None
 
 
 def find_gguf(name: object) -> Architecture | None:
-    """The architecture of a GGUF file, by its `general.architecture`."""
-    return next((each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name), None)
+    """The architecture of a GGUF file, by its `general.architecture`. Raises PluginError as `find` does."""
+    mine = next((each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name), None)
+    if mine is not None:
+        return find(mine.name)
+    from srv.models.architectures import third_party
+
+    return third_party.find_gguf(name)
 
 
 def gguf_names() -> tuple[str, ...]:
-    """Every `general.architecture` that has native layers."""
+    """Every `general.architecture` of the architectures in `srv` itself."""
     return tuple(each.gguf.name for each in map(_built_in, BUILT_IN) if each.gguf)
 
 
@@ -72,16 +89,12 @@ def native_config(name: str, config: Mapping[str, Any]) -> NativeConfig:
     architecture = find(name)
     if architecture is None:
         raise UnsupportedConfig(f"architecture {name} has no native layers")
-    return architecture.make_config(_filled(architecture, config))
+    filled = _filled(architecture, config)
+    if name in BUILT_IN:
+        return architecture.make_config(filled)
+    from srv.models.architectures import third_party
 
-
-def load_layers(name: str) -> Any:
-    """The class of the layers of a native architecture, a subclass of `NativeModel`."""
-    architecture = find(name)
-    if architecture is None:
-        raise UnsupportedConfig(f"architecture {name} has no native layers")
-    module, _, attribute = architecture.layers.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return third_party.make_config(architecture, filled)
 
 
 def _built_in(name: str) -> Architecture:

@@ -6,7 +6,6 @@ llama.cpp writes neither the interval nor windows into GGUF files, and computes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
@@ -18,8 +17,7 @@ from srv.models.layers.rope_config import UnsupportedConfig
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, bias = decoder_config(config, reads=("no_rope_layers",)), bool(config["attention_bias"])
     rotated = _rotated(config, base.layers)
-    return replace(
-        base,
+    return base._replace(
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bool(config["mlp_bias"]),

@@ -49,7 +49,7 @@ def saved(kind: str, fields: dict[str, Any], folder: Path) -> Any:
 def test_logits_equal_transformers_own_attention(kind: str, tmp_path: Path) -> None:
     model = saved(kind, SERVED[kind], tmp_path)
     tokens = tokens_of(model)
-    ours = built(tmp_path)
+    ours = built(tmp_path, impl="transformers")
     assert isinstance(ours, HFModel)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
 
