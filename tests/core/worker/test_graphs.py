@@ -15,7 +15,7 @@ from srv.platform.interface import AttentionBackend, AttentionBatch
 from srv.sample.pooling import VectorRow
 from srv.sample.verify import DraftRows, DraftShape
 from srv.worker.batch import Inputs
-from srv.worker.graphs import CapturedSteps, StaticBuffers
+from srv.worker.graphs import CapturedSteps, StaticBuffers, one_token_per_row
 
 VOCAB = 3
 
@@ -170,10 +170,11 @@ def test_a_step_with_drafts_is_replayed_with_one_row_per_token() -> None:
         kv_lens=[25, 26],
         lengths=torch.tensor([22, 23], dtype=torch.int32),
         drafts=DraftRows(DraftShape([2, 1], torch.device("cpu")), torch.zeros(3), torch.zeros(2)),
+        drafts_only=True,
     )
     assert made.count_for(drafted) == 4
-    assert made.count_for(replace(drafted, drafts=None)) is None
-    logits = made.replay(4, drafted, table([1, 2], [3, 0]))
+    assert made.count_for(replace(drafted, drafts_only=False)) is None  # a prompt chunk is among the rows
+    logits = made.replay(4, *one_token_per_row(drafted, table([1, 2], [3, 0])))
     assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 1.0], [12.0, 22.0, 3.0]]
     assert buffers.pages[:3].tolist() == [[1, 2, 0, 0, 0], [1, 2, 0, 0, 0], [3, 0, 0, 0, 0]]
     batch = attention.planned[-1]
