@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from fake_ranks import FakeRanks
+
 from srv.io.messages import Output
 from srv.sched.late import LateInputs, LateRow
 from srv.sched.plan import Plan, Result
@@ -70,7 +72,9 @@ class Driver:
     `admitted[step]`: the requests that are admitted in a step, in order.
     """
 
-    def __init__(self, bounds: Limits, pages: list[int] | None = None, executor: FakeExecutor | None = None) -> None:
+    def __init__(
+        self, bounds: Limits, pages: list[int] | None = None, executor: FakeExecutor | FakeRanks | None = None
+    ) -> None:
         pages = [64] if pages is None else pages
         self.late = Follow()
         self.scheduler = Scheduler(bounds, pages, frozenset({END}), self.late.concerns)

@@ -1,14 +1,16 @@
 """A state machine over the whole scheduler: every request gets its outputs in any order of events.
 
 Requests arrive, are aborted or finished, steps are submitted and applied one or two deep, drafts are accepted or not,
-rows wait for late inputs, rows and steps fail, and pages run out. The driver checks integrity after every call, and
-the fake executor checks every plan; the model here knows the expected outputs of each request.
+rows wait for late inputs, rows and steps fail, pages run out, and one rank or several compute the steps. The driver
+checks integrity after every call, and the fake executor checks every plan; the model here knows the expected outputs of
+each request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fake_ranks import FakeRanks
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -59,19 +61,28 @@ class Expectation:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(given=LIMITS, pool=st.integers(36, 56), groups=st.sampled_from([1, 1, 2]), failing=st.booleans())
-    def start(self, given: Limits, pool: int, groups: int, failing: bool) -> None:
+    @initialize(
+        given=LIMITS,
+        pool=st.integers(36, 56),
+        groups=st.sampled_from([1, 1, 2]),
+        failing=st.booleans(),
+        ranks=st.sampled_from([1, 1, 3]),
+    )
+    def start(self, given: Limits, pool: int, groups: int, failing: bool, ranks: int) -> None:
         def fails(number: int, one_in: int) -> bool:
             return failing and number * 2654435761 % 2**32 // 65536 % one_in == 0
 
         totals = [pool // given.page_size + 3 * group for group in range(groups)]
-        executor = FakeExecutor(
-            totals,
-            given.page_size,
-            row_error=lambda step, slot: fails(step * 8 + slot + 1, 60),
-            step_error=lambda step: fails(step + 1, 25),
-        )
-        self.driver = Driver(given, totals, executor)
+
+        def rank() -> FakeExecutor:
+            return FakeExecutor(
+                totals,
+                given.page_size,
+                row_error=lambda step, slot: fails(step * 8 + slot + 1, 60),
+                step_error=lambda step: fails(step + 1, 25),
+            )
+
+        self.driver = Driver(given, totals, rank() if ranks == 1 else FakeRanks(rank, ranks))
         self.expected: dict[str, Expectation] = {}
         self.refused = 0
 
