@@ -288,7 +288,7 @@ def test_a_start_that_fails_leaves_nothing_behind(model: Path, tmp_path: Path) -
     started: list[EngineProcess] = []
     with pytest.MonkeyPatch.context() as patch:
         start = EngineProcess.start
-        patch.setattr(EngineProcess, "start", lambda self, given: (started.append(self), start(self, given)))
+        patch.setattr(EngineProcess, "start", lambda self, *given: (started.append(self), start(self, *given)))
         with pytest.raises(ModelError, match=r"tokenizer\.json"):
             LLM(model, tokenizer_path=str(tmp_path), **ARGUMENTS)
     (engine,) = started

@@ -7,6 +7,7 @@ from typing import Any
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, Resolved, UserInput, UserStatement
+from srv.platform import API_VERSION
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeResult
 from srv.specs import CacheGroup, ModelFacts
@@ -111,7 +112,7 @@ def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **
     facts.setdefault("backends", {"attention": attention or (backend("plain"),), "sampling": (backend("dice"),)})
     return Manifest(
         name="imagined",
-        api=(1, 1),
+        api=API_VERSION,
         core=">=0.1",
         variants=("mk1",),
         priority=1,

@@ -161,8 +161,6 @@ def one_token_per_row(inputs: Inputs, table: torch.Tensor) -> tuple[Inputs, torc
 
     The caller keeps the table that is returned alive until the step has finished (`StaticBuffers.fill`).
     """
-    if len(inputs.query_lens) == inputs.model.tokens.numel():
-        return inputs, table
     owner = torch.arange(len(inputs.query_lens)).repeat_interleave(torch.tensor(inputs.query_lens))
     pairs = zip(inputs.query_lens, inputs.kv_lens, strict=True)
     bounds = [length for queries, kv in pairs for length in range(kv - queries + 1, kv + 1)]

@@ -135,7 +135,7 @@ class Runner:
                 inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
             table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
-            if count is not None:
+            if count is not None and inputs.drafts_only:
                 inputs, table = one_token_per_row(inputs, table)
             forwarded = _Forwarded(plan, inputs, table, *self._forward(inputs, table, count), count is not None)
         if plan.late:
