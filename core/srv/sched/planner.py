@@ -77,8 +77,9 @@ class Planner:
         chunk = self._limits.chunked_prefill_size
         budget = chunk if chunk > 0 else self._limits.max_prefill_tokens
         self._steps += 1
-        share = self.draft_cost.share(len(self._running)) if self._limits.drafts else 1.0
-        step = PlanBuilder(budget, budget // 2, share, allows_trial(self._steps, share))
+        drafts = self._limits.drafts > 0
+        share = self.draft_cost.share(len(self._running)) if drafts else 1.0
+        step = PlanBuilder(budget, budget // 2, share, drafts and allows_trial(self._steps, share))
         self._schedule_all_running(step)
         self._admit_waiting(step)
         if step.decode:
