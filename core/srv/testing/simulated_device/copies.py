@@ -162,8 +162,10 @@ class _Lifetime:
 
 def _check_not_freed(source: Tensor) -> Callable[[], None]:
     """A stream operation that raises RuntimeError if the memory of `source` has been freed."""
-    lifetime = _Lifetime()
-    source.untyped_storage().lifetime = lifetime  # type: ignore[attr-defined]
+    storage = source.untyped_storage()
+    lifetime = getattr(storage, "lifetime", None)  # of an earlier copy from the same memory
+    if lifetime is None:
+        lifetime = storage.lifetime = _Lifetime()  # type: ignore[attr-defined]
     reference, described = weakref.ref(lifetime), f"{source.dtype} of shape {tuple(source.shape)}"
 
     def check() -> None:

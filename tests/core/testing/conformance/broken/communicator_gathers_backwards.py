@@ -12,11 +12,11 @@ from cpu_variant import manifest, with_communicator
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from srv_cpu.communicator import GlooCommunicator
+    from srv_cpu.communicator import CpuCommunicator
 
 
-def backwards(gloo: type[GlooCommunicator]) -> type[GlooCommunicator]:
-    class Backwards(gloo):  # type: ignore[valid-type, misc]
+def backwards(base: type[CpuCommunicator]) -> type[CpuCommunicator]:
+    class Backwards(base):  # type: ignore[valid-type, misc]
         def all_gather(self, tensor: Tensor) -> Tensor:
             gathered: Tensor = super().all_gather(tensor)
             return gathered.flip(0)  # the fault

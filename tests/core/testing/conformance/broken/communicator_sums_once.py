@@ -12,11 +12,11 @@ from cpu_variant import manifest, with_communicator
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from srv_cpu.communicator import GlooCommunicator
+    from srv_cpu.communicator import CpuCommunicator
 
 
-def unrecorded(gloo: type[GlooCommunicator]) -> type[GlooCommunicator]:
-    class Unrecorded(gloo):  # type: ignore[valid-type, misc]
+def unrecorded(base: type[CpuCommunicator]) -> type[CpuCommunicator]:
+    class Unrecorded(base):  # type: ignore[valid-type, misc]
         def all_reduce(self, tensor: Tensor) -> Tensor:
             self._reduce_now(tensor)  # the fault: not the operator that a capture sees
             return tensor

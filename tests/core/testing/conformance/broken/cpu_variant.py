@@ -15,7 +15,7 @@ from srv_cpu.manifest import MANIFEST
 if TYPE_CHECKING:
     from srv.dist.group import RankGroup
     from srv.platform.interface import Platform
-    from srv_cpu.communicator import GlooCommunicator
+    from srv_cpu.communicator import CpuCommunicator
     from srv_cpu.platform import CpuPlatform
 
 Alter = Callable[[type["CpuPlatform"]], type["CpuPlatform"]]
@@ -37,15 +37,15 @@ def manifest(name: str, platform: Alter) -> Manifest:
     return dataclasses.replace(MANIFEST, name=name, create=create)
 
 
-def with_communicator(make: Callable[[type[GlooCommunicator]], Callable[[RankGroup], Any]]) -> Alter:
+def with_communicator(make: Callable[[type[CpuCommunicator]], Callable[[RankGroup], Any]]) -> Alter:
     """A platform whose communicators are created by `make(the CPU's class)(group)`."""
 
     def platform(cpu: type[CpuPlatform]) -> type[CpuPlatform]:
         class Altered(cpu):  # type: ignore[valid-type, misc]
             def communicator(self, group: RankGroup) -> Any:
-                from srv_cpu.communicator import GlooCommunicator
+                from srv_cpu.communicator import CpuCommunicator
 
-                return make(GlooCommunicator)(group)
+                return make(CpuCommunicator)(group)
 
         return Altered
 
