@@ -171,12 +171,12 @@ class EngineLoop:
             self._send([refused])
 
     def _run_commands(self) -> None:
-        """No step is submitted while a command waits, so that it is not delayed by a busy scheduler."""
-        if self._in_flight:
+        """Run the commands that wait, once no step is in flight. Until then, `_submit` submits none."""
+        if self._in_flight or not self._pending_commands:
             return
         pending, self._pending_commands = self._pending_commands, []
-        for call, command in ((each.call, each.command) for each in pending):
-            self._channel.send(Controlled(call, self._executor.control(command)))
+        for each in pending:
+            self._channel.send(Controlled(each.call, self._executor.control(each.command)))
 
     def _retry_flushes(self) -> None:
         """Retry pending flushes: a request that has just ended may still have a row in flight."""

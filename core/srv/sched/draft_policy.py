@@ -81,10 +81,9 @@ class AcceptanceRate:
 class DraftHistory:
     """What the past drafts of one request say about its next ones. `initial`: the acceptance rate to expect."""
 
-    __slots__ = ("_most", "_pause", "_rate", "_wait")
+    __slots__ = ("_pause", "_rate", "_wait")
 
-    def __init__(self, most: int, initial: float = 0.5) -> None:
-        self._most = most
+    def __init__(self, initial: float = 0.5) -> None:
         self._rate = AcceptanceRate(_MEMORY, initial)
         self._wait = 0  # rows until the next trial
         self._pause = 2  # rows to wait after a trial that is rejected
@@ -105,7 +104,6 @@ class DraftHistory:
 
     def next_count(self, share: float, limit: int) -> int:
         """How many drafts the next row has, at most `limit`: as many as pay, or one as a trial."""
-        limit = min(limit, self._most)
         if limit <= 0:
             return 0
         rate = chance = self._rate.value

@@ -86,7 +86,7 @@ class Scheduler:
         request.waits_for_late_inputs = self._late is not None and self._late(spec)
         # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
         if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
-            request.draft_history = DraftHistory(self.limits.drafts, self._acceptance.value)
+            request.draft_history = DraftHistory(self._acceptance.value)
         self._live[request.id] = request
         self._queue.push(request)
         return None

@@ -12,11 +12,11 @@ from srv.sched.draft_policy import AcceptanceRate, DraftCost, DraftHistory, allo
 STEPS = ((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0), (64, 16.0))
 
 
-def counts(history: DraftHistory, share: float, rows: int, accepts: bool) -> list[int]:
-    """The drafts of so many rows, of which all are accepted, or none."""
+def counts(history: DraftHistory, share: float, rows: int, accepts: bool, limit: int = 4) -> list[int]:
+    """The drafts of so many rows of at most `limit` drafts, of which all are accepted, or none."""
     found = []
     for _ in range(rows):
-        drafts = 0 if history.pauses(share, trial=True) else history.next_count(share, limit=64)
+        drafts = 0 if history.pauses(share, trial=True) else history.next_count(share, limit)
         found.append(drafts)
         if drafts:
             history.record(drafts, drafts if accepts else 0)
@@ -30,15 +30,15 @@ def test_the_share_is_what_a_draft_adds_to_the_step(rows: int, share: float) -> 
 
 def test_without_measured_steps_drafts_are_free() -> None:
     assert DraftCost((), 3).share(4) == 0.0
-    assert counts(DraftHistory(3), 0.0, 4, accepts=False) == [3, 3, 3, 3]
+    assert counts(DraftHistory(), 0.0, 4, accepts=False, limit=3) == [3, 3, 3, 3]
 
 
 def test_drafts_that_are_accepted_become_more() -> None:
-    assert counts(DraftHistory(4), 0.4, 8, accepts=True) == [1, 2, 4, 4, 4, 4, 4, 4]
+    assert counts(DraftHistory(), 0.4, 8, accepts=True) == [1, 2, 4, 4, 4, 4, 4, 4]
 
 
 def test_drafts_that_are_rejected_become_fewer_and_are_tried_again_more_and_more_rarely() -> None:
-    found = counts(DraftHistory(4), 0.2, 300, accepts=False)
+    found = counts(DraftHistory(), 0.2, 300, accepts=False)
     assert found[:3] == [2, 1, 1]
     tried = [row for row, drafts in enumerate(found) if drafts]
     gaps = [after - before for before, after in pairwise(tried)]
@@ -47,7 +47,7 @@ def test_drafts_that_are_rejected_become_fewer_and_are_tried_again_more_and_more
 
 
 def test_a_text_that_begins_to_repeat_itself_gets_its_drafts_back() -> None:
-    history = DraftHistory(4)
+    history = DraftHistory()
     counts(history, 0.3, 50, accepts=False)
     assert counts(history, 0.3, 80, accepts=True)[-1] == 4
 
@@ -55,13 +55,13 @@ def test_a_text_that_begins_to_repeat_itself_gets_its_drafts_back() -> None:
 def test_dear_drafts_are_tried_together() -> None:
     assert all(allows_trial(step, 0.1) for step in range(20))
     assert [step for step in range(40) if allows_trial(step, 0.5)] == [0, 16, 32]
-    history = DraftHistory(4)
+    history = DraftHistory()
     assert [history.pauses(0.8, trial) for trial in (False, False, True)] == [True, True, False]
     assert history.next_count(0.8, 4) == 1
 
 
 def test_a_trial_that_does_not_fit_is_not_used_up() -> None:
-    history = DraftHistory(4)
+    history = DraftHistory()
     counts(history, 0.8, 1, accepts=False)
     for _ in range(2):
         assert history.pauses(0.8, trial=True)
@@ -77,15 +77,15 @@ def test_a_new_request_is_expected_to_be_like_those_before_it() -> None:
     for _ in range(200):
         rate.record(4, 0)
     assert rate.value < 0.05
-    assert counts(DraftHistory(4, rate.value), 0.2, 3, accepts=False) == [1, 0, 0]
+    assert counts(DraftHistory(rate.value), 0.2, 3, accepts=False) == [1, 0, 0]
     for _ in range(400):
         rate.record(4, 4)
-    assert counts(DraftHistory(4, rate.value), 0.2, 1, accepts=True) == [4]
+    assert counts(DraftHistory(rate.value), 0.2, 1, accepts=True) == [4]
 
 
 def test_drafts_that_cannot_pay_are_not_tried() -> None:
-    assert counts(DraftHistory(4), 1.0, 20, accepts=True) == [0] * 20
+    assert counts(DraftHistory(), 1.0, 20, accepts=True) == [0] * 20
 
 
-def test_a_request_without_drafts_gets_none() -> None:
-    assert counts(DraftHistory(0), 0.0, 5, accepts=True) == [0] * 5
+def test_a_row_without_room_for_drafts_gets_none() -> None:
+    assert counts(DraftHistory(), 0.0, 5, accepts=True, limit=0) == [0] * 5

@@ -104,7 +104,7 @@ def _history_bytes(context: ResolutionContext) -> float:
     if context.model is None:
         return 0.0
     width = context["context_length"] or context.model.context_length
-    return float(context["max_running_requests"] * width * _TOKEN_BYTES) + _position_bytes(context)
+    return float(context["max_running_requests"] * width * _TOKEN_BYTES)
 
 
 def _position_bytes(context: ResolutionContext) -> float:
@@ -121,7 +121,7 @@ def _draft_bytes(context: ResolutionContext) -> float:
     if algorithm is None:
         return 0.0
     if algorithm == "NGRAM":
-        return _history_bytes(context)
+        return _history_bytes(context) + _position_bytes(context)
     return (6.0 if algorithm == "STANDALONE" else 2.0) * _GIB
 
 

@@ -1,5 +1,5 @@
-// RMS norm, SiLU-and-mul, rotary embedding, and sums over ranks. The first three round to the dtype where transformers does: the normalized value
-// before it is multiplied by the weight, and silu(gate) before it is multiplied by up.
+// RMS norm, SiLU-and-mul, rotary embedding, and sums over ranks. The first three round to the dtype where transformers
+// does: the normalized value before it is multiplied by the weight, and silu(gate) before it is multiplied by up.
 #include "kernels.h"
 #include "thread_pool.h"
 #include "vector.h"
