@@ -45,13 +45,15 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One OpenMP thread per worker: two workers whose waiting threads spin on two cores take more than twice as long. Tests of
+# the native kernels set their own number of threads.
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 # The slow tests. Unless FULL=1, tests are skipped if a content hash shows that what they cover has not changed since they
-# passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each because waiting threads spin, and the
-# folders with the slowest files come first so that none of these runs alone at the end. Then all evidence tests run, one
-# at a time: their results must equal the committed evidence.
+# passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each as above, and the folders with the
+# slowest files come first so that none of these runs alone at the end. Then all evidence tests run, one at a time: their
+# results must equal the committed evidence.
 test-all: env
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
