@@ -6,7 +6,8 @@ A draft costs what the step takes longer, and pays if its chance to be accepted 
 without drafts. Draft number j is accepted if all before it are: with an acceptance rate of a, the chance is a ** j. So
 there are many drafts where steps are bound by memory, and few or none where they are bound by computing, or where the
 text does not repeat itself. A new request is expected to be like those before it. A request without drafts tries one
-now and then, more rarely each time that it is rejected, because texts change. Where drafts are dear, requests try
+now and then, more rarely each time that it is rejected, because texts change; and rarely from the beginning, if those
+of earlier requests were rejected. Where drafts are dear, requests try
 theirs in the same steps: the first draft of a step costs the most.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 _MEMORY = 0.8  # weight of a request's past acceptance rate, per row
 _ENGINE_MEMORY = 0.99  # of that of all requests
-_MAX_PAUSE = 64  # rows between two trials at most
+_MIN_PAUSE, _MAX_PAUSE = 2, 64  # rows between two trials
 _DEAR = 0.3  # a share of the cost from which on only one step in `_TRIAL_STEPS` has trials
 _TRIAL_STEPS = 16
 
@@ -85,8 +86,9 @@ class DraftHistory:
 
     def __init__(self, initial: float = 0.5) -> None:
         self._rate = AcceptanceRate(_MEMORY, initial)
-        self._wait = 0  # rows until the next trial
-        self._pause = 2  # rows to wait after a trial that is rejected
+        # Rows to wait after a trial that is rejected: at first, those in which one draft is expected to be accepted.
+        self._pause = min(max(_MIN_PAUSE, round(1 / max(initial, 1 / _MAX_PAUSE))), _MAX_PAUSE)
+        self._wait = self._pause - _MIN_PAUSE  # rows until the next trial
 
     def pauses(self, share: float, trial: bool) -> bool:
         """Whether the next row has no drafts, whatever its limit. If not, `next_count` says how many it has.
@@ -121,4 +123,4 @@ class DraftHistory:
         if accepted < drafts:
             self._pause = min(2 * self._pause, _MAX_PAUSE)
         else:
-            self._pause, self._wait = 2, 0
+            self._pause, self._wait = _MIN_PAUSE, 0

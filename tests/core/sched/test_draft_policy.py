@@ -77,7 +77,7 @@ def test_a_new_request_is_expected_to_be_like_those_before_it() -> None:
     for _ in range(200):
         rate.record(4, 0)
     assert rate.value < 0.05
-    assert counts(DraftHistory(rate.value), 0.2, 3, accepts=False) == [1, 0, 0]
+    assert counts(DraftHistory(rate.value), 0.2, 64, accepts=False).index(1) > 20  # its first trial comes late
     for _ in range(400):
         rate.record(4, 4)
     assert counts(DraftHistory(rate.value), 0.2, 1, accepts=True) == [4]
