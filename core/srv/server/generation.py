@@ -74,8 +74,9 @@ class Sequence:
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._engine, self._metrics, self._name, self._arrival = engine, metrics, name, arrival
+        sampling = prompt.sampling
         self._detokenizer = text.detokenizer(
-            prompt.tokens, prompt.stop, prompt.skip_special_tokens, prompt.include_stop
+            prompt.tokens, sampling.stop, sampling.skip_special_tokens, sampling.include_stop_str_in_output
         )
         self._pending: deque[tuple[int, TokenLogprob | None]] = deque()
         self._prompt_logprobs: list[TokenLogprob] = []
@@ -139,7 +140,7 @@ class Sequence:
         self._last_token_at = now
 
     def _release(self, output: Output) -> OutputDelta | None:
-        hide_stop_token = output.stop_token is not None and not self.prompt.include_stop
+        hide_stop_token = output.stop_token is not None and not self.prompt.sampling.include_stop_str_in_output
         delta = self._detokenizer.push(
             output.tokens[:-1] if hide_stop_token else output.tokens, output.finish is not None
         )

@@ -19,7 +19,7 @@ from srv.server.fields import json_type, shorten
 from srv.server.sampling_fields import Sampling
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
-from srv.types import SamplingParams
+from srv.types import SamplingOptions, SamplingParams
 
 INLINE_CHARACTERS = 4096  # encoded on the event loop; longer text is encoded in a thread
 INLINE_TOKENS = 4096
@@ -41,16 +41,15 @@ Prompt = str | list[int]
 class TokenizedPrompt:
     """One prompt, from which n sequences are generated. `seeds` has n entries.
 
+    `sampling` is what the client requested, `params` what the engine gets, with one of the seeds for each sequence.
     `params.max_tokens` is at least 1; `score_only` is set if the client requested 0 tokens.
     """
 
     text: str | None  # the prompt as text, if it came as text
     tokens: list[int]
+    sampling: Sampling
     params: SamplingParams
     seeds: tuple[int, ...]
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
     score_only: bool
 
 
@@ -217,14 +216,14 @@ class RequestPreprocessor:
             max_tokens = available if default_max_tokens is None else min(available, default_max_tokens)
             max_tokens = max(max_tokens, min(sampling.min_tokens, available))
         self._check_lengths(len(tokens), max_tokens, available, sampling)
+        params = self._params(sampling, max(1, max_tokens))
+        self._check_stop(sampling)
         return TokenizedPrompt(
             text=prompt if isinstance(prompt, str) else None,
             tokens=tokens,
-            params=self._params(sampling, max(1, max_tokens)),
+            sampling=sampling,
+            params=params,
             seeds=seeds_for(self._random_bits(63) if sampling.seed is None else sampling.seed, sampling.n),
-            stop=self._stop(sampling),
-            include_stop=sampling.include_stop,
-            skip_special_tokens=sampling.skip_special_tokens,
             score_only=max_tokens == 0,
         )
 
@@ -267,33 +266,20 @@ class RequestPreprocessor:
                 param="min_tokens",
             )
 
-    def _stop(self, sampling: Sampling) -> tuple[str, ...]:
+    def _check_stop(self, sampling: Sampling) -> None:
         if len(sampling.stop) > self._settings.max_stop_strings:
             raise RequestError(
                 f"stop has {len(sampling.stop)} strings, the limit is {self._settings.max_stop_strings}; remove some",
                 code="invalid_value",
                 param="stop",
             )
-        return sampling.stop
 
     def _params(self, sampling: Sampling, max_tokens: int) -> SamplingParams:
         self.check_tokens(sampling.stop_token_ids, "stop_token_ids")
         self.check_tokens([token for token, _ in sampling.logit_bias], "logit_bias")
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=sampling.min_tokens,
-            temperature=0.0 if sampling.temperature < GREEDY_BELOW else float(sampling.temperature),
-            top_k=-1 if sampling.top_k >= self._settings.vocab_size else sampling.top_k,  # it keeps all tokens
-            top_p=float(sampling.top_p),
-            min_p=float(sampling.min_p),
-            repetition_penalty=float(sampling.repetition_penalty),
-            frequency_penalty=float(sampling.frequency_penalty),
-            presence_penalty=float(sampling.presence_penalty),
-            logit_bias=sampling.logit_bias,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=sampling.ignore_eos,
-            logprobs=sampling.logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
-            prompt_logprobs_start=sampling.prompt_logprobs_start,
-            hidden_states=sampling.hidden_states,
-        )
+        options = {name: getattr(sampling, name) for name in SamplingOptions.__struct_fields__}
+        if sampling.temperature < GREEDY_BELOW:
+            options["temperature"] = 0.0
+        if sampling.top_k >= self._settings.vocab_size:
+            options["top_k"] = -1  # it keeps all tokens
+        return SamplingParams(max_tokens=max_tokens, **options)

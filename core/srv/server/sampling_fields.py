@@ -1,52 +1,72 @@
-"""Sampling parameters: the fields that both OpenAI endpoints share, and their form for all protocols, `Sampling`.
+"""Sampling parameters in request bodies, and their form for all protocols, `Sampling`.
 
-Owns the ranges of sampling fields. Must not know tokens, text or the engine.
+    srv.types.SamplingOptions ─┬─► Sampling ──► fields of the bodies of all protocols
+                               └─► SamplingParams of a RequestSpec
+
+A parameter is declared in `SamplingOptions`, or in `Sampling` if only the API process applies it. The fields of the
+bodies are made from the declaration, and the preprocessor copies every field of `SamplingOptions` into the
+`SamplingParams` that the worker reads.
+
+Must not know tokens, text or the engine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args, get_origin
 
-from pydantic import Field, PlainValidator
+import msgspec
+from msgspec import Meta
+from pydantic import Field, PlainValidator, create_model
 
 from srv.server.fields import NoEffect, Refused, RequestBody, field_error, json_type, shorten
+from srv.types import MAX_TOKENS, SamplingOptions
 
 MAX_OUTPUTS = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 4096
-MAX_TOKENS = 2**31 - 1  # the limits of the context and the KV pool are checked later
 MAX_SEED = 2**63 - 1
 MAX_RID_LENGTH = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """The sampling parameters of a client, in one form for all protocols. None: not set."""
+class Sampling(SamplingOptions, frozen=True, kw_only=True):
+    """The sampling parameters of a client, in one form for all protocols. None: not set.
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    include_stop: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprobs_start: int = 0
-    hidden_states: bool = False
+    Adds those that the API process itself applies, or replaces before they reach the engine.
+    """
+
+    max_tokens: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=MAX_TOKENS,
+                description="Maximum number of tokens per output.",
+                extra={"native": "max_new_tokens"},
+            ),
+        ]
+        | None
+    ) = None
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=MAX_SEED,
+                description="The same seed gives the same outputs.",
+                extra={"native": "sampling_seed"},
+            ),
+        ]
+        | None
+    ) = None
+    n: Annotated[int, Meta(ge=1, le=MAX_OUTPUTS, description="Outputs per prompt.")] = 1
+    stop: Annotated[tuple[str, ...], Meta(description="Strings that end the output.")] = ()
+    skip_special_tokens: Annotated[bool, Meta(description="Omit special tokens from the text (default).")] = True
+    include_stop_str_in_output: Annotated[
+        bool, Meta(description="Keep the stop string or token in the text.", extra={"native": "no_stop_trim"})
+    ] = False
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -110,20 +130,77 @@ LogitBias = Annotated[
     PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
 ]
 TopK = Annotated[int, PlainValidator(_top_k, json_schema_input_type=int | None)]
+# Parameters whose JSON form is not their type, with validators that check their bounds.
+_JSON_FORMS: dict[str, Any] = {
+    "logit_bias": LogitBias,
+    "stop": StopStrings,
+    "stop_token_ids": TokenIds,
+    "top_k": TopK,
+}
 Unsupported = Annotated[object, Refused("this server does not support it")]
 User = Annotated[str | None, NoEffect("a label for abuse statistics, which this server does not have")]
 
 
-class SamplingBody(RequestBody):
+def _declaration(declared: object) -> tuple[type, Meta] | None:
+    """Type and `Meta` of Annotated[T, Meta] and Annotated[T, Meta] | None."""
+    for option in (declared, *get_args(declared)):
+        if get_origin(option) is Annotated:
+            kind, meta = get_args(option)
+            return kind, meta
+    return None
+
+
+class SamplesTokens(RequestBody):
+    """Base of request bodies that sample. `spelled`: the field of this body for each declared field of `Sampling`."""
+
+    spelled: ClassVar[dict[str, str]] = {}
+
+    def sampling(self) -> Sampling:
+        """The declared fields that the client set."""
+        values = {name: getattr(self, spelled) for name, spelled in self.spelled.items()}
+        return Sampling(**{name: value for name, value in values.items() if value is not None})
+
+
+Body = TypeVar("Body", bound=SamplesTokens)
+
+
+def sampling_body(protocol: str) -> Callable[[type[Body]], type[Body]]:
+    """Decorates a request body: adds the declared fields of `Sampling`, as `protocol` spells them.
+
+    The names of the other protocols become hints for unknown fields.
+    """
+
+    def decorate(body: type[Body]) -> type[Body]:
+        fields: dict[str, Any] = {}
+        spelled: dict[str, str] = {}
+        renamed: dict[str, str] = {}
+        for parameter in msgspec.structs.fields(Sampling):
+            if (declaration := _declaration(parameter.type)) is None:
+                continue
+            (kind, meta), name = declaration, parameter.name
+            names = meta.extra or {}
+            spelled[name] = own = names.get(protocol, name)
+            renamed |= {other: own for other in (name, *names.values()) if other != own}
+            bounds: dict[str, Any] = {"gt": meta.gt, "ge": meta.ge, "lt": meta.lt, "le": meta.le}
+            if name in _JSON_FORMS:  # these accept null
+                fields[own] = (_JSON_FORMS[name], Field(parameter.default, description=meta.description))
+            else:
+                fields[own] = (kind | None, Field(None, description=meta.description, **bounds))
+        shared = cast(type[Body], create_model("Shared", __base__=SamplesTokens, **fields))
+        model = create_model(body.__name__, __base__=(body, shared), __module__=body.__module__, __doc__=body.__doc__)
+        model.spelled, model.RENAMED = spelled, {**renamed, **body.RENAMED}
+        return model
+
+    return decorate
+
+
+@sampling_body("openai")
+class SamplingBody(SamplesTokens):
     """Fields that `/v1/completions` and `/v1/chat/completions` share, sampling first."""
 
     RENAMED = {  # noqa: RUF012 - a ClassVar by its declaration in the base
-        "max_new_tokens": "max_tokens",
-        "min_new_tokens": "min_tokens",
-        "sampling_seed": "seed",
         "stop_strings": "stop",
         "stop_sequences": "stop",
-        "no_stop_trim": "include_stop_str_in_output",
         "repeat_penalty": "repetition_penalty",
         "num_predict": "max_tokens",
         "n_predict": "max_tokens",
@@ -133,33 +210,6 @@ class SamplingBody(RequestBody):
     rid: str | None = Field(
         None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
     )
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Maximum number of tokens per output.")
-    min_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="Minimum number of tokens before an end token; stop strings still apply."
-    )
-    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy sampling.")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Keep the most likely tokens up to this total probability."
-    )
-    top_k: TopK = Field(-1, description="Keep this many of the most likely tokens; -1 keeps all.")
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="Drop tokens below this fraction of the highest probability."
-    )
-    repetition_penalty: float | None = Field(
-        None, ge=0.01, le=100, description="Above 1 discourages tokens that occurred; 1 has no effect."
-    )
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted per occurrence of a token.")
-    presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted once for each token that occurred."
-    )
-    logit_bias: LogitBias = Field((), description="Maps token ids (as strings) to biases from -100 to 100.")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="The same seed gives the same outputs.")
-    n: int | None = Field(None, ge=1, le=MAX_OUTPUTS, description="Outputs per prompt.")
-    stop: StopStrings = Field((), description="Strings that end the output.")
-    stop_token_ids: TokenIds = Field((), description="Token ids that end the output.")
-    ignore_eos: bool | None = Field(None, description="Continue after the model's end token.")
-    skip_special_tokens: bool | None = Field(None, description="Omit special tokens from the text (default).")
-    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string or token in the text.")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
@@ -201,26 +251,3 @@ class SamplingBody(RequestBody):
     bootstrap_port: Unsupported = None
     bootstrap_room: Unsupported = None
     data_parallel_rank: Unsupported = None
-
-    def sampling(self, max_tokens: int | None, logprobs: int | None) -> Sampling:
-        """Convert to `Sampling`; the arguments are the fields that differ between endpoints."""
-        given = {
-            name: value
-            for name in (
-                "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
-                "presence_penalty", "n", "ignore_eos", "skip_special_tokens",
-            )
-            if (value := getattr(self, name)) is not None
-        }  # fmt: skip
-        return Sampling(
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            top_k=self.top_k,
-            logit_bias=self.logit_bias,
-            seed=self.seed,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            include_stop=bool(self.include_stop_str_in_output),
-            **given,
-        )

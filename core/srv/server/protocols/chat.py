@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from srv.errors import RequestError
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
 from srv.server.protocols.logprobs import chat_logprobs, prompt_logprobs
@@ -81,8 +83,9 @@ class Chat(OpenAIEndpoint):
         fields = ChatBody.parse(body)
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
-        preprocessor.check_count(1, fields.n or 1, "n")
-        sampling = self._sampling(fields)
+        sampling = fields.sampling()
+        preprocessor.check_count(1, sampling.n, "n")
+        sampling = self._complete(sampling, fields)
         prompt = await self.render(fields.messages, fields.add_generation_prompt, fields.chat_template_kwargs)
         # The rendered template contains the special tokens.
         tokens = await preprocessor.encode(prompt, False, "messages")
@@ -119,8 +122,9 @@ class Chat(OpenAIEndpoint):
             template_messages, add_generation_prompt is not False, extra or {}
         )
 
-    def _sampling(self, fields: ChatBody) -> Sampling:
-        max_tokens, max_completion_tokens = fields.max_tokens, fields.max_completion_tokens
+    def _complete(self, sampling: Sampling, fields: ChatBody) -> Sampling:
+        """Add the fields that are requested differently here. Raises RequestError."""
+        max_tokens, max_completion_tokens = sampling.max_tokens, fields.max_completion_tokens
         if max_tokens is not None and max_completion_tokens is not None and max_tokens != max_completion_tokens:
             raise RequestError(
                 f"max_tokens = {max_tokens} and max_completion_tokens = {max_completion_tokens} differ; send one",
@@ -139,7 +143,9 @@ class Chat(OpenAIEndpoint):
                 code="invalid_value",
                 param="top_logprobs",
             )
-        return fields.sampling(
-            max_tokens if max_tokens is not None else max_completion_tokens,
-            (fields.top_logprobs or 0) if fields.logprobs else None,
+        return msgspec.structs.replace(
+            sampling,
+            max_tokens=max_tokens if max_tokens is not None else max_completion_tokens,
+            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+            prompt_logprobs=fields.prompt_logprobs,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
+
+import msgspec
 
 from srv.errors import RequestError
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
@@ -79,8 +80,9 @@ class Completions(OpenAIEndpoint):
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
         prompts, batch = read_prompts(fields.prompt, "prompt")
-        preprocessor.check_count(len(prompts), fields.n or 1, "prompt")
-        sampling = self._sampling(fields)
+        sampling = fields.sampling()
+        preprocessor.check_count(len(prompts), sampling.n, "prompt")
+        sampling = self._complete(sampling, fields)
         tokenized: list[TokenizedPrompt] = []
         for index, prompt in enumerate(prompts):
             tokenized.append(
@@ -97,17 +99,18 @@ class Completions(OpenAIEndpoint):
             fields, fields.stream_options, tokenized, CompletionFormatter(self.service.text, fields, echo_texts)
         )
 
-    def _sampling(self, fields: CompletionBody) -> Sampling:
-        if fields.max_tokens == 0 and not (fields.echo or fields.prompt_logprobs is not None):
+    def _complete(self, sampling: Sampling, fields: CompletionBody) -> Sampling:
+        """Add the fields that are requested differently here. Raises RequestError."""
+        if sampling.max_tokens == 0 and not (fields.echo or fields.prompt_logprobs is not None):
             raise RequestError(
                 "max_tokens = 0 is refused: it needs echo or prompt_logprobs; request at least 1",
                 code="invalid_value",
                 param="max_tokens",
             )
-        sampling = fields.sampling(fields.max_tokens, fields.logprobs)
-        if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
-            sampling = replace(sampling, prompt_logprobs=fields.logprobs)
-        return sampling
+        prompt_logprobs = fields.prompt_logprobs
+        if fields.echo and prompt_logprobs is None:
+            prompt_logprobs = fields.logprobs
+        return msgspec.structs.replace(sampling, logprobs=fields.logprobs, prompt_logprobs=prompt_logprobs)
 
     async def _echo(self, tokenized_prompt: TokenizedPrompt) -> str:
         if tokenized_prompt.text is not None:

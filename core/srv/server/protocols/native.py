@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -86,8 +86,8 @@ def _integer_in(default: int, minimum: int, maximum: int) -> Callable[[object, s
     return check
 
 
-def _sampling_params(value: object, param: str) -> NativeSampling:
-    return NativeSampling.parse({} if value is None else value, param)
+def _sampling_params(value: object, param: str) -> Sampling:
+    return NativeSampling.parse({} if value is None else value, param).sampling()
 
 
 def _rid(value: object, param: str) -> str | None:
@@ -256,11 +256,11 @@ class NativeGenerate:
         )
         hidden_states = _per_prompt(body.return_hidden_states, count, batch, "return_hidden_states", _boolean)
         self._check_hidden_states(hidden_states)
-        self.service.preprocessor.check_count(1, sum(item.n or 1 for item in params), param)
+        self.service.preprocessor.check_count(1, sum(each.n for each in params), param)
         tokenized = []
         for index, prompt in enumerate(prompts):
             sampling = _with_logprobs(params[index], requested[index], starts[index], top_counts[index])
-            sampling = replace(sampling, hidden_states=hidden_states[index])
+            sampling = msgspec.structs.replace(sampling, hidden_states=hidden_states[index])
             name = f"{param}[{index}]" if batch else param
             tokenized.append(
                 await self.service.preprocessor.prepare(
@@ -297,7 +297,7 @@ class NativeGenerate:
         yield DONE
 
 
-def _with_logprobs(params: NativeSampling, requested: bool, start: int, top: int) -> Sampling:
+def _with_logprobs(sampling: Sampling, requested: bool, start: int, top: int) -> Sampling:
     if not requested:
         for value, param in ((start != -1, "logprob_start_len"), (top != 0, "top_logprobs_num")):
             if value:
@@ -306,9 +306,9 @@ def _with_logprobs(params: NativeSampling, requested: bool, start: int, top: int
                     code="invalid_value",
                     param=param,
                 )
-        return params.sampling(logprobs=None, prompt_logprobs=None, prompt_logprobs_start=0)
-    return params.sampling(
-        logprobs=top, prompt_logprobs=None if start < 0 else top, prompt_logprobs_start=max(0, start)
+        return sampling
+    return msgspec.structs.replace(
+        sampling, logprobs=top, prompt_logprobs=None if start < 0 else top, prompt_logprobs_start=max(0, start)
     )
 
 

@@ -11,18 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from srv.server.fields import Refused, RequestBody
 from srv.server.protocols.openai_fields import ChatMessage, PromptInput
-from srv.server.sampling_fields import (
-    MAX_OUTPUTS,
-    MAX_RID_LENGTH,
-    MAX_SEED,
-    MAX_TOKENS,
-    LogitBias,
-    Sampling,
-    StopStrings,
-    TokenIds,
-    TopK,
-    Unsupported,
-)
+from srv.server.sampling_fields import MAX_RID_LENGTH, SamplesTokens, Unsupported, sampling_body
 
 DEFAULT_NEW_TOKENS = 128
 
@@ -31,44 +20,11 @@ def _or_list(item: dict[str, Any]) -> Any:
     return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item}]})
 
 
-class NativeSampling(RequestBody):
+@sampling_body("native")
+class NativeSampling(SamplesTokens):
     """`sampling_params` of `/generate`."""
 
-    RENAMED = {  # noqa: RUF012 - a ClassVar by its declaration in the base
-        "max_tokens": "max_new_tokens",
-        "max_completion_tokens": "max_new_tokens",
-        "min_tokens": "min_new_tokens",
-        "seed": "sampling_seed",
-        "include_stop_str_in_output": "no_stop_trim",
-    }
-
-    max_new_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description=f"Maximum number of tokens per output (default {DEFAULT_NEW_TOKENS})."
-    )
-    min_new_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="Minimum number of tokens before an end token; stop strings still apply."
-    )
-    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy sampling.")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Keep the most likely tokens up to this total probability."
-    )
-    top_k: TopK = Field(-1, description="Keep this many of the most likely tokens; -1 keeps all.")
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="Drop tokens below this fraction of the highest probability."
-    )
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Above 1 discourages repetition.")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted per occurrence of a token.")
-    presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted once for each token that occurred."
-    )
-    logit_bias: LogitBias = Field((), description="Maps token ids (as strings) to biases from -100 to 100.")
-    sampling_seed: int | None = Field(None, ge=0, le=MAX_SEED, description="The same seed gives the same outputs.")
-    n: int | None = Field(None, ge=1, le=MAX_OUTPUTS, description="Outputs per prompt.")
-    stop: StopStrings = Field((), description="Strings that end the output.")
-    stop_token_ids: TokenIds = Field((), description="Token ids that end the output.")
-    ignore_eos: bool | None = Field(None, description="Continue after the model's end token.")
-    skip_special_tokens: bool | None = Field(None, description="Omit special tokens from the text (default).")
-    no_stop_trim: bool | None = Field(None, description="Keep the stop string or token in the text.")
+    RENAMED = {"max_completion_tokens": "max_new_tokens"}  # noqa: RUF012 - a ClassVar by its declaration in the base
 
     spaces_between_special_tokens: Annotated[object, Refused("the tokenizer determines the text", (None, True))] = None
     stop_regex: Annotated[object, Refused("use stop", (None, []))] = None
@@ -79,28 +35,6 @@ class NativeSampling(RequestBody):
     custom_params: Unsupported = None
     stream_interval: Annotated[object, Refused("every delta is sent", (None, 1))] = None
 
-    def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None, prompt_logprobs_start: int) -> Sampling:
-        """Convert to `Sampling`."""
-        same = (
-            "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "n",
-            "ignore_eos", "skip_special_tokens",
-        )  # fmt: skip
-        given = {name: value for name in same if (value := getattr(self, name)) is not None}
-        return Sampling(
-            max_tokens=self.max_new_tokens,
-            min_tokens=self.min_new_tokens or 0,
-            top_k=self.top_k,
-            logit_bias=self.logit_bias,
-            seed=self.sampling_seed,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            include_stop=bool(self.no_stop_trim),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            prompt_logprobs_start=prompt_logprobs_start,
-            **given,
-        )
-
 
 class GenerateBody(RequestBody):
     """`/generate`. A field that accepts a list instead of a single value takes one entry per prompt."""
@@ -109,7 +43,9 @@ class GenerateBody(RequestBody):
 
     text: Annotated[object, _or_list({"type": "string"})] = Field(None, description="A prompt, or an array of prompts.")
     input_ids: PromptInput = Field(None, description="Token ids of a prompt, or an array of such arrays.")
-    sampling_params: Annotated[object, _or_list({"type": "object"})] = Field(None, description="Sampling parameters.")
+    sampling_params: Annotated[object, _or_list({"type": "object"})] = Field(
+        None, description=f"Sampling parameters; max_new_tokens is {DEFAULT_NEW_TOKENS} by default."
+    )
     rid: Annotated[object, _or_list({"type": "string", "maxLength": MAX_RID_LENGTH})] = Field(
         None, description="The request id, for example for /abort_request."
     )

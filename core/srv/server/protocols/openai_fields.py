@@ -11,7 +11,8 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
-from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOKENS, MAX_TOP_LOGPROBS, SamplingBody, Unsupported, User
+from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOP_LOGPROBS, SamplingBody, Unsupported, User
+from srv.types import MAX_TOKENS
 
 PromptInput = Annotated[
     object,
