@@ -45,15 +45,20 @@ class Engine:
     late: LateInputMaker | None = None
 
 
+def choose_executor(spec: EngineSpec) -> Executor:
+    """One rank runs in this process, several run in one process each."""
+    return _in_process(spec) if Config.from_json(spec.config).parallel.tp_size == 1 else MultiProcessExecutor(spec)
+
+
 def build(
     spec: EngineSpec,
-    make_executor: Callable[[EngineSpec], Executor] | None = None,
+    make_executor: Callable[[EngineSpec], Executor] = choose_executor,
     late: LateInputMaker | None = None,
 ) -> Engine:
-    """`make_executor`: None chooses by the number of ranks. `late`: what makes the late inputs of its requests."""
+    """`late`: what makes the late inputs of its requests."""
     config = Config.from_json(spec.config)
     spec = msgspec.structs.replace(spec, late_inputs=late is not None)
-    executor = (make_executor or (_in_process if config.parallel.tp_size == 1 else MultiProcessExecutor))(spec)
+    executor = make_executor(spec)
     try:
         return _build(spec, config, executor, late)
     except BaseException:

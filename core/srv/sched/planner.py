@@ -68,7 +68,7 @@ class Planner:
         self._running = running
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
-        self.draft_cost = DraftCost(limits.step_seconds, limits.drafts)
+        self._draft_cost = DraftCost(limits.step_seconds, limits.drafts)
         self.retractions = 0
         self._steps = 0
 
@@ -78,7 +78,7 @@ class Planner:
         budget = chunk if chunk > 0 else self._limits.max_prefill_tokens
         self._steps += 1
         drafts = self._limits.drafts > 0
-        share = self.draft_cost.share(len(self._running)) if drafts else 1.0
+        share = self._draft_cost.share(len(self._running)) if drafts else 1.0
         step = PlanBuilder(budget, budget // 2, share, drafts and allows_trial(self._steps, share))
         self._schedule_all_running(step)
         self._admit_waiting(step)

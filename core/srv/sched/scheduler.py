@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
-from srv.sched.draft_policy import AcceptanceRate, DraftCost, DraftHistory
+from srv.sched.draft_policy import AcceptanceRate, DraftHistory
 from srv.sched.late import LateRow
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
@@ -167,10 +167,6 @@ class Scheduler:
     def fail(self, plan: Plan, code: str, message: str) -> list[Output]:
         """The oldest plan failed as a whole: its requests end with ERROR, all others continue."""
         return self._process_result(plan, tuple(RowResult(row.slot, error=(code, message)) for row in plan.rows))
-
-    def ignore_draft_cost(self) -> None:
-        """From now on, rows get drafts however long steps take. For tests, whose outcome must not depend on it."""
-        self._planner.draft_cost = DraftCost((), 0)
 
     # ---- state
 

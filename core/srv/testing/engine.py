@@ -11,21 +11,22 @@ from __future__ import annotations
 import argparse
 import queue
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from srv.args.cli import add_arguments
 from srv.args.sources import gather
 from srv.args.statement import UserInput
-from srv.engine.build import Engine, build
+from srv.engine.build import Engine, build, choose_executor
 from srv.engine.loop import EngineLoop
 from srv.errors import EngineDead, IntegrityError
-from srv.executor.protocol import Executor
+from srv.executor.protocol import Allocation, Executor
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FlushCache, FromEngine, GetStats, Outputs, Stats, ToEngine
+from srv.planning.budget import Budget
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.sched.late import LateInputMaker
 from srv.types import FinishReason, RequestSpec, TokenLogprob
@@ -73,12 +74,10 @@ class LocalEngine:
         """What makes late inputs. Tests override it: no argument configures it yet."""
         return None
 
-    make_executor: Callable[[EngineSpec], Executor] | None = None
-    """How its executor is made, if not as `srv launch` would."""
-
-    def ignore_draft_cost(self) -> None:
-        """Give every row as many drafts as it may have, however long a step takes on this machine."""
-        self._engine.scheduler.ignore_draft_cost()
+    def make_executor(self, spec: EngineSpec) -> Executor:
+        """The executor that `srv launch` would start. Tests override it."""
+        self.executor = choose_executor(spec)
+        return self.executor
 
     def __enter__(self) -> Self:
         return self
@@ -156,8 +155,27 @@ def user_input(arguments: Sequence[str]) -> UserInput:
     return gather(namespace, {})
 
 
+class _UntimedExecutor:
+    """An executor that reports no step times, so that the scheduler takes drafts to be free."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def allocate(self, budget: Budget) -> list[Allocation]:
+        return [allocation._replace(step_seconds=()) for allocation in self._executor.allocate(budget)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
 class CheckedEngine(LocalEngine):
-    """An engine that checks after every step that every page is accounted for, and at the end that all are free."""
+    """An engine that checks after every step that every page is accounted for, and at the end that all are free.
+
+    Its drafts do not depend on how long steps take on this machine.
+    """
+
+    def make_executor(self, spec: EngineSpec) -> Executor:
+        return cast(Executor, _UntimedExecutor(super().make_executor(spec)))
 
     def step(self) -> None:
         super().step()

@@ -452,7 +452,6 @@ def _drafted_steps(small: Small, prompt: list[int], **flags: object) -> int:
     """Number of steps until a request has 24 tokens that are all 5, with n-gram drafts unless `flags` say otherwise."""
     request = message("five", prompt, 24, logit_bias=((5, 100.0),))
     with engine(small, overlap=False, **{"speculative_algorithm": "NGRAM", **flags}) as served:
-        served.ignore_draft_cost()
         assert served.generate([request])[0].tokens == [5] * 24
         return served.stats().steps
 
@@ -485,7 +484,7 @@ def test_speculative_ngram_min_match_window_size(small: Small) -> None:
     def drafts_for(minimum: int) -> list[int]:
         flags = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 2}
         with engine(small, overlap=False, speculative_ngram_min_match_window_size=minimum, **flags) as served:
-            drafting = served._engine.executor.worker.runner._drafting
+            drafting = served.executor.worker.runner._drafting
             text, length = torch.tensor([[5, 9, 3, 5, 9]]), torch.tensor([5])
             return drafting._drafter.propose(text, length, 2).tolist()[0]
 

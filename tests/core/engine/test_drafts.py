@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_small import Small, engine, make_small, message
 
-from srv.testing.engine import CheckedEngine, GenerationResult
+from srv.testing.engine import CheckedEngine, GenerationResult, LocalEngine
 from srv.types import RequestSpec
 from srv.worker.runner import Runner
 
@@ -79,7 +79,6 @@ def test_output_is_that_without_drafts(small: MakeSmall, kind: str, page: int, c
     with engine(one, page, chunk, overlap, pool=4096) as plain:
         expected = plain.generate(requests)
     with engine(one, page, chunk, overlap, pool=4096, **DRAFTS) as drafting:
-        drafting.ignore_draft_cost()
         assert_same(drafting.generate(requests), expected)
         hits = drafting.generate(requests)
         assert_same(hits, expected)
@@ -104,9 +103,8 @@ class Oracle:
 
 def oracle(drafting: CheckedEngine, requests: list[RequestSpec], expected: list[GenerationResult], wrong: int) -> None:
     """Replace the engine's drafter, so that most drafts are accepted and their number differs from row to row."""
-    drafting.ignore_draft_cost()
     texts = [[*request.tokens, *result.tokens] for request, result in zip(requests, expected, strict=True)]
-    runner = drafting._engine.executor.worker.runner
+    runner = drafting.executor.worker.runner
     assert isinstance(runner, Runner)
     assert runner._drafting is not None
     runner._drafting._drafter = Oracle(texts, wrong)
@@ -179,3 +177,14 @@ def test_two_steps_are_in_flight_in_steady_decode(case: Case) -> None:
             )
         assert drafts_in_flight > 12
         drafting.run([request.id for request in case.requests])
+
+
+def test_the_cost_of_drafts_is_measured_where_there_are_drafts(case: Case) -> None:
+    arguments = ["--device", "cpu", "--model-path", str(case.small.folder), "--max-total-tokens", "1024"]
+    measured = []
+    for flags in ([], ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"]):
+        with LocalEngine.launch([*arguments, "--max-running-requests", "4", *flags]) as made:
+            measured.append(made._engine.scheduler.limits.step_seconds)
+    assert measured[0] == ()
+    assert [tokens for tokens, _ in measured[1]] == [1, 4, 16]  # 1 and 4 rows, without and with 3 drafts
+    assert all(seconds > 0 for _, seconds in measured[1])

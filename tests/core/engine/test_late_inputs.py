@@ -70,8 +70,6 @@ def test_masks_of_the_token_before_are_applied(small: Small, overlap: bool, flag
     late = [message(f"late {n}", prompt, 14, namespace=LATE) for n, prompt in enumerate(prompts)]
     free = [message(f"free {n}", prompt, 14) for n, prompt in enumerate(prompts)]
     with engine(small, 16, 64, overlap, kind=WalkingEngine, **flags) as served:
-        if flags:
-            served.ignore_draft_cost()
         alone = served.generate(late)
         mixed = served.generate([each for pair in zip(late, free, strict=True) for each in pair])
     expected = [walked(small, prompt, 14) for prompt in prompts]

@@ -50,9 +50,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 def ranks_of(made: LocalEngine) -> MultiProcessExecutor:
-    executor = made._engine.executor
-    assert isinstance(executor, MultiProcessExecutor)
-    return executor
+    assert isinstance(made.executor, MultiProcessExecutor)
+    return made.executor
 
 
 def held(made: LocalEngine) -> list[str]:
@@ -65,7 +64,7 @@ def test_tp_size_divides_weights_and_pool(llama: Small, tmp_path: Path) -> None:
     sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
     with engine(llama, page=16, pool=256) as one:
         expected = [each.tokens for each in one.generate(messages(llama.prompts, **sampled))]
-        whole_weights = one._engine.executor.measure()[0].weight_bytes
+        whole_weights = one.executor.measure()[0].weight_bytes
         pages = one.ready.pages
     with engine(llama, page=16, pool=256, tp_size=2) as two:
         assert [each.tokens for each in two.generate(messages(llama.prompts))] == llama.tokens
@@ -120,7 +119,6 @@ def test_ranks_sample_alike_with_drafts_and_late_inputs(llama: Small) -> None:
     counted = message("counted", [3, 5], 10, namespace="count")
     reported = message("reported", llama.prompts[-1], logprobs=2, prompt_logprobs=2, hidden_states=True)
     with engine(llama, page=16, pool=1024, tp_size=2, kind=Counting, speculative_algorithm="NGRAM") as made:
-        made.ignore_draft_cost()
         results = made.generate([*messages(llama.prompts), counted, reported])
         assert made.stats().drafts_proposed > 0
     assert [each.tokens for each in results] == [*llama.tokens, list(range(6, 16)), llama.tokens[-1]]

@@ -243,7 +243,6 @@ def drafts(kit: Kit) -> str:
     """Free output, whose drafts are mostly wrong, and output that a bias makes one token, whose drafts are right."""
     try:
         with engine_under_test(kit, disable_graphs=None, speculative_algorithm="NGRAM") as tested:
-            tested.engine.ignore_draft_cost()
             prompts = [each * 2 for each in tested.prompts()]
             tested.check(prompts, tested.generate(prompts), "output with drafts")
             forced = tested.generate(prompts, logit_bias=((_FORCED, 100.0),))
