@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         name="full-queue-is-an-internal-error",
-        file="core/srv/server/http/failures.py",
+        file="core/srv/server/engine_errors.py",
         text='    "queue_full": 503,\n',
         planted="",
         effect="A full queue is reported as a bug of the server, and clients do not retry.",

@@ -35,7 +35,8 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
-from srv.types import RequestSpec
+from srv.server.engine_errors import request_error
+from srv.types import FinishReason, RequestSpec
 
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply", Stats, Flushed, Controlled)
@@ -187,7 +188,8 @@ class EngineClient:
         """Yield the outputs of one request, the last one with `finish` set.
 
         If the iterator is closed early or its task cancelled, the request is aborted at the engine, unless `finish` was
-        called for it. Raises EngineDead, before or between outputs; RequestError if the id is in use.
+        called for it. Raises EngineDead, before or between outputs; RequestError if the id is in use, or if the engine
+        ends the request with an error.
         """
         self.check_alive()
         if spec.id in self._inboxes:
@@ -197,6 +199,8 @@ class EngineClient:
         try:
             while True:
                 output = await inbox.get()
+                if output.finish is FinishReason.ERROR:
+                    raise request_error(output.error)
                 yield output
                 if output.finish is not None:
                     return

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from srv.errors import EngineDead, RequestError
 from srv.server.client import EngineClient
-from srv.server.http.failures import engine_error
 from srv.server.metrics import Metrics
 from srv.types import FinishReason, RequestSpec
 
@@ -66,8 +65,6 @@ async def _embed_one(
         if aborted(spec.id):
             return Embedding(len(spec.tokens), 0, reason, b"")
         last = [output async for output in engine.generate(spec)][-1]
-        if last.finish is FinishReason.ERROR:
-            raise engine_error(*(last.error or ("engine_error", "the engine failed on this request")))
         assert last.finish is not None
         reason = last.finish
         return Embedding(len(spec.tokens), last.cached_tokens, reason, last.vectors or b"")

@@ -22,7 +22,6 @@ import msgspec
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Output
 from srv.server.client import EngineClient
-from srv.server.http.failures import engine_error
 from srv.server.metrics import Metrics
 from srv.server.preprocessor import TokenizedPrompt
 from srv.server.text.processor import TextProcessor
@@ -114,9 +113,6 @@ class Sequence:
             self._metrics.sequence_ended(reason, time.perf_counter() - self._arrival)
 
     def _process_output(self, output: Output) -> OutputDelta | None:
-        if output.finish is FinishReason.ERROR:
-            code, message = output.error or ("engine_error", "the engine failed on this request")
-            raise engine_error(code, message)
         self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs:
             self._prompt_logprobs.extend(output.prompt_logprobs)

@@ -6,11 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from srv.server.http.body import BodyLimits
 from srv.types import Pooling
 
-DEFAULT_BODY_LIMITS = BodyLimits()
 FULL_PROMPTS_PER_BODY = 4  # prompts of token ids, each as long as the context
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`values`: JSON values per body; a container counts as 16. `seconds`: time for the body to arrive."""
+
+    bytes: int = 8 * 1024 * 1024
+    values: int = 131_072
+    seconds: float = 60.0
+
+
+DEFAULT_BODY_LIMITS = BodyLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,23 +26,6 @@ _TYPES = {
 }
 
 
-# HTTP status by error code of the engine; all other codes are internal errors.
-_ENGINE_STATUS = {
-    "empty_prompt": 400,
-    "invalid_token_id": 400,
-    "context_length_exceeded": 400,
-    "exceeds_pool": 400,
-    "duplicate_request": 409,
-    "queue_full": 503,
-    "shutting_down": 503,
-}
-
-
-def engine_error(code: str, message: str) -> RequestError:
-    """The error for a request that the engine ended, with the HTTP status for its code."""
-    return RequestError(message, code=code, status=_ENGINE_STATUS.get(code, 500))
-
-
 def error_type(status: int) -> str:
     if status >= 500:
         return "service_unavailable_error" if status == 503 else "server_error"
