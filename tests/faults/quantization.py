@@ -16,7 +16,7 @@ FAULTS = (
         tests=(_INT8,),
     ),
     Fault(
-        name="scales-of-other-shards",
+        name="scales-of-other-fused-layers",
         file="core/srv/quantization/int8_layers.py",
         text='views[f"{name}.input_offset"] = self._offsets[index : index + 1]',
         planted='views[f"{name}.input_offset"] = self._offsets[:1]',

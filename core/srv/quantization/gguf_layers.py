@@ -50,7 +50,7 @@ def empty_matrix(context: BuildContext, outputs: int, inputs: int, quant_type: s
 
 
 class GGUFLinear(Projection):
-    """y = x Wᵀ + b with quantized W; consecutive shards of the same quantization type form one matrix.
+    """y = x Wᵀ + b with quantized W; consecutive fused layers of the same quantization type form one matrix.
 
     bias [out] of `dtype` (the model's), or None. With `tied`, the only matrix is also that of the embedding.
     """
@@ -58,15 +58,15 @@ class GGUFLinear(Projection):
     def __init__(
         self,
         context: BuildContext,
-        shards: Mapping[str, int],
+        output_sizes: Mapping[str, int],
         matrices: list[GGUFMatrix],
         bias: bool,
         tied: bool = False,
         sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(shards, sharding)
+        super().__init__(output_sizes, sharding)
         self.dtype, self.matrices, self.tied = context.dtype, matrices, tied
-        self._loaded_bias = context.empty(sum(shards.values())) if bias else None
+        self._loaded_bias = context.empty(sum(output_sizes.values())) if bias else None
         self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
         self._ops: list[Callable[..., Tensor]] = [
             context.ops.bind("linear_gguf", OpArgs(context.dtype, {"inputs": each.inputs, "outputs": each.outputs}))
@@ -83,10 +83,10 @@ class GGUFLinear(Projection):
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
         if not self.tied:
-            rows = (view for each in self.matrices for view in torch.split(each.rows, self._shard_rows(each)))
-            views = {f"{name}.weight": view for name, view in zip(self.shards, rows, strict=True)}
+            rows = (view for each in self.matrices for view in torch.split(each.rows, self._part_rows(each)))
+            views = {f"{name}.weight": view for name, view in zip(self.output_sizes, rows, strict=True)}
         bias = self._loaded_bias
-        return views if bias is None else views | self.shard_views("bias", bias)
+        return views if bias is None else views | self.part_views("bias", bias)
 
     def weight_slices(self) -> dict[str, Slice]:
         """Slices of columns are in stored bytes, as the rows are."""
@@ -96,12 +96,12 @@ class GGUFLinear(Projection):
         kind = _TYPES[self.matrices[0].quant_type]  # one matrix: layers that share an input are split by outputs
         return {name: each.scaled(kind.size, kind.elements) for name, each in slices.items()}
 
-    def _shard_rows(self, matrix: GGUFMatrix) -> list[int]:
-        """The number of rows of each shard in one of the matrices."""
+    def _part_rows(self, matrix: GGUFMatrix) -> list[int]:
+        """The number of rows of each fused layer in one of the matrices."""
         first = sum(each.outputs for each in self.matrices[: self.matrices.index(matrix)])
         sizes: list[int] = []
         row = 0
-        for size in self.shards.values():
+        for size in self.output_sizes.values():
             if first <= row < first + matrix.outputs:
                 sizes.append(size)
             row += size
@@ -137,17 +137,17 @@ class GGUFLayerFactory(LayerFactory):
         self._quant_types = quant_types
 
     def linear(
-        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        local = self.local_sizes(shards, inputs, split, unit)
-        if not all(self._stays_quantized(name, local.inputs) for name in shards):
-            return super().linear(shards, inputs, bias, split, unit)
-        runs = groupby(local.shards.items(), key=lambda shard: self._quant_types[f"{shard[0]}.weight"])
+        local = self.local_sizes(output_sizes, inputs, split, unit)
+        if not all(self._stays_quantized(name, local.inputs) for name in output_sizes):
+            return super().linear(output_sizes, inputs, bias, split, unit)
+        runs = groupby(local.output_sizes.items(), key=lambda part: self._quant_types[f"{part[0]}.weight"])
         matrices = [
             empty_matrix(self.context, sum(rows for _, rows in run), local.inputs, quant_type)
             for quant_type, run in runs
         ]
-        return GGUFLinear(self.context, local.shards, matrices, bias, sharding=local.sharding)
+        return GGUFLinear(self.context, local.output_sizes, matrices, bias, sharding=local.sharding)
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
         if not self._stays_quantized(name, hidden):

@@ -30,10 +30,10 @@ class ScaledInt8Linear(Projection):
 
     op: ClassVar[str]
 
-    def __init__(self, context: BuildContext, shards: Mapping[str, int], inputs: int, bias: bool) -> None:
-        super().__init__(shards)
+    def __init__(self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> None:
+        super().__init__(output_sizes)
         self.dtype = context.dtype
-        outputs = sum(shards.values())
+        outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs, dtype=torch.int8)
         self.weight_scale = context.empty(outputs, dtype=torch.float32)
         self.bias = context.empty(outputs) if bias else None
@@ -45,9 +45,9 @@ class ScaledInt8Linear(Projection):
         return self._multiply(x, self.weight, self.weight_scale, self.bias)
 
     def weight_views(self) -> dict[str, Tensor]:
-        views = self.shard_views("weight", self.weight)
-        views |= self.shard_views("weight_scale", self.weight_scale.unsqueeze(1))
-        return views if self.bias is None else views | self.shard_views("bias", self.bias)
+        views = self.part_views("weight", self.weight)
+        views |= self.part_views("weight_scale", self.weight_scale.unsqueeze(1))
+        return views if self.bias is None else views | self.part_views("bias", self.bias)
 
 
 class DynamicInt8Linear(ScaledInt8Linear):
@@ -60,20 +60,20 @@ class DynamicInt8Linear(ScaledInt8Linear):
     op = "linear_w8a8"
 
     def __init__(
-        self, context: BuildContext, shards: Mapping[str, int], inputs: int, bias: bool, *, offset: bool = False
+        self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool, *, offset: bool = False
     ) -> None:
-        super().__init__(context, shards, inputs, bias)
-        self._offset = torch.empty(sum(shards.values()) if offset else 0, dtype=torch.float32)
+        super().__init__(context, output_sizes, inputs, bias)
+        self._offset = torch.empty(sum(output_sizes.values()) if offset else 0, dtype=torch.float32)
 
     def weight_views(self) -> dict[str, Tensor]:
         if not self._offset.numel():
             return super().weight_views()
-        return super().weight_views() | self.shard_views("weight_offset", self._offset.unsqueeze(1))
+        return super().weight_views() | self.part_views("weight_offset", self._offset.unsqueeze(1))
 
     def validate_loaded(self) -> str | None:
         if not self._offset.numel():
             return None
-        offsets = self.shard_views("weight_offset", self._offset)
+        offsets = self.part_views("weight_offset", self._offset)
         nonzero = [name for name, offset in offsets.items() if bool(offset.any())]
         return f"{nonzero[0]} is not 0, and srv supports only weights quantized symmetrically" if nonzero else None
 
@@ -88,19 +88,19 @@ class StaticInt8Linear(Projection):
     """W8A8 with static activation scales: y = (round(x / input_scale + input_offset) weightᵀ + quant_bias) · deq_scale.
 
     weight int8 [out, in]; input_scale, input_offset float32 [1], chosen when the checkpoint was made; quant_bias
-    int32 [out], which contains the bias and the correction for the offset; deq_scale float32 [out]. All shards of one
-    layer have the same input, so they must agree on its scale and offset.
+    int32 [out], which contains the bias and the correction for the offset; deq_scale float32 [out]. The fused
+    layers have the same input, so they must agree on its scale and offset.
     """
 
-    def __init__(self, context: BuildContext, shards: Mapping[str, int], inputs: int) -> None:
-        super().__init__(shards)
+    def __init__(self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int) -> None:
+        super().__init__(output_sizes)
         self.dtype = context.dtype
-        outputs = sum(shards.values())
+        outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs, dtype=torch.int8)
         self.quant_bias = context.empty(outputs, dtype=torch.int32)
         self.deq_scale = context.empty(outputs, dtype=torch.float32)
-        # One value per shard is loaded, and the first one is used.
-        self._scales, self._offsets = (context.empty(len(shards), dtype=torch.float32) for _ in range(2))
+        # One value per fused layer is loaded, and the first one is used.
+        self._scales, self._offsets = (context.empty(len(output_sizes), dtype=torch.float32) for _ in range(2))
         self._multiply = context.bind("linear_w8a8_static", inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
 
@@ -119,9 +119,9 @@ class StaticInt8Linear(Projection):
         return self._multiply(x, self.weight, self.input_scale, self.input_offset, self.quant_bias, self.deq_scale)
 
     def weight_views(self) -> dict[str, Tensor]:
-        views = self.shard_views("weight", self.weight)
-        views |= self.shard_views("quant_bias", self.quant_bias) | self.shard_views("deq_scale", self.deq_scale)
-        for index, name in enumerate(self.shards):
+        views = self.part_views("weight", self.weight)
+        views |= self.part_views("quant_bias", self.quant_bias) | self.part_views("deq_scale", self.deq_scale)
+        for index, name in enumerate(self.output_sizes):
             views[f"{name}.input_scale"] = self._scales[index : index + 1]
             views[f"{name}.input_offset"] = self._offsets[index : index + 1]
         return views
@@ -131,11 +131,11 @@ class StaticInt8Linear(Projection):
             values = loaded.tolist()
             if any(value != values[0] for value in values):
                 each = ", ".join(
-                    f"{name}.{suffix} = {value:g}" for name, value in zip(self.shards, values, strict=True)
+                    f"{name}.{suffix} = {value:g}" for name, value in zip(self.output_sizes, values, strict=True)
                 )
                 return f"layers that share one input quantize it differently ({each})"
         scale = float(self._scales[0])
-        return None if scale > 0 else f"{next(iter(self.shards))}.input_scale is {scale:g}, which is not above 0"
+        return None if scale > 0 else f"{next(iter(self.output_sizes))}.input_scale is {scale:g}, which is not above 0"
 
 
 class QuantizedLayerFactory(LayerFactory):
@@ -149,14 +149,14 @@ class QuantizedLayerFactory(LayerFactory):
         self._description, self._offsets = description, offsets
 
     def linear(
-        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        quant_type = self._description.quant_type(shards)
+        quant_type = self._description.quant_type(output_sizes)
         if quant_type == modelslim.STATIC:
-            return StaticInt8Linear(self.context, shards, inputs)  # its quant_bias contains the bias
+            return StaticInt8Linear(self.context, output_sizes, inputs)  # its quant_bias contains the bias
         if quant_type == modelslim.DYNAMIC:
-            return DynamicInt8Linear(self.context, shards, inputs, bias, offset=self._offsets)
-        return super().linear(shards, inputs, bias, split, unit)
+            return DynamicInt8Linear(self.context, output_sizes, inputs, bias, offset=self._offsets)
+        return super().linear(output_sizes, inputs, bias, split, unit)
 
 
 class OnlineInt8LayerFactory(LayerFactory):
@@ -170,7 +170,7 @@ class OnlineInt8LayerFactory(LayerFactory):
         self._layer_class = layer_class
 
     def linear(
-        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        layer_class = self._layer_class if all(map(int8.is_quantized_online, shards)) else Linear
-        return layer_class(self.context, shards, inputs, bias)
+        layer_class = self._layer_class if all(map(int8.is_quantized_online, output_sizes)) else Linear
+        return layer_class(self.context, output_sizes, inputs, bias)

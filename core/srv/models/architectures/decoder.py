@@ -38,9 +38,9 @@ class Attention(nn.Module):
         super().__init__()
         context, dim = factory.context, config.head_dim
         counts = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
-        shards = {f"{prefix}.{name}": count * dim for name, count in counts.items()}
-        self.qkv_proj = factory.linear(shards, config.hidden_size, config.qkv_bias, split="out", unit=dim)
-        self.head_counts = [outputs // dim for outputs in self.qkv_proj.shards.values()]
+        output_sizes = {f"{prefix}.{name}": count * dim for name, count in counts.items()}
+        self.qkv_proj = factory.linear(output_sizes, config.hidden_size, config.qkv_bias, split="out", unit=dim)
+        self.head_counts = [outputs // dim for outputs in self.qkv_proj.output_sizes.values()]
         self.total_heads = sum(self.head_counts)
         heads, kv_heads, _ = self.head_counts
         self.layer = AttentionLayer(index, heads, kv_heads, dim, config.attention_scale, config.windows[index])

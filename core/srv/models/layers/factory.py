@@ -17,7 +17,7 @@ from srv.models.layers.linear import Linear, Projection, Sharding, Split
 class LocalSizes(NamedTuple):
     """The sizes of a linear layer on this rank, and the part of the checkpoint's layers that it is."""
 
-    shards: Mapping[str, int]
+    output_sizes: Mapping[str, int]
     inputs: int
     sharding: Sharding
 
@@ -33,24 +33,24 @@ class LayerFactory:
         self.context = context
 
     def linear(
-        self, shards: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        """One linear layer that fuses several of the checkpoint; `shards`: their names, and the outputs of each.
+        """One linear layer that fuses several of the checkpoint; `output_sizes`: the outputs of each, by name.
 
         `split`: the axis that is divided among the ranks, None for a copy on each. Outputs are divided in units of
         `unit` (heads); units are copied where there are fewer than ranks.
         """
-        local = self.local_sizes(shards, inputs, split, unit)
-        return Linear(self.context, local.shards, local.inputs, bias, sharding=local.sharding)
+        local = self.local_sizes(output_sizes, inputs, split, unit)
+        return Linear(self.context, local.output_sizes, local.inputs, bias, sharding=local.sharding)
 
-    def local_sizes(self, shards: Mapping[str, int], inputs: int, split: Split | None, unit: int) -> LocalSizes:
+    def local_sizes(self, output_sizes: Mapping[str, int], inputs: int, split: Split | None, unit: int) -> LocalSizes:
         group = self.context.group
         if split is None or group.size == 1:
-            return LocalSizes(shards, inputs, Sharding())
+            return LocalSizes(output_sizes, inputs, Sharding())
         if split == "in":
             begin, end = group.share(inputs)
-            return LocalSizes(shards, end - begin, Sharding(columns=Slice(1, begin, end, inputs)))
-        rows = {name: Slice(0, *group.share(outputs, unit), outputs) for name, outputs in shards.items()}
+            return LocalSizes(output_sizes, end - begin, Sharding(columns=Slice(1, begin, end, inputs)))
+        rows = {name: Slice(0, *group.share(outputs, unit), outputs) for name, outputs in output_sizes.items()}
         return LocalSizes({name: each.end - each.begin for name, each in rows.items()}, inputs, Sharding(rows))
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:

@@ -26,7 +26,7 @@ Split: TypeAlias = Literal["out", "in"]
 
 
 class Sharding(NamedTuple):
-    """How the weights of a fused layer are divided: the rows of each shard, or the columns, that this rank holds."""
+    """How the weights of fused layers are divided: the rows of each one, or the columns, that this rank holds."""
 
     rows: Mapping[str, Slice] = MappingProxyType({})
     columns: Slice | None = None
@@ -38,8 +38,8 @@ WHOLE = Sharding()
 class Projection(nn.Module, ABC):
     """A linear layer [T, in] -> [T, out], computed by a kernel that the platform may replace.
 
-    `shards`: the linear layers of the checkpoint that this one fuses (for example q_proj, k_proj and v_proj), by
-    name, with the number of outputs of each on this rank. Their weights are consecutive rows of this layer's weight.
+    `output_sizes`: the number of outputs on this rank of each linear layer of the checkpoint that this one fuses (for
+    example q_proj, k_proj and v_proj), by its name. Their weights are consecutive rows of this layer's weight.
     `sharding`: which part of the checkpoint's layers these are.
     `kernel` is what `forward` calls. Other layers call it directly, because the overhead of `nn.Module.__call__` would
     show in a step with so many products. A platform's `post_load` may set it to a kernel that works on a repacked
@@ -48,9 +48,9 @@ class Projection(nn.Module, ABC):
 
     kernel: Callable[[Tensor], Tensor]
 
-    def __init__(self, shards: Mapping[str, int], sharding: Sharding = WHOLE) -> None:
+    def __init__(self, output_sizes: Mapping[str, int], sharding: Sharding = WHOLE) -> None:
         super().__init__()
-        self.shards = dict(shards)
+        self.output_sizes = dict(output_sizes)
         self.sharding = sharding
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,10 +75,10 @@ class Projection(nn.Module, ABC):
         """Check the loaded values; called once, after loading. The reason why they are not supported, or None."""
         return None
 
-    def shard_views(self, suffix: str, fused: Tensor) -> dict[str, Tensor]:
-        """Views of the rows of each shard, by the name of the shard and the suffix."""
-        views = torch.split(fused, list(self.shards.values()))
-        return {f"{name}.{suffix}": view for name, view in zip(self.shards, views, strict=True)}
+    def part_views(self, suffix: str, fused: Tensor) -> dict[str, Tensor]:
+        """Views of the rows of each fused layer, by its name and the suffix."""
+        views = torch.split(fused, list(self.output_sizes.values()))
+        return {f"{name}.{suffix}": view for name, view in zip(self.output_sizes, views, strict=True)}
 
 
 class Linear(Projection):
@@ -91,15 +91,15 @@ class Linear(Projection):
     def __init__(
         self,
         context: BuildContext,
-        shards: Mapping[str, int],
+        output_sizes: Mapping[str, int],
         inputs: int,
         bias: bool,
         weight: nn.Parameter | None = None,
         sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(shards, sharding)
+        super().__init__(output_sizes, sharding)
         self.tied = weight is not None
-        outputs = sum(shards.values())
+        outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs) if weight is None else weight
         self._loaded_bias = context.empty(outputs) if bias else None
         self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
@@ -110,6 +110,6 @@ class Linear(Projection):
         return F.linear(x, self.weight, self.bias)
 
     def weight_views(self) -> dict[str, Tensor]:
-        views = {} if self.tied else self.shard_views("weight", self.weight)
+        views = {} if self.tied else self.part_views("weight", self.weight)
         bias = self._loaded_bias
-        return views if bias is None else views | self.shard_views("bias", bias)
+        return views if bias is None else views | self.part_views("bias", bias)

@@ -18,7 +18,7 @@ class GatedMLP(nn.Module):
         gate_up = {f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}
         self.gate_up_proj = factory.linear(gate_up, hidden, bias, split="out")
         self.down_proj = factory.linear({f"{prefix}.down_proj": hidden}, intermediate, bias, split="in")
-        local = sum(self.gate_up_proj.shards.values()) // 2
+        local = sum(self.gate_up_proj.output_sizes.values()) // 2
         self._silu_and_mul = factory.context.bind("silu_and_mul", dim=local)
 
     def forward(self, x: Tensor) -> Tensor:
