@@ -128,6 +128,19 @@ def sharing(kit: Kit) -> str:
     return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
+def same_step(kit: Kit) -> str:
+    """Rows over the same pages, each with one of the tokens that the step adds to them."""
+
+    def check(setup: Setup) -> None:
+        bench, size = Bench(kit, setup), setup.layout.page_size
+        row = bench.sequence()
+        bench.step([(row, size - 2)], "the tokens before")
+        for order in (range(5), (4, 2, 0, 3, 1)):
+            bench.step_of_single_tokens(row, order, "rows over pages of the same step")
+
+    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+
+
 def layers(kit: Kit) -> str:
     """Each layer has its own keys and values."""
 

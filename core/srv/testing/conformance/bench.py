@@ -85,6 +85,20 @@ class Bench:
         for row, count in rows:
             row.length += count
 
+    def step_of_single_tokens(self, row: Row, order: Sequence[int], what: str) -> None:
+        """Compute len(order) tokens of one row in one step, each as a row of its own over the same pages.
+
+        order: which of the tokens each row of the step has.
+        """
+        whole = self.batch([(row, len(order))])
+        lengths = [row.length + token + 1 for token in order]
+        batch = AttentionBatch([1] * len(order), lengths, whole.page_table.repeat(len(order), 1))
+        q, k, v = self.inputs(len(order))
+        chosen = torch.tensor(order)
+        got = self.forward(self.layers[0], q[chosen], k[chosen], v[chosen], self.backend.plan(batch))
+        self.compare([(row, len(order))], 0, (q, k, v), got[chosen.argsort()], what)
+        row.length += len(order)
+
     def batch(self, rows: Sequence[tuple[Row, int]], graph: int | None = None, columns: int = 0) -> AttentionBatch:
         """Allocate pages for the new tokens, and return the step as a backend gets it."""
         for row, count in rows:

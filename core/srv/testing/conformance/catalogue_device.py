@@ -277,6 +277,13 @@ L2 = (
         "prefix_cache",
     ),
     _reference_check(
+        "attention.same_step",
+        "attention is correct for rows that share pages that the same step writes",
+        "Write the keys and values of all rows before any row attends; the rows of a captured step with drafts are the "
+        "tokens of a few sequences.",
+        _PAGED,
+    ),
+    _reference_check(
         "attention.layers",
         "each layer has its own keys and values",
         "AttentionLayer.index is the index of the layer's buffers in the pool.",
