@@ -39,6 +39,17 @@ class Tile:
     slots: Tensor
     positions: Tensor
 
+    def slots_read(self, window: int | None) -> Tensor:
+        """`slots`, with the row's last token in place of those behind the window of its first query.
+
+        They are masked all the same, but their pages may belong to other requests, whose memory may hold NaN, and NaN
+        times a probability of zero is still NaN.
+        """
+        if window is None:
+            return self.slots
+        key = torch.arange(self.slots.shape[1], device=self.slots.device)
+        return torch.where(key < self.positions[:, :1] - window + 1, self.slots[:, -1:], self.slots)
+
     def visible(self, window: int | None) -> Tensor:
         """bool [rows, 1, 1, queries, keys]: which keys each query attends to."""
         key = torch.arange(self.slots.shape[1], device=self.slots.device)
@@ -124,8 +135,7 @@ class ToyPagedAttention:
             rows=len(rows),
             queries=last - first,
             tokens=self._on_device([row.begin + query for row in rows for query in range(first, last)]),
-            # Past its end a row reads its own last token again, masked: another row's memory may hold NaN,
-            # and NaN times a probability of zero is still NaN.
+            # Past its end a row reads its own last token again, masked, for the same reason as in `slots_read`.
             slots=self._slots(
                 page_table, self._on_device([row.index for row in rows])[:, None], torch.minimum(key, end - 1)
             ),
@@ -150,7 +160,8 @@ class ToyPagedAttention:
             return self._decode(layer, q, metadata)
         out = torch.empty_like(q)
         for tile in metadata.tiles:
-            attended = _attend(layer, tile, q[tile.tokens], keys[tile.slots], values[tile.slots])
+            slots = tile.slots_read(layer.window)
+            attended = _attend(layer, tile, q[tile.tokens], keys[slots], values[slots])
             out.index_copy_(0, tile.tokens, attended.to(out.dtype))
         return out
 

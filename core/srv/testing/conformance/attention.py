@@ -22,6 +22,7 @@ from srv.testing.conformance.setups import (
     select_setups,
 )
 
+_WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
 SOFT_CAP = 3.0  # low, so that it changes the result visibly
 
 
@@ -172,8 +173,26 @@ def window(kit: Kit) -> str:
         for tokens in (1, 5, setup.layout.page_size + 2):
             _check_typical(kit, setup, f"a window of {tokens} tokens", window=tokens)
 
-    fields = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
-    return _run_each(select_setups(kit, fields=fields), check)
+    return _run_each(select_setups(kit, fields=_WINDOWED), check)
+
+
+def window_pages(kit: Kit) -> str:
+    """Pages behind a sliding window that hold NaN, in prompts and in output."""
+
+    def check(setup: Setup) -> None:
+        size = setup.layout.page_size
+        for tokens in (1, 5, size + 2):
+            bench = Bench(kit, setup, window=tokens)
+            rows = [bench.sequence(), bench.sequence()]
+            bench.step([(rows[0], 3 * size + 2), (rows[1], 5)], f"a window of {tokens} tokens")
+            spoiled = bench.spoiled_page()
+            for count in (1, 1, 3):
+                for row in rows:
+                    behind = max(0, row.length - tokens + 1) // size
+                    row.pages[:behind] = [spoiled] * behind
+                bench.step([(row, count) for row in rows], f"NaN in pages behind a window of {tokens} tokens")
+
+    return _run_each(select_setups(kit, fields=_WINDOWED), check)
 
 
 def soft_cap(kit: Kit) -> str:

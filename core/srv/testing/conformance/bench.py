@@ -74,6 +74,14 @@ class Bench:
             tokens,
         )
 
+    def spoiled_page(self) -> int:
+        """A page whose keys and values are NaN in the first layer, written by the backend itself."""
+        row, count = self.sequence(), self.page_size
+        q, k, v = self.inputs(count)
+        metadata = self.backend.plan(self.batch([(row, count)]))
+        self.forward(self.layers[0], q, torch.full_like(k, torch.nan), torch.full_like(v, torch.nan), metadata)
+        return row.pages[0]
+
     def step(self, rows: Sequence[tuple[Row, int]], what: str, layers: Sequence[int] = (0,)) -> None:
         """Compute the given number of tokens per row in one step, and compare. Fault, naming `what`, if it is wrong."""
         batch = self.batch(rows)

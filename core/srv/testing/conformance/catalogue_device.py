@@ -303,6 +303,13 @@ L2 = (
         _PAGED,
     ),
     _reference_check(
+        "attention.window_pages",
+        "what the pages behind a sliding window hold does not change the result",
+        "These pages are freed and may belong to other requests; do not read them, or select with torch.where instead "
+        "of multiplying by a weight of 0, which keeps NaN.",
+        (*_PAGED, "attention.window"),
+    ),
+    _reference_check(
         "attention.soft_cap",
         "attention is correct with capped scores, if the backend accepts such models",
         "Scores become soft_cap * tanh(scores / soft_cap) before masking; if the kernels do not support this, "
