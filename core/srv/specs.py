@@ -7,28 +7,74 @@ addresses pages, and attention backends, which read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from srv.dtypes import item_size
 
 SCALE_BYTES = 4  # in an int8 pool: one float32 per token and KV head, for the key and for the value
 
 
-@dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers that share one page table: their kind of state and its size per token.
+class FullAttention(msgspec.Struct, frozen=True, tag="full"):
+    """A cache group: the layers `layers` of a model, which share one page table and keep every token.
 
-    kind: "full" (keys and values of every earlier token). So far every model has exactly one "full" group; layers with
-    a sliding window belong to it as well, and their attention masks what is outside the window.
+    They store a key of `key_dim` and a value of `value_dim` elements per token and KV head. Layers with a sliding
+    window may belong to such a group as well: their attention masks what is outside the window.
     """
 
-    kind: str
     layers: tuple[int, ...]
     kv_heads: int
     key_dim: int
     value_dim: int
+    window: None = None
+
+
+class SlidingWindow(msgspec.Struct, frozen=True, tag="window"):
+    """A cache group as above, of layers in which a token attends to itself and the `window - 1` tokens before it.
+
+    Pages behind the window are freed, so their entries in a page table may be 0 or belong to other requests.
+    """
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+
+
+CacheSpec: TypeAlias = FullAttention | SlidingWindow
+
+
+def attention_groups(
+    windows: Sequence[int | None], kv_heads: int, key_dim: int, value_dim: int, context_length: int
+) -> tuple[CacheSpec, ...]:
+    """The cache groups of a model whose layers have these windows: full attention first, then the shortest window.
+
+    A window that is not shorter than the context frees nothing, so its layers belong to the group of full attention.
+    """
+    layers: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        layers.setdefault(window if window is not None and window < context_length else 0, []).append(layer)
+    sizes = (kv_heads, key_dim, value_dim)
+    return tuple(
+        SlidingWindow(tuple(layers[window]), *sizes, window) if window else FullAttention(tuple(layers[0]), *sizes)
+        for window in sorted(layers)
+    )
+
+
+def single_pool(groups: Sequence[CacheSpec]) -> FullAttention:
+    """One group with all layers of `groups`, which have equal sizes; attention masks what is outside a window."""
+    first = groups[0]
+    layers = tuple(sorted(layer for group in groups for layer in group.layers))
+    return FullAttention(layers, first.kv_heads, first.key_dim, first.value_dim)
+
+
+def cache_places(groups: Sequence[CacheSpec]) -> dict[int, tuple[int, int]]:
+    """For each layer of the model, its cache group and its index within the group."""
+    return {layer: (number, index) for number, group in enumerate(groups) for index, layer in enumerate(group.layers)}
 
 
 @dataclass(frozen=True)
@@ -64,7 +110,7 @@ class ModelFacts:
     context_length: int
     parameters: int
     weight_bytes: int
-    cache_groups: tuple[CacheGroup, ...]
+    cache_groups: tuple[CacheSpec, ...]
     end_tokens: tuple[int, ...] = ()
     gguf_quantized_params: int = 0
     int8_params: int = 0
@@ -87,7 +133,7 @@ class KVLayout:
     order defines it; the two orders above define no such place.
     """
 
-    group: CacheGroup
+    group: CacheSpec
     page_size: int
     dtype: str
     order: str = "page_token_head"

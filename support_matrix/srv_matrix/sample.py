@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from srv.specs import CacheGroup, ModelFacts
+from srv.specs import FullAttention, ModelFacts
 
 _LAYERS = 32
 
@@ -59,7 +59,7 @@ def _dense() -> ModelFacts:
         context_length=131072,
         parameters=8_030_000_000,
         weight_bytes=16_060_000_000,
-        cache_groups=(CacheGroup("full", tuple(range(_LAYERS)), 8, 128, 128),),
+        cache_groups=(FullAttention(tuple(range(_LAYERS)), 8, 128, 128),),
     )
 
 
@@ -76,5 +76,5 @@ def small_model() -> ModelFacts:
         heads=24,
         parameters=3_210_000_000,
         weight_bytes=6_420_000_000,
-        cache_groups=(CacheGroup("full", tuple(range(layers)), 8, 128, 128),),
+        cache_groups=(FullAttention(tuple(range(layers)), 8, 128, 128),),
     )

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 
+from srv.memory.groups import PageGroup
 from srv.sched.limits import Limits
 from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.sched.scheduler import Scheduler
@@ -36,14 +37,13 @@ def scheduler_of(running: int, queued: int, drafts: int, share: float) -> Schedu
         max_queued_requests=None,
         chunked_prefill_size=8192,
         max_prefill_tokens=8192,
-        page_size=PAGE,
         context_length=PROMPT + OUTPUT,
         depth=2,
         drafts=drafts,
         step_seconds=((running, 1.0), (running * (1 + drafts), 1.0 + drafts * share)) if drafts else (),
     )
     pages = (running + 1) * (PROMPT + OUTPUT) // PAGE
-    made = Scheduler(limits, [pages], frozenset({2}))
+    made = Scheduler(limits, [PageGroup(pages, PAGE)], frozenset({2}))
     for number in range(running + queued):
         refused = made.add(request(number))
         assert refused is None

@@ -81,9 +81,9 @@ FAULTS = (
     ),
     Fault(
         name="page-zero-not-in-the-budget",
-        file="core/srv/planning/budget.py",
-        text="// page_bytes - 1  #",
-        planted="// page_bytes  #",
+        file="core/srv/planning/pools.py",
+        text="return sum((count + 1) * size for",
+        planted="return sum(count * size for",
         effect="The pool is one page larger than the memory that is left for it.",
         tests=(_BUDGET,),
     ),

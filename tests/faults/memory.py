@@ -4,11 +4,12 @@ from fault import Fault
 
 _CACHE = "tests/core/memory/test_cache.py"
 _RADIX = "tests/core/memory/test_radix.py"
+_WINDOWS = "tests/core/engine/test_windows.py"
 
 FAULTS = (
     Fault(
         name="last-page-not-counted",
-        file="core/srv/memory/cache.py",
+        file="core/srv/memory/groups.py",
         text="return -(-tokens // self.page_size)",
         planted="return tokens // self.page_size",
         effect="The last tokens of a prompt have no page: their KV overwrites that of other requests.",
@@ -17,8 +18,8 @@ FAULTS = (
     Fault(
         name="split-keeps-wrong-half",
         file="core/srv/memory/radix.py",
-        text="node.pages = tuple(pages[count:] for pages in node.pages)",
-        planted="node.pages = tuple(pages[: node.count - count] for pages in node.pages)",
+        text="node.pages = tuple(pages[count * ratio :] for pages, ratio in",
+        planted="node.pages = tuple(pages[: (node.count - count) * ratio] for pages, ratio in",
         effect="Two prompts with a common prefix read each other's KV.",
         tests=(_RADIX,),
     ),
@@ -41,8 +42,8 @@ FAULTS = (
     Fault(
         name="stale-match",
         file="core/srv/memory/radix.py",
-        text="        self.version += 1\n        for group, pages in enumerate(node.pages):",
-        planted="        for group, pages in enumerate(node.pages):",
+        text="        self.version += 1\n        for group, (pages, ratio) in enumerate(",
+        planted="        for group, (pages, ratio) in enumerate(",
         effect="A waiting request counts on cached pages that have been evicted.",
         tests=(_RADIX,),
     ),
@@ -57,17 +58,57 @@ FAULTS = (
     Fault(
         name="duplicates-are-lost",
         file="core/srv/memory/cache.py",
-        text="            duplicates.extend(table[lease.shared : present])\n",
-        planted="            duplicates.extend(table[lease.shared : lease.shared])\n",
+        text="duplicates.extend(table[lease.shared * ratio : present * ratio])\n",
+        planted="duplicates.extend(table[lease.shared * ratio : lease.shared * ratio])\n",
         effect="Each prompt that two requests compute at the same time leaks pages.",
         tests=(_CACHE,),
     ),
     Fault(
         name="eviction-ignores-free-pages",
         file="core/srv/memory/cache.py",
-        text="shortage = missing - min(allocator.free_count for allocator in self._allocators)",
-        planted="shortage = missing",
+        text="shortages = [count - allocator.free_count for",
+        planted="shortages = [count for",
         effect="Cached prefixes are evicted although pages are free, and hit rates fall.",
         tests=(_CACHE,),
+    ),
+    Fault(
+        name="window-freed-one-page-early",
+        file="core/srv/memory/groups.py",
+        text="max(0, position - self.window + 1) // self.page_size",
+        planted="-(-max(0, position - self.window + 1) // self.page_size)",
+        effect="A token near the edge of its window reads the keys and values of another request.",
+        tests=(_CACHE, _WINDOWS),
+    ),
+    Fault(
+        name="window-behind-a-prefix-not-checked",
+        file="core/srv/memory/radix.py",
+        text="            if missing < 0:\n",
+        planted="            if missing < units * ratio:\n",
+        effect="A request continues a prefix whose last window was freed.",
+        tests=(_RADIX, _CACHE),
+    ),
+    Fault(
+        name="window-trimmed-by-bound",
+        file="core/srv/sched/running_batch.py",
+        text="self.cache.trim(lease, request.confirmed)",
+        planted="self.cache.trim(lease, request.bound)",
+        effect="Pages are freed while a step in flight reads them.",
+        tests=("tests/core/sched/test_scheduler.py",),
+    ),
+    Fault(
+        name="page-of-a-window-freed-while-shared",
+        file="core/srv/memory/window_pages.py",
+        text="        if not left:\n",
+        planted="        if True:\n",
+        effect="The first request that leaves a prefix behind makes its pages evictable for all others.",
+        tests=(_CACHE,),
+    ),
+    Fault(
+        name="prompt-not-shared-before-its-window-moves-on",
+        file="core/srv/sched/running_batch.py",
+        text="self.cache.publish(lease, request.start_tokens[: request.confirmed])",
+        planted="pass",
+        effect="A prompt that branches off a long one finds no prefix, because its window is gone.",
+        tests=(_WINDOWS,),
     ),
 )

@@ -68,7 +68,7 @@ FAULTS = (
     Fault(
         name="padded-rows-keep-their-pages",
         file="core/srv/worker/graphs.py",
-        text="            self.pages[rows:count, :width].zero_()\n",
+        text="            pages[rows:count, :width].zero_()\n",
         planted="            pass\n",
         effect="A padded row of a captured step writes to a page of a running request.",
         tests=("tests/core/worker/test_graphs.py",),

@@ -10,7 +10,7 @@ from srv.args.statement import Origin, Resolved, UserInput, UserStatement
 from srv.platform import API_VERSION
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeResult
-from srv.specs import CacheGroup, ModelFacts
+from srv.specs import FullAttention, ModelFacts
 
 GIB = 2**30
 CAPABLE = frozenset(
@@ -82,7 +82,7 @@ def model(**changes: Any) -> ModelFacts:
         context_length=1000,
         parameters=100_000_000,
         weight_bytes=200_000_000,
-        cache_groups=(CacheGroup("full", tuple(range(10)), 4, 64, 64),),
+        cache_groups=(FullAttention(tuple(range(10)), 4, 64, 64),),
     )
     return replace(facts, **changes)
 

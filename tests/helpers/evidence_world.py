@@ -49,6 +49,8 @@ ELSEWHERE = {
     "speculative_ngram_min_match_window_size": "as speculative_algorithm",
     "speculative_ngram_max_match_window_size": "as speculative_algorithm",
     "speculative_ngram_branch_length": "as speculative_algorithm",
+    "swa_full_tokens_ratio": "it needs a model with windows: tests/core/args/test_effects.py starts engines",
+    "disable_hybrid_swa_memory": "as swa_full_tokens_ratio",
     "revision": "it needs a hub; without one it is refused, which the tests of refusals cover",
 }
 

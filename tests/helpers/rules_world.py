@@ -8,7 +8,7 @@ from typing import Any
 from srv.args.config import ARGUMENTS
 from srv.platform.facts import Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires, Unfit
 from srv.platform.registry import find_platforms
-from srv.specs import CacheGroup, ModelFacts
+from srv.specs import FullAttention, ModelFacts
 
 GIB = 1 << 30
 FACTS: dict[str, PlatformFacts] = {name: found.loaded.facts for name, found in find_platforms().items()}
@@ -33,7 +33,7 @@ def model(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelFacts:
         context_length=65536,
         parameters=10**8,
         weight_bytes=2 * 10**8,
-        cache_groups=(CacheGroup("full", (0, 1, 2, 3), 8, 64, 64),),
+        cache_groups=(FullAttention((0, 1, 2, 3), 8, 64, 64),),
     )
     return replace(facts, **changes)
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from fake_ranks import FakeRanks
 
 from srv.io.messages import Output
+from srv.memory.groups import PageGroup
 from srv.sched.late import LateInputs, LateRow
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Limits, Scheduler
@@ -24,7 +25,6 @@ def limits(**changes: object) -> Limits:
         "max_queued_requests": None,
         "chunked_prefill_size": 512,
         "max_prefill_tokens": 512,
-        "page_size": 4,
         "context_length": 1000,
     }
     return Limits(**{**values, **changes})  # type: ignore[arg-type]
@@ -73,12 +73,19 @@ class Driver:
     """
 
     def __init__(
-        self, bounds: Limits, pages: list[int] | None = None, executor: FakeExecutor | FakeRanks | None = None
+        self,
+        bounds: Limits,
+        pages: Sequence[int] = (64,),
+        executor: FakeExecutor | FakeRanks | None = None,
+        *,
+        page_size: int = 4,
+        groups: Sequence[PageGroup] = (),
     ) -> None:
-        pages = [64] if pages is None else pages
+        """`groups`, or one group of full attention for each element of `pages`."""
+        groups = groups or [PageGroup(count, page_size) for count in pages]
         self.late = Follow()
-        self.scheduler = Scheduler(bounds, pages, frozenset({END}), self.late.concerns)
-        self.executor = executor or FakeExecutor(pages, bounds.page_size)
+        self.scheduler = Scheduler(bounds, groups, frozenset({END}), self.late.concerns)
+        self.executor = executor or FakeExecutor(groups)
         self.outputs: dict[str, list[Output]] = {}
         self.plans: list[Plan] = []
         self.admitted: list[list[str]] = []

@@ -51,6 +51,8 @@ EFFECTS: Mapping[str, str] = {
     "mem_fraction_static": ENGINE + "test_mem_fraction_static",
     "max_total_tokens": ENGINE + "test_max_total_tokens",
     "page_size": ENGINE + "test_page_size",
+    "swa_full_tokens_ratio": ENGINE + "test_swa_full_tokens_ratio",
+    "disable_hybrid_swa_memory": ENGINE + "test_disable_hybrid_swa_memory",
     "disable_radix_cache": ENGINE + "test_disable_radix_cache",
     # schedule
     "max_running_requests": ENGINE + "test_max_running_requests",

@@ -11,7 +11,7 @@ from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, contribution, defau
 from srv.args.resolve import resolve
 from srv.args.statement import UserInput
 from srv.platform.registry import find_platforms
-from srv.specs import CacheGroup, ModelFacts
+from srv.specs import FullAttention, ModelFacts
 
 PROFILES = [(name, profile) for name, facts in FACTS.items() for profile in facts.profiles]
 MISTRAL = {
@@ -106,13 +106,13 @@ def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> Non
         ({"head_dim": 512}, None),
         ({"head_dim": 513}, "head_dim 513 is more than 512"),
         ({"head_dim": 72}, "head_dim 72 is not a multiple of 16"),
-        ({"head_dim": 192, "cache_groups": (CacheGroup("full", (0,), 8, 192, 128),)}, None),
+        ({"head_dim": 192, "cache_groups": (FullAttention((0,), 8, 192, 128),)}, None),
         (
-            {"cache_groups": (CacheGroup("full", (0,), 8, 128, 192),)},
+            {"cache_groups": (FullAttention((0,), 8, 128, 192),)},
             "keys of 128 and values of 192 elements differ in length; only 192 with 128 may",
         ),
         (
-            {"cache_groups": (CacheGroup("full", (0,), 8, 192, 64),)},
+            {"cache_groups": (FullAttention((0,), 8, 192, 64),)},
             "keys of 192 and values of 64 elements differ in length; only 192 with 128 may",
         ),
         (
@@ -137,7 +137,7 @@ def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason:
 
 
 def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
-    on, two_lengths = device("npu", "a2"), model(cache_groups=(CacheGroup("full", (0,), 8, 192, 128),))
+    on, two_lengths = device("npu", "a2"), model(cache_groups=(FullAttention((0,), 8, 192, 128),))
     assert fit(on, "npu", "attention", "ascend", model(), max_running_requests=4097) == {"page_size": (128,)}
     assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4096) == {"page_size": (128,)}
     assert fit(on, "npu", "attention", "ascend", two_lengths, max_running_requests=4097) == (

@@ -373,6 +373,8 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(
     started |= {f"graph_max_batch_size={size}" for size in (1, 16)} | {"graph_batch_sizes=1"}
     started |= {"is_embedding=true", "is_embedding=false", "pooling=last", "pooling=mean"}  # tests/e2e
     started |= {f"enable_return_hidden_states={value}" for value in ("true", "false")}  # also there
+    started |= {f"disable_hybrid_swa_memory={value}" for value in ("true", "false")}  # tests/core/args/test_effects.py
+    started |= {f"swa_full_tokens_ratio={ratio}" for ratio in (0.0, 1.0)}  # also there
     started.add("speculative_algorithm=NGRAM")  # tests/core/args/test_effects.py
     started |= {cell.partition("=")[0] for cell in started} | ELSEWHERE.keys()
     numbers = [name for name in IMPLEMENTED if ARGUMENTS[name].kind.base in (int, float)]

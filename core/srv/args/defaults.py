@@ -91,7 +91,6 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     *weights.MODEL_DEFAULTS,
     *embeddings.MODEL_DEFAULTS,
     *speculative.MODEL_DEFAULTS,
-    *memory.MODEL_DEFAULTS,
 )
 
 GENERIC_DEFAULTS: tuple[Default, ...] = (

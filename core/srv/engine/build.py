@@ -24,14 +24,12 @@ from srv.executor.spec import EngineSpec
 from srv.io.messages import Ready
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
-from srv.planning.steps import draft_count, rows_to_capture
+from srv.planning.steps import draft_count, rows_to_capture, step_depth
 from srv.sched.late import LateInputMaker
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
-OVERLAP_DEPTH = 2  # one step runs while the next one is planned and enqueued
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +76,10 @@ def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInput
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)
     allocated = executor.allocate(budget)
-    depth = 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
+    depth = step_depth(config)
     limits = _limits(config, budget, depth, spec, allocated[0].step_seconds)
     return Engine(
-        scheduler=Scheduler(limits, budget.pages, frozenset(spec.model.end_tokens), late.concerns if late else None),
+        scheduler=Scheduler(limits, budget.groups, frozenset(spec.model.end_tokens), late.concerns if late else None),
         executor=executor,
         depth=depth,
         ready=_ready(spec, config, budget, ranks, allocated, time.monotonic() - started),
@@ -108,7 +106,6 @@ def _limits(
         max_queued_requests=schedule.max_queued_requests,
         chunked_prefill_size=schedule.chunked_prefill_size,
         max_prefill_tokens=schedule.max_prefill_tokens,
-        page_size=budget.page_size,
         context_length=budget.max_request_tokens,
         conservativeness=schedule.schedule_conservativeness,
         policy=schedule.schedule_policy,

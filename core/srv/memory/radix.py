@@ -1,16 +1,19 @@
 """The radix tree of cached prefixes: which pages hold the KV of which token sequences.
 
 Owns the nodes, their lock counts and the order of eviction. Must not know allocators, requests or devices: inserted
-pages belong to the tree until `evict` or `clear` returns them.
+pages belong to the tree until `evict`, `evict_window` or `clear` returns them.
 
-    root ── "" ── (1 2 3 4) pages ((7, 8),) ─┬─ (5 6) pages ((3,),)          page size 2, one cache group
-        │                                    └─ (9 9 1 2) pages ((5, 11),)
-        └─ "tenant-b" ── (1 2) pages ((4,),)
+    root ── "" ── (1 2 3 4) pages ([7, 8],) ─┬─ (5 6) pages ([3],)           units of 2 tokens, one cache group
+        │                                    └─ (9 9 1 2) pages ([5, 11],)
+        └─ "tenant-b" ── (1 2) pages ([4],)
 
-Only full pages are in the tree, so the length of a key is a multiple of the page size. Children differ in their first
-page and are looked up by its tokens; below the root they are looked up by namespace, and a namespace node has no
-pages of its own. A lock on a node protects it and all its ancestors. The idea of a radix tree over KV with
-least-recently-used eviction of unlocked leaves is from RadixAttention (Zheng et al. 2024).
+A prefix is cached in units: the tokens of whole pages of every cache group, so the length of a key is a multiple of the
+unit. Children differ in their first unit and are looked up by its tokens; below the root they are looked up by
+namespace, and a namespace node has no pages of its own. A lock on a node protects it and all its ancestors. The idea of
+a radix tree over KV with least-recently-used eviction of unlocked leaves is from RadixAttention (Zheng et al. 2024).
+
+In a sliding-window group, a node may have 0 in place of a page: only the pages of a prefix's last window are needed to
+go on from there, so a prefix matches as far as these are present (`WindowPages`).
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from srv.errors import IntegrityError
+from srv.memory.groups import PageGroup, shared_unit
+from srv.memory.window_pages import WindowPages
 
-# If a leaf has more pages than must be evicted, only its tail is evicted, but at least 1 / MIN_EVICTED_DIVISOR of the
+# If a leaf has more units than must be evicted, only its tail is evicted, but at least 1 / MIN_EVICTED_DIVISOR of the
 # leaf: each eviction copies the remaining key, and this keeps the total cost linear in the length of the key.
 MIN_EVICTED_DIVISOR = 8
 
@@ -30,88 +35,192 @@ Pages = tuple[tuple[int, ...], ...]  # [cache group][page]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix, in pages. `unlocked` of them can be evicted now; locking the prefix prevents that."""
+    """The longest cached prefix, in units and tokens.
 
-    pages: int
-    unlocked: int
+    held[group]: the pages that a lease on it would hold; trimmed[group]: those before them, which it would not need.
+    unlocked[group]: how many of the held ones can be evicted now; holding the prefix prevents that.
+    """
+
+    units: int
+    tokens: int
+    held: tuple[int, ...]
+    trimmed: tuple[int, ...]
+    unlocked: tuple[int, ...]
 
 
 class Node:
-    """`label`: the node's key in `parent.children`. `key`: its tokens. `pages[group]`: the pages with their KV."""
+    """`label`: the node's key in `parent.children`. `key`: its tokens, `count` units of them.
+
+    `pages[group]`: the pages with their KV; 0 in a sliding-window group where a page was not needed any more.
+    """
 
     __slots__ = ("children", "count", "key", "label", "last_used", "locks", "pages", "parent")
 
-    def __init__(self, parent: Node | None, label: str | tuple[int, ...], key: tuple[int, ...], pages: Pages) -> None:
+    def __init__(
+        self,
+        parent: Node | None,
+        label: str | tuple[int, ...],
+        key: tuple[int, ...],
+        count: int,
+        pages: tuple[list[int], ...],
+    ) -> None:
         self.parent = parent
         self.label = label
         self.key = key
+        self.count = count
         self.pages = pages
-        self.count = len(pages[0])
         self.children: dict[str | tuple[int, ...], Node] = {}
         self.locks = 0
         self.last_used = 0
 
 
 class RadixTree:
-    """Cached prefixes, one tree per namespace, for cache groups with the same page size.
+    """Cached prefixes, one tree per namespace, for the pages of `groups`.
 
-    `unlocked_pages` and `locked_pages` are page counts per group. `version` changes whenever the result of `match`
-    may have changed.
+    `unit`: tokens per unit. `ratios[group]`: pages per unit. `unlocked` and `locked` count units. `windows[group]`: the
+    pages of sliding-window groups. `version` changes whenever the result of `match` may have changed.
     """
 
-    def __init__(self, page_size: int, groups: int) -> None:
-        self.page_size = page_size
-        self.unlocked_pages = 0
-        self.locked_pages = 0
+    def __init__(self, groups: Sequence[PageGroup]) -> None:
+        self.unit = shared_unit(groups)
+        self.ratios = tuple(self.unit // group.page_size for group in groups)
+        self.windows = {number: WindowPages(number) for number, group in enumerate(groups) if group.window is not None}
+        self.unlocked = 0
+        self.locked = 0
         self.version = 0
-        self._no_pages: Pages = ((),) * groups
-        self._root = Node(None, "", (), self._no_pages)
+        self._groups = tuple(groups)
+        self._root = self._empty_node(None, "")
         self._clock = 0
         self._pushed = 0
         self._nodes = 0
         self._leaves: list[tuple[int, int, Node]] = []  # heap of (last used, tie-break, node); may hold stale entries
 
     def match(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Match:
-        """The longest cached prefix of at most `limit` pages. Has no side effects."""
-        pages = unlocked = 0
+        """The longest cached prefix of at most `limit` units. Has no side effects."""
+        units = unlocked = 0
+        path: list[tuple[Node, int]] = []
         for node, matching in self._walk(namespace, tokens, limit):
-            pages += matching
+            path.append((node, matching))
+            units += matching
             if node.locks == 0:
                 unlocked += matching
-        return Match(pages, unlocked)
+        if not self.windows:
+            held = tuple([units * ratio for ratio in self.ratios])
+            return Match(
+                units, units * self.unit, held, (0,) * len(held), tuple([unlocked * ratio for ratio in self.ratios])
+            )
+        return self._match_windows(path, units)
 
-    def acquire(self, namespace: str, tokens: tuple[int, ...], limit: int) -> tuple[Node, Pages]:
-        """Lock the longest cached prefix of at most `limit` pages; `unlock(node)` releases it."""
+    def present(self, namespace: str, tokens: tuple[int, ...], limit: int) -> int:
+        """Units of the longest prefix in the tree, whether or not a lease could go on from its end."""
+        return sum(matching for _, matching in self._walk(namespace, tokens, limit))
+
+    def _match_windows(self, path: list[tuple[Node, int]], units: int) -> Match:
+        """The longest part of a path of `units` units whose last window is present in every sliding-window group."""
+        tables = {
+            group: [page for node, matching in path for page in node.pages[group][: matching * self.ratios[group]]]
+            for group in self.windows
+        }
+        present = {group: bytes(map(bool, table)) for group, table in tables.items()}
+        shortened = True
+        while shortened and units:
+            shortened = False
+            for group, mask in present.items():
+                usable = self._usable_units(group, mask, units)
+                shortened |= usable < units
+                units = usable
+        locked, begin = 0, 0
+        for node, matching in path:
+            if node.locks:
+                locked += min(matching, units - begin)
+            begin += matching
+            if begin >= units:
+                break
+        trimmed = [group.first_needed_page(units * self.unit) for group in self._groups]
+        ends = [units * ratio for ratio in self.ratios]
+        unlocked = [(units - locked) * ratio for ratio in self.ratios]
+        for group, window in self.windows.items():
+            unlocked[group] = sum(map(window.is_unused, tables[group][trimmed[group] : ends[group]]))
+        held = tuple(end - begin for begin, end in zip(trimmed, ends, strict=True))
+        return Match(units, units * self.unit, held, tuple(trimmed), tuple(unlocked))
+
+    def _usable_units(self, group: int, present: bytes, units: int) -> int:
+        """The largest number of units, at most `units`, after which no page of the window before is missing.
+
+        present: for each page of the path, whether the tree has it.
+        """
+        ratio = self.ratios[group]
+        while units:
+            first = self._groups[group].first_needed_page(units * self.unit)
+            missing = present.rfind(0, first, units * ratio)
+            if missing < 0:
+                return units
+            units = (present.rfind(1, 0, missing) + 1) // ratio  # up to the last page before those that are missing
+        return 0
+
+    def acquire(self, namespace: str, tokens: tuple[int, ...], limit: int) -> tuple[Node, tuple[list[int], ...]]:
+        """Lock the longest cached prefix of at most `limit` units; `unlock(node)` releases it.
+
+        Returns its last node and its page tables. In a sliding-window group, the pages of the last window are acquired
+        from `windows[group]` and must be released there one by one; 0 takes the place of those before.
+        """
+        if self.windows:
+            limit = self.match(namespace, tokens, limit).units
         path = self._path(namespace, tokens, limit)
         node = path[-1]
         self.lock(node)
-        groups = range(len(self._no_pages))
-        return node, tuple(tuple(page for part in path for page in part.pages[group]) for group in groups)
+        tables = tuple([page for part in path for page in part.pages[group]] for group in range(len(self._groups)))
+        for group, window in self.windows.items():
+            table = tables[group]
+            first = self._groups[group].first_needed_page(len(table) * self._groups[group].page_size)
+            table[:first] = [0] * first
+            window.acquire(table[first:])
+        return node, tables
 
     def insert(
         self, namespace: str, tokens: tuple[int, ...], tables: Sequence[Sequence[int]], count: int
     ) -> tuple[Node, int]:
-        """Insert the first `count` pages of `tokens`; `tables[group]` are the caller's page tables.
+        """Insert the first `count` units of `tokens`; `tables[group]` are the page tables of the caller's lease.
 
-        Returns the last node and `present`, the number of leading pages that the tree already had. The tree takes
-        ownership of `tables[group][present:count]`; the caller keeps those of its earlier pages that are not the
-        tree's. The node is not locked.
+        Returns the last node and `present`, the number of leading units that the tree already had. The tree takes
+        ownership of the pages of the units after these; the caller keeps those of its earlier pages that are not the
+        tree's. The node is not locked. In a sliding-window group, the tree also takes ownership of pages that are
+        missing in those leading units, and the caller goes on using, and must release, all that the tree takes.
         """
         path = self._path(namespace, tokens, count)
         node = path[-1]
         present = sum(part.count for part in path)
+        for group in self.windows:
+            self._fill_holes(group, path, tables[group])
         if present < count:
-            size = self.page_size
-            key = tokens[present * size : count * size]
-            pages = tuple(tuple(table[present:count]) for table in tables)
-            leaf = Node(node, key[:size], key, pages)
+            unit = self.unit
+            key = tokens[present * unit : count * unit]
+            pages = tuple(
+                list(table[present * ratio : count * ratio]) for table, ratio in zip(tables, self.ratios, strict=True)
+            )
+            leaf = Node(node, key[:unit], key, count - present, pages)
             leaf.last_used = self._clock
             node.children[leaf.label] = leaf
             self._nodes += 1
-            self.unlocked_pages += leaf.count
+            self.unlocked += leaf.count
+            for group, window in self.windows.items():
+                window.add(leaf.pages[group], leaf)
             self._push_evictable(leaf)
             node = leaf
         return node, present
+
+    def _fill_holes(self, group: int, path: Sequence[Node], table: Sequence[int]) -> None:
+        """Give the nodes of a path the lease's own pages where theirs are missing."""
+        window, begin = self.windows[group], 0
+        for node in path:
+            pages = node.pages[group]
+            if 0 in pages:
+                own_pages = table[begin : begin + len(pages)]
+                for place, (page, own) in enumerate(zip(pages, own_pages, strict=True)):
+                    if not page and own and own not in window:
+                        pages[place] = own
+                        window.add((own,), node)
+            begin += len(pages)
 
     def lock(self, node: Node) -> None:
         """Protect a node and all its ancestors from eviction."""
@@ -119,8 +228,8 @@ class RadixTree:
         current: Node | None = node
         while current is not None:
             if current.locks == 0:
-                self.unlocked_pages -= current.count
-                self.locked_pages += current.count
+                self.unlocked -= current.count
+                self.locked += current.count
             current.locks += 1
             current = current.parent
 
@@ -131,33 +240,43 @@ class RadixTree:
         while current is not None:
             if current.locks == 0:
                 raise IntegrityError(
-                    f"prefix tree: a node of {current.count} pages was unlocked more often than locked"
+                    f"prefix tree: a node of {current.count} units was unlocked more often than locked"
                 )
             current.locks -= 1
             parent = current.parent
             if current.locks == 0:
-                self.unlocked_pages += current.count
-                self.locked_pages -= current.count
+                self.unlocked += current.count
+                self.locked -= current.count
                 self._push_evictable(current)
             current = parent
 
     def evict(self, count: int) -> Pages:
-        """Evict at least `count` pages of each group, least recently used first, or all unlocked pages if fewer."""
-        evicted: list[list[int]] = [[] for _ in self._no_pages]
-        while len(evicted[0]) < count:
+        """Evict at least `count` units, least recently used first (or all unlocked ones); returns their pages."""
+        evicted: tuple[list[int], ...] = tuple([] for _ in self._groups)
+        while count > 0:
             node = self._least_recently_used()
             if node is None:
                 break
-            missing = count - len(evicted[0])
-            keep = min(node.count - missing, node.count - node.count // MIN_EVICTED_DIVISOR)
-            self._truncate(node, max(keep, 0), evicted)
-        return tuple(tuple(pages) for pages in evicted)
+            keep = max(min(node.count - count, node.count - node.count // MIN_EVICTED_DIVISOR), 0)
+            count -= node.count - keep
+            self._truncate(node, keep, evicted)
+        return tuple(map(tuple, evicted))
+
+    def evict_window(self, group: int, count: int) -> list[int]:
+        """Evict at least `count` pages of a sliding-window group alone, or all unused ones if fewer."""
+        self.version += 1
+        return self.windows[group].evict(count)
+
+    def release_window(self, group: int, page: int) -> None:
+        """One lease less uses this page of a sliding-window group."""
+        self.version += 1
+        self.windows[group].release(page)
 
     def clear(self) -> Pages:
-        """Evict every page. Raises IntegrityError while any page is locked."""
-        if self.locked_pages:
-            raise IntegrityError(f"prefix tree: cleared while {self.locked_pages} pages are locked")
-        return self.evict(self.unlocked_pages)
+        """Evict every page. Raises IntegrityError while any unit is locked."""
+        if self.locked:
+            raise IntegrityError(f"prefix tree: cleared while {self.locked} units are locked")
+        return self.evict(self.unlocked)
 
     def nodes(self) -> Iterator[Node]:
         """Every node except the root, for integrity checks."""
@@ -168,15 +287,16 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
-        """Recount all pages. Raises IntegrityError, with the numbers, if the tree is inconsistent."""
+        """Recount all units. Raises IntegrityError, with the numbers, if the tree is inconsistent."""
         unlocked = locked = 0
         evictable = {id(node) for used, _, node in self._leaves if used == node.last_used}
         for node in self.nodes():
             parent = node.parent
             if parent is None or parent.children.get(node.label) is not node:
                 raise IntegrityError("prefix tree: a node is not its parent's child")
-            if len(node.key) != node.count * self.page_size or any(len(pages) != node.count for pages in node.pages):
-                raise IntegrityError(f"prefix tree: a node has {len(node.key)} tokens for {node.count} pages")
+            counts = [node.count * ratio for ratio in self.ratios]
+            if len(node.key) != node.count * self.unit or [len(pages) for pages in node.pages] != counts:
+                raise IntegrityError(f"prefix tree: a node has {len(node.key)} tokens for {node.count} units")
             if sum(child.locks for child in node.children.values()) > node.locks:
                 raise IntegrityError("prefix tree: a node is locked less often than its children together")
             if node.locks:
@@ -185,15 +305,15 @@ class RadixTree:
                 unlocked += node.count
                 if not node.children and id(node) not in evictable:
                     raise IntegrityError("prefix tree: an unlocked leaf is missing from the eviction heap")
-        if (unlocked, locked) != (self.unlocked_pages, self.locked_pages):
+        if (unlocked, locked) != (self.unlocked, self.locked):
             raise IntegrityError(
-                f"prefix tree: recounted {unlocked} unlocked and {locked} locked pages,"
-                f" but its counters say {self.unlocked_pages} and {self.locked_pages}"
+                f"prefix tree: recounted {unlocked} unlocked and {locked} locked units,"
+                f" but its counters say {self.unlocked} and {self.locked}"
             )
 
     def _walk(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Iterator[tuple[Node, int]]:
-        """Nodes along `tokens`, each with its number of matching leading pages; the last one may match partially."""
-        size = self.page_size
+        """Nodes along `tokens`, each with its number of matching leading units; the last one may match partially."""
+        size = self.unit
         limit = min(limit, len(tokens) // size)
         node = self._root.children.get(namespace)
         matched = 0
@@ -201,7 +321,7 @@ class RadixTree:
             node = node.children.get(tokens[matched * size : (matched + 1) * size])
             if node is None:
                 return
-            matching = self._common_pages(
+            matching = self._common_units(
                 node.key, tokens[matched * size : (matched + min(node.count, limit - matched)) * size]
             )
             yield node, matching
@@ -209,15 +329,15 @@ class RadixTree:
                 return
             matched += matching
 
-    def _common_pages(self, key: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-        """Number of equal leading pages of `key` and `tokens`. Bisects with slice comparisons, no token loop.
+    def _common_units(self, key: tuple[int, ...], tokens: tuple[int, ...]) -> int:
+        """Number of equal leading units of `key` and `tokens`. Bisects with slice comparisons, no token loop.
 
-        `tokens` is not longer than `key`, and their first pages are equal.
+        `tokens` is not longer than `key`, and their first units are equal.
         """
-        size = self.page_size
+        size = self.unit
         if key[: len(tokens)] == tokens:
             return len(tokens) // size
-        low, high = 1, len(tokens) // size  # pages before `low` are equal; some page before `high` differs
+        low, high = 1, len(tokens) // size  # units before `low` are equal; some unit before `high` differs
         while high - low > 1:
             middle = (low + high) // 2
             if key[low * size : middle * size] == tokens[low * size : middle * size]:
@@ -233,7 +353,7 @@ class RadixTree:
         matches = list(self._walk(namespace, tokens, limit))
         first = self._root.children.get(namespace)
         if first is None:
-            first = Node(self._root, namespace, (), self._no_pages)
+            first = self._empty_node(self._root, namespace)
             self._root.children[namespace] = first
             self._nodes += 1
         path = [first]
@@ -247,20 +367,26 @@ class RadixTree:
 
     def _split(self, node: Node, count: int) -> Node:
         """Split a node in two. The lower part stays the same object, because a lock refers to the end of a prefix."""
-        size, parent = self.page_size, node.parent
+        unit, parent = self.unit, node.parent
         if parent is None:
             raise IntegrityError("prefix tree: the root cannot be split")
-        upper = Node(parent, node.label, node.key[: count * size], tuple(pages[:count] for pages in node.pages))
+        pages = tuple(pages[: count * ratio] for pages, ratio in zip(node.pages, self.ratios, strict=True))
+        upper = Node(parent, node.label, node.key[: count * unit], count, pages)
         upper.locks = node.locks
         parent.children[node.label] = upper
-        node.key = node.key[count * size :]
-        node.pages = tuple(pages[count:] for pages in node.pages)
+        node.key = node.key[count * unit :]
+        node.pages = tuple(pages[count * ratio :] for pages, ratio in zip(node.pages, self.ratios, strict=True))
         node.count -= count
-        node.label = node.key[:size]
+        node.label = node.key[:unit]
         node.parent = upper
         upper.children[node.label] = node
+        for group, window in self.windows.items():
+            window.move(upper.pages[group], upper)
         self._nodes += 1
         return upper
+
+    def _empty_node(self, parent: Node | None, label: str) -> Node:
+        return Node(parent, label, (), 0, tuple([] for _ in self._groups))
 
     def _push_evictable(self, node: Node, keep_empty: bool = False) -> None:
         """Push the node on the eviction heap if it is an unlocked leaf; an empty namespace node is removed instead."""
@@ -286,15 +412,16 @@ class RadixTree:
                 return node
         return None
 
-    def _truncate(self, node: Node, keep: int, evicted: list[list[int]]) -> None:
-        """Evict all pages of an unlocked leaf except its first `keep`, and append them to `evicted`."""
+    def _truncate(self, node: Node, keep: int, evicted: Sequence[list[int]]) -> None:
+        """Evict all units of an unlocked leaf except its first `keep`, and append their pages to `evicted`."""
         self.version += 1
-        for group, pages in enumerate(node.pages):
-            evicted[group].extend(pages[keep:])
-        self.unlocked_pages -= node.count - keep
+        for group, (pages, ratio) in enumerate(zip(node.pages, self.ratios, strict=True)):
+            removed = pages[keep * ratio :]
+            evicted[group].extend(self.windows[group].remove(removed) if group in self.windows else removed)
+        self.unlocked -= node.count - keep
         if keep:
-            node.key = node.key[: keep * self.page_size]
-            node.pages = tuple(pages[:keep] for pages in node.pages)
+            node.key = node.key[: keep * self.unit]
+            node.pages = tuple(pages[: keep * ratio] for pages, ratio in zip(node.pages, self.ratios, strict=True))
             node.count = keep
             self._push_evictable(node)
         else:

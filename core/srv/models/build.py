@@ -68,6 +68,7 @@ def build(
     progress: Progress | None = None,
     group: RankGroup = RankGroup(),  # noqa: B008 - immutable
     communicator: Communicator | None = None,
+    cache_places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
 ) -> CausalLM:
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
@@ -76,7 +77,8 @@ def build(
     `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
     which an unquantized checkpoint is quantized at load, one of `ONLINE_METHODS`. `load_format`: "auto" is the
     checkpoint's own; "dummy" means random weights from `seed`. `progress(total, done, name)` counts stored bytes.
-    `group`: the ranks over which the model is sharded, of which this one loads its part. Raises ModelError (its code
+    `group`: the ranks over which the model is sharded, of which this one loads its part. `cache_places`: as in
+    `BuildContext`. Raises ModelError (its code
     gives the reason), and PluginError if the platform lacks an op.
     """
     resolved_format = _load_format(facts, load_format)
@@ -95,8 +97,8 @@ def build(
             raise ModelError("unsupported_quantization", facts.path, reason, remedy)
         from srv.models.transformers.hf_model import build_hf
 
-        return inference_ready(build_hf(facts, resolved_format, device, dtype, seed, progress))
-    context = BuildContext(device, dtype, ops, group, communicator)
+        return inference_ready(build_hf(facts, resolved_format, device, dtype, seed, progress, cache_places))
+    context = BuildContext(device, dtype, ops, group, communicator, cache_places)
     factory = LayerFactory(context)
     if scheme is not None:
         factory = scheme.make_factory(context)

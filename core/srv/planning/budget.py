@@ -16,27 +16,38 @@ from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
+from srv.memory.groups import PageGroup, max_tokens
 from srv.models.architectures.registry import native_config
-from srv.models.architectures.sharding import rank_facts, rank_share
+from srv.models.architectures.sharding import rank_share
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.platform.facts import DeviceFacts
-from srv.specs import KVLayout, ModelFacts
+from srv.specs import ModelFacts
 
 SMALLEST_REQUEST = 2  # one prompt token and one output token
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`pages[group]` usable pages of `page_size` tokens.
+    """`groups`: the usable pages of each cache group.
 
     `breakdown`: pairs (quantity, explanation) in the order of computation.
     `max_request_tokens`: a request of more tokens, prompt and output, can never run.
     """
 
-    pages: tuple[int, ...]
-    page_size: int
+    groups: tuple[PageGroup, ...]
     max_request_tokens: int
     breakdown: tuple[tuple[str, str], ...]
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """Usable pages of each cache group."""
+        return tuple(group.pages for group in self.groups)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page; the same in all groups so far."""
+        return self.groups[0].page_size
 
 
 def compute(
@@ -53,12 +64,9 @@ def compute(
     `reserved_bytes` stay free whatever `mem_fraction_static` says (activations, sampling, runtime).
     `source` says where the two figures come from. Refusal if not even the smallest request fits.
     """
-    page_size = config.memory.page_size
-    page_bytes = bytes_per_page(config, model)
     used = total_bytes - free_bytes
     static = int(config.memory.mem_fraction_static * total_bytes)
     pool = min(static - used, free_bytes - reserved_bytes)
-    pages = max(pool, 0) // page_bytes - 1  # page 0 takes the writes of padded rows
     breakdown = [
         (
             "memory",
@@ -69,23 +77,18 @@ def compute(
             f"{_bytes(static)} for weights and KV pool, mem_fraction_static {config.memory.mem_fraction_static}",
         ),
         ("reserved", f"{_bytes(reserved_bytes)} stay free (reserved_memory)"),
-        ("page", f"{_bytes(page_bytes)} hold {page_size} tokens of {_layers(model)} layers in {kv_dtype(config)}"),
-        (
-            "memory_pages",
-            f"{max(pages, 0)} pages of that size fit into the {_bytes(max(pool, 0))} left for the KV pool",
-        ),
     ]
-    limit = config.memory.max_total_tokens
-    if limit is not None:
-        pages = min(pages, limit // page_size)
-        breakdown.append(("limit", f"max_total_tokens {limit} allows {limit // page_size} pages"))
-    if pages * page_size < SMALLEST_REQUEST:
+    groups, lines = divide_pool(config, model, pool)
+    breakdown += lines
+    unconfirmed = most_unconfirmed_tokens(config, model)
+    tokens = max_tokens(groups, unconfirmed)
+    if tokens is not None and tokens < SMALLEST_REQUEST:
         raise Refusal([_too_small(config, breakdown)])
-    tokens = pages * page_size
-    max_request_tokens = min(tokens, config.model.context_length or model.context_length)
-    breakdown.append(("pages", f"{pages} pages, {tokens} tokens, {_bytes((pages + 1) * page_bytes)}"))
+    breakdown += group_lines(config, model, groups)
+    context = config.model.context_length or model.context_length
+    max_request_tokens = context if tokens is None else min(tokens, context)
     breakdown.append(("max_request_tokens", f"{max_request_tokens}, the smaller of the pool and the context length"))
-    return Budget(tuple(pages for _ in model.cache_groups), page_size, max_request_tokens, tuple(breakdown))
+    return Budget(groups, max_request_tokens, tuple(breakdown))
 
 
 def estimate(
@@ -129,24 +132,6 @@ def _online_quantized_params(model: ModelFacts) -> int:
         return native_config(model.architecture, model.config).projection_params
     except (UnsupportedConfig, KeyError, TypeError, ValueError):  # refused when it is built
         return 0
-
-
-def bytes_per_page(config: Config, model: ModelFacts) -> int:
-    """Bytes of one page of one rank in all cache groups together: each group gets the same number of pages."""
-    dtype = kv_dtype(config)
-    groups = rank_facts(model, config.parallel.tp_size).cache_groups
-    layouts = [KVLayout(group, config.memory.page_size, dtype) for group in groups]
-    return sum(layout.bytes_per_page() for layout in layouts)
-
-
-def kv_dtype(config: Config) -> str:
-    """The torch dtype name of the KV pool; "auto" is that of the activations."""
-    chosen: str = config.platform.kv_cache_dtype
-    return config.model.dtype if chosen == "auto" else chosen
-
-
-def _layers(model: ModelFacts) -> int:
-    return sum(len(group.layers) for group in model.cache_groups)
 
 
 def _bytes(amount: int) -> str:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from srv.args.config import Config
 from srv.args.rules.graphs import captured_rows
 
+OVERLAP_DEPTH = 2  # one step runs while the next one is planned and enqueued
+
+
+def step_depth(config: Config) -> int:
+    """Maximum steps in flight."""
+    return 1 if config.schedule.disable_overlap_schedule else OVERLAP_DEPTH
+
 
 def draft_count(config: Config) -> int:
     """Maximum drafts per row; 0 without a drafter."""

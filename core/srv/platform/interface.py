@@ -83,7 +83,7 @@ class KVBuffers:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """The properties of one attention layer that a backend needs; `index` counts within its cache group.
+    """The properties of one attention layer that a backend needs; `index` counts within its cache group, `group`.
 
     `scale` multiplies q.k. `window`: None for full attention, otherwise a token attends to itself and the
     `window - 1` tokens before it. `soft_cap`: None, or scores become soft_cap * tanh(scores / soft_cap).
@@ -96,6 +96,7 @@ class AttentionLayer:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class AttentionBatch:
     `lengths="device"`.
     query_lens[i] >= 1 tokens of row i are computed in this step; kv_lens[i] counts its tokens including those,
     so its first query has position kv_lens[i] - query_lens[i]. Both are host integers.
-    page_table: int32 [rows, columns] on the device; entries past a row's last page are 0.
+    page_table: int32 [rows, columns] on the device; entries past a row's last page are 0. In a group with a sliding
+    window, pages behind it may be any others: what they hold, NaN included, must not change the result.
     graph (contract 1.1): None, or the number of rows of a captured shape, which is then the number of rows of
     this batch. Every query length is 1; `page_table` is at the same address in every such batch and wide enough
     for any context; padding rows (without a request) have page 0 only and a KV length of 1. For one value of
@@ -223,8 +225,9 @@ class Graphs(Protocol):
     def replay(self, key: int, metadata: Any) -> None:
         """Enqueue the graph recorded under `key`, after applying the host lengths of this step's attention metadata.
 
-        `metadata` is what the attention backend's `plan` has just returned for a batch with `graph=key`. Where
-        steps overlap, the previous replay of `key` may still be running.
+        `metadata` is what the attention backend's `plan` has just returned for a batch with `graph=key`; of several
+        cache groups, that of the first one, whose lengths are those of all. Where steps overlap, the previous replay of
+        `key` may still be running.
         """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from srv.memory.groups import most_unconfirmed
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -28,7 +30,6 @@ class Limits:
     max_queued_requests: int | None
     chunked_prefill_size: int
     max_prefill_tokens: int
-    page_size: int
     context_length: int
     conservativeness: float = 1.0
     policy: str = "fcfs"
@@ -38,6 +39,11 @@ class Limits:
     step_seconds: tuple[tuple[int, float], ...] = ()
     device_lengths: bool = True
     vocab_size: int | None = None
+
+    @property
+    def most_unconfirmed(self) -> int:
+        """The most tokens of one request whose steps can be in flight."""
+        return most_unconfirmed(self.depth, self.chunked_prefill_size, self.drafts, self.context_length)
 
 
 @dataclass(frozen=True, slots=True)

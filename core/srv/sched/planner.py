@@ -11,6 +11,7 @@ every request finishes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srv.errors import IntegrityError
@@ -90,7 +91,7 @@ class Planner:
 
     def _schedule_all_running(self, step: PlanBuilder) -> None:
         """In order of arrival. Decode rows without drafts that need no new page take the short path, for its speed."""
-        running, page, no_pages = State.RUNNING, self._limits.page_size, self._running.cache.no_pages
+        running, no_pages = State.RUNNING, self._running.cache.no_pages
         add_request, add_row, make_row = step.decode.append, step.decode_rows.append, Row._make
         preempt_next = step.preempt_next
         for request in tuple(self._running):
@@ -100,7 +101,7 @@ class Planner:
             if (
                 request.decodes_only
                 and request.total < request.max_total_tokens
-                and begin < request.num_pages_sent * page
+                and begin < request.capacity
                 and not request.drafts_in_flight
                 and (history is None or history.pauses(step.draft_share, step.draft_trial))
             ):
@@ -114,6 +115,8 @@ class Planner:
 
     def _schedule_running(self, request: Request, step: PlanBuilder) -> None:
         """Add the next row of a running request if it has work left and there are budget and pages for it."""
+        if self._running.cache.has_windows:
+            self._running.trim(request)
         prompt_left = len(request.start_tokens) - request.bound
         if prompt_left > 0:
             count = self._prompt_chunk(prompt_left, step)
@@ -169,10 +172,10 @@ class Planner:
                 step.preempt_next.add(victim)
                 return False
             alone = len(self._running) == 1
-            if alone and not lease_of(victim).duplicates[0]:
+            if alone and not any(lease_of(victim).duplicates):
                 raise IntegrityError(
-                    f"request {request.id} runs alone and needs pages for {tokens} tokens, but only"
-                    f" {self._running.cache.available} of {self._running.cache.total} pages are available"
+                    f"request {request.id} runs alone and needs pages for {tokens} tokens, but they do not fit:"
+                    f" {self._running.cache.counts()}"
                 )
             self._retract(victim)
             if victim is request:
@@ -205,37 +208,43 @@ class Planner:
             return
         if not self._running:
             self._reserve.reset()
-        growth = sum(self._expected_growth(request) for request in self._running)
+        growth = [0] * len(self._running.cache.groups)
+        for request in self._running:
+            self._add_growth(request, growth)
         for request in self._queue.candidates(self._running.must_wait):
             hit = self._running.match(request)
-            count = self._prompt_chunk(len(request.start_tokens) - hit.pages * self._limits.page_size, step)
+            count = self._prompt_chunk(len(request.start_tokens) - hit.tokens, step)
             if not count or not self.can_admit(request, hit, growth):
                 break
             self._admit(request, step)
             self._add_row(request, count, 0, step)
-            growth += self._expected_growth(request)
+            self._add_growth(request, growth)
 
-    def can_admit(self, request: Request, hit: Match, growth: int) -> bool:
+    def can_admit(self, request: Request, hit: Match, growth: Sequence[int]) -> bool:
         """Whether there is a slot, and pages for its prompt, its expected output and the expected `growth` of others.
+
+        growth: pages in each cache group.
 
         This always holds when no request is running, because `Scheduler.add` refuses requests that cannot run alone.
         """
         if not self._running.has_free_slot:
             return False
         cache = self._running.cache
-        needed = cache.pages_for(self._expected_tokens(request)) - hit.pages
-        return needed + growth <= cache.available - hit.unlocked
+        needed = cache.growth(hit, self._expected_tokens(request))
+        pages = zip(needed, growth, cache.available, hit.unlocked, strict=True)
+        return all(own + others <= available - unlocked for own, others, available, unlocked in pages)
 
     def _admit(self, request: Request, step: PlanBuilder) -> None:
         self._queue.take(request)
         step.starts.append(self._running.admit(request))
         step.admitted.append(request)
 
-    def _expected_growth(self, request: Request) -> int:
-        """Pages that a running request is expected to need beyond those that it holds."""
-        if request.state is not State.RUNNING:
-            return 0
-        return max(0, self._running.cache.pages_for(self._expected_tokens(request)) - lease_of(request).pages)
+    def _add_growth(self, request: Request, growth: list[int]) -> None:
+        """Add to `growth[group]` the pages that a running request is expected to need beyond those that it holds."""
+        if request.state is State.RUNNING:
+            missing = self._running.cache.growth(lease_of(request), self._expected_tokens(request))
+            for group, count in enumerate(missing):
+                growth[group] += count
 
     def _expected_tokens(self, request: Request) -> int:
         """KV positions that a request is expected to need: its known tokens and a share of its remaining output."""

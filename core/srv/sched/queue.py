@@ -21,15 +21,15 @@ MAX_MATCHED_QUEUE = 128
 class WaitingQueue:
     """First come, first served ("fcfs"), or longest prefix match first ("lpm").
 
-    Retracted requests return to the front and are never bypassed. `cached_pages(request)` returns the number of
+    Retracted requests return to the front and are never bypassed. `cached_tokens(request)` returns the number of
     pages of the request's prefix that are cached.
     """
 
-    def __init__(self, policy: str, cached_pages: Callable[[Request], int]) -> None:
+    def __init__(self, policy: str, cached_tokens: Callable[[Request], int]) -> None:
         if policy not in ("fcfs", "lpm"):
             raise ValueError(f"scheduling policy {policy!r} is none of: fcfs, lpm")
         self._by_prefix = policy == "lpm"
-        self._cached_pages = cached_pages
+        self._cached_tokens = cached_tokens
         self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def __len__(self) -> int:
@@ -78,4 +78,4 @@ class WaitingQueue:
     def _ranked(self) -> list[Request]:
         if not self._by_prefix or len(self._requests) > MAX_MATCHED_QUEUE:
             return list(self)
-        return sorted(self, key=lambda request: -self._cached_pages(request))
+        return sorted(self, key=lambda request: -self._cached_tokens(request))

@@ -43,6 +43,7 @@ class Request:
         "arrival",
         "bound",
         "cached_tokens",
+        "capacity",
         "confirmed",
         "decodes_only",
         "draft_history",
@@ -56,8 +57,8 @@ class Request:
         "max_total_tokens",
         "next_scored_position",
         "next_vector_position",
-        "num_pages_sent",
         "output",
+        "pages_sent",
         "prefix_producer",
         "prompt",
         "published",
@@ -100,13 +101,14 @@ class Request:
         self.cached_tokens = 0
         self.retractions = 0
         self.times_bypassed = 0
-        self.match = Match(0, 0)
+        self.match: Match | None = None
         self.match_version = -1
         self.prefix_producer: Request | None = None  # the running request whose prompt this one waits for
 
         self.slot = -1
         self.lease: Lease | None = None
-        self.num_pages_sent = 0  # leading pages that a plan has already carried to the runner
+        self.capacity = 0  # positions whose pages a plan has already carried to the runner
+        self.pages_sent: tuple[int, ...] = ()  # the number of these pages in each cache group
         self.confirmed = 0
         self.bound = 0
         self.total = len(self.prompt)

@@ -42,7 +42,7 @@ class RunningBatch:
 
     def match(self, request: Request) -> Match:
         """The cached prefix of a waiting request, looked up again only when the tree has changed."""
-        if request.match_version != self.cache.version:
+        if request.match is None or request.match_version != self.cache.version:
             request.match = self.cache.match(request.spec.namespace, request.start_tokens, request.prefix_limit)
             request.match_version = self.cache.version
         return request.match
@@ -52,16 +52,17 @@ class RunningBatch:
         if not self.cache.prefix_cache:
             return False
         if request.prefix_producer is None or not is_prefix_producer(request.prefix_producer):
-            cached_pages = self.match(request).pages
-            request.prefix_producer = find_prefix_producer(request, self._requests, cached_pages, self.cache.page_size)
+            cached = self.match(request).tokens
+            request.prefix_producer = find_prefix_producer(request, self._requests, cached, self.cache.unit)
         return request.prefix_producer is not None
 
     def admit(self, request: Request) -> Start:
         """Give a waiting request a slot and a lease on its cached prefix."""
         lease = self.cache.open(request.spec.namespace, request.start_tokens, request.prefix_limit)
         request.state, request.lease, request.slot = State.RUNNING, lease, self._free_slots.pop()
-        request.confirmed = request.bound = lease.pages * self.cache.page_size
-        request.num_pages_sent = 0
+        request.confirmed = request.bound = lease.capacity
+        request.capacity = 0
+        request.pages_sent = (0,) * len(lease.tables)
         request.prefix_producer = None
         insort(self._requests, request, key=lambda one: one.arrival)
         return Start(request.slot, request.spec, tuple(request.output))
@@ -71,18 +72,26 @@ class RunningBatch:
 
         For the first row after a Start, these include the pages of the cached prefix.
         """
-        sent = request.num_pages_sent
-        if tokens <= sent * self.cache.page_size:
+        if tokens <= request.capacity:
             return self.cache.no_pages
         lease = lease_of(request)
         self.cache.extend(lease, tokens)
-        request.num_pages_sent = lease.pages
-        return tuple(tuple(table[sent:]) for table in lease.tables)
+        new = tuple([tuple(table[sent:]) for table, sent in zip(lease.tables, request.pages_sent, strict=True)])
+        request.capacity = lease.capacity
+        request.pages_sent = tuple([len(table) for table in lease.tables])
+        return new
 
     def can_extend(self, request: Request, tokens: int) -> bool:
-        if tokens <= request.num_pages_sent * self.cache.page_size:
+        if tokens <= request.capacity:
             return True  # fast path: the last page still has room, as in most decode steps
         return self.cache.can_extend(lease_of(request), tokens)
+
+    def trim(self, request: Request) -> None:
+        """Give back the pages behind the windows of a request's next tokens; those of its prompt are shared first."""
+        lease = lease_of(request)
+        if not request.published and not request.kv_invalid:
+            self.cache.publish(lease, request.start_tokens[: request.confirmed])
+        self.cache.trim(lease, request.confirmed)
 
     def publish(self, request: Request) -> None:
         """Share the pages of the start tokens with other requests once all of them are computed."""
@@ -120,6 +129,13 @@ class RunningBatch:
         leases = {id(lease_of(request)) for request in self._requests}
         if len(leases) != len(self._requests) or len(leases) != self.cache.open_leases:
             raise IntegrityError(f"{len(self._requests)} running requests have {self.cache.open_leases} open leases")
+        for request in self._requests:
+            for group, trimmed in zip(self.cache.groups, lease_of(request).trimmed, strict=True):
+                if trimmed > group.first_needed_page(request.confirmed):
+                    raise IntegrityError(
+                        f"request {request.id} gave back {trimmed} pages, but steps in flight may read them:"
+                        f" {request.confirmed} tokens are confirmed, the window is {group.window}"
+                    )
 
 
 def lease_of(request: Request) -> Lease:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
+from srv.memory.groups import PageGroup
 from srv.sched.draft_policy import AcceptanceRate, DraftHistory
 from srv.sched.late import LateRow
 from srv.sched.limits import Limits, SchedulerStats
@@ -48,7 +49,7 @@ class _Counters:
 
 
 class Scheduler:
-    """`pages[group]`: usable pages per cache group. `end_tokens`: the model's end-of-sequence tokens.
+    """`groups`: the pages of each cache group. `end_tokens`: the model's end-of-sequence tokens.
 
     `late(request)`: whether the rows of a request wait for late inputs; None: no request's rows do.
     """
@@ -56,16 +57,16 @@ class Scheduler:
     def __init__(
         self,
         limits: Limits,
-        pages: Sequence[int],
+        groups: Sequence[PageGroup],
         end_tokens: frozenset[int],
         late: Callable[[RequestSpec], bool] | None = None,
     ) -> None:
         self.limits = limits
         self._late = late
         self._end_tokens = end_tokens
-        self._cache = Cache(pages, limits.page_size, limits.prefix_cache)
+        self._cache = Cache(groups, limits.prefix_cache, limits.most_unconfirmed)
         self._running = RunningBatch(self._cache, limits.max_running_requests)
-        self._queue = WaitingQueue(limits.policy, lambda request: self._running.match(request).pages)
+        self._queue = WaitingQueue(limits.policy, lambda request: self._running.match(request).tokens)
         self._planner = Planner(limits, self._running, self._queue)
         self._live: dict[str, Request] = {}  # requests whose last Output has not been produced yet
         self._in_flight: deque[tuple[Plan, tuple[Request, ...]]] = deque()
@@ -178,7 +179,8 @@ class Scheduler:
     @property
     def max_request_tokens(self) -> int:
         """Maximum prompt and output tokens of a request that can run (the last token needs no KV)."""
-        return min(self.limits.context_length, self._cache.total * self.limits.page_size + 1)
+        pool = self._cache.max_tokens
+        return self.limits.context_length if pool is None else min(self.limits.context_length, pool + 1)
 
     def stats(self) -> SchedulerStats:
         groups = self._cache.counts()
@@ -218,13 +220,12 @@ class Scheduler:
                 f"the prompt has {prompt} tokens, but the context length is {limits.context_length}{left};"
                 " shorten the prompt",
             )
-        needed = self._cache.pages_for(request.max_kv_tokens)
-        if needed > self._cache.total:
+        pool = self._cache.max_tokens
+        if pool is not None and request.max_kv_tokens > pool:
             return (
                 "exceeds_pool",
-                f"{prompt} prompt tokens and up to {request.max_total_tokens - prompt} output tokens need {needed}"
-                f" pages of {limits.page_size} tokens, but the KV pool has {self._cache.total};"
-                f" ask for at most {self.max_request_tokens} tokens in all",
+                f"{prompt} prompt tokens and up to {request.max_total_tokens - prompt} output tokens do not fit in the"
+                f" KV pool, which holds {pool} tokens; ask for at most {self.max_request_tokens} tokens in all",
             )
         if limits.max_queued_requests is not None and len(self._queue) >= limits.max_queued_requests:
             return (

@@ -25,15 +25,12 @@ def is_prefix_producer(request: Request) -> bool:
     return request.state is State.RUNNING and not request.published and not request.kv_invalid
 
 
-def find_prefix_producer(
-    request: Request, running: Iterable[Request], cached_pages: int, page_size: int
-) -> Request | None:
+def find_prefix_producer(request: Request, running: Iterable[Request], cached: int, unit: int) -> Request | None:
     """The earlier running request to wait for, or None if `request` should compute its prompt itself.
 
-    `cached_pages`: pages of its prefix that are already cached.
+    `cached`: tokens of its prefix that are already cached. Prefixes are shared in units of `unit` tokens.
     """
-    cached = cached_pages * page_size
-    limit = request.prefix_limit // page_size * page_size  # tokens of the full pages that it may share
+    limit = request.prefix_limit // unit * unit  # tokens that it may share
     needed = max(cached + 1, cached + -(-(len(request.start_tokens) - cached) // MIN_SAVED_DIVISOR))
     best: Request | None = None
     for other in running:
@@ -41,8 +38,8 @@ def find_prefix_producer(
             continue
         if other.spec.namespace != request.spec.namespace:
             continue
-        full_pages = min(limit, len(other.start_tokens) // page_size * page_size)
-        common = common_prefix_length(request.start_tokens, other.start_tokens, full_pages) // page_size * page_size
+        most = min(limit, len(other.start_tokens) // unit * unit)
+        common = common_prefix_length(request.start_tokens, other.start_tokens, most) // unit * unit
         if common >= needed:
             best, needed = other, common + 1
     return best

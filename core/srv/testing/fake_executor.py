@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from srv.memory.groups import PageGroup
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result, Row, RowResult, Start
 from srv.types import Pooling, PoolingParams, SamplingParams, TokenLogprob
@@ -46,7 +47,7 @@ class _Slot:
 
 
 class FakeExecutor:
-    """`pages[group]` pages of `page_size` tokens; sampled tokens are below `vocab_size`.
+    """`groups`: the pages of each cache group; sampled tokens are below `vocab_size`.
 
     `row_error(step, slot)` and `step_error(step)` return True to inject a failure. A failed step applies only its
     `ends`.
@@ -54,17 +55,16 @@ class FakeExecutor:
 
     def __init__(
         self,
-        pages: Sequence[int],
-        page_size: int,
+        groups: Sequence[PageGroup],
         vocab_size: int = 50,
         row_error: Callable[[int, int], bool] = lambda step, slot: False,
         step_error: Callable[[int], bool] = lambda step: False,
     ) -> None:
-        self.page_size = page_size
+        self.groups = tuple(groups)
         self.vocab_size = vocab_size
         self.row_error = row_error
         self.step_error = step_error
-        self._kv = [[[0] * page_size for _ in range(count + 1)] for count in pages]
+        self._kv = [[[0] * group.page_size for _ in range(group.pages + 1)] for group in groups]
         self._slots: dict[int, _Slot] = {}
         self._next_step = 0
         self._waiting: tuple[Plan, Future[Result]] | None = None  # a step with late rows, until `sample`
@@ -136,21 +136,29 @@ class FakeExecutor:
         return begin
 
     def _append_pages(self, slot: _Slot, row: Row) -> None:
-        for table, new, pool in zip(slot.tables, row.new_pages, self._kv, strict=True):
+        for group, table, new, pool in zip(self.groups, slot.tables, row.new_pages, self._kv, strict=True):
+            behind = group.first_needed_page(row.computed - row.drafts_in_flight)
+            absent = max(0, behind - len(table)) if group.window else 0  # pages that the row does not need may be 0
             table.extend(new)
-            assert all(0 < page < len(pool) for page in new), f"pages {new} are not all in 1..{len(pool) - 1}"
-            assert len(set(table)) == len(table), "a page is in the table twice"
+            assert all(0 < page < len(pool) for page in new[absent:]), f"pages {new} are not all in 1..{len(pool) - 1}"
+            assert len(set(table[behind:])) == len(table[behind:]), "a page is in the table twice"
             end = row.computed + row.scheduled
-            assert len(table) * self.page_size >= end, f"{len(table)} pages do not cover {end} positions"
+            assert len(table) >= group.pages_for(end), f"{len(table)} pages do not cover {end} positions"
+            table[:behind] = [0] * min(behind, len(table))  # they may belong to others now
 
     def _write(self, slot: _Slot, begin: int, end: int, rejected: bool = False) -> None:
         """Compute positions [begin, end): write their cells, and check the cells that attention would read.
 
         `rejected`: the positions are those of rejected drafts, so their cells are wrong.
         """
-        size = self.page_size
         for group, table in enumerate(slot.tables):
-            others = [other.tables[group] for other in self._slots.values() if other is not slot and not other.damaged]
+            facts = self.groups[group]
+            size, first = facts.page_size, facts.first_needed_page(begin)
+            others = [
+                other.tables[group][facts.first_needed_page(other.computed) :]
+                for other in self._slots.values()
+                if other is not slot and not other.damaged
+            ]
             for page in table[begin // size : -(-end // size)]:
                 assert not any(page in other for other in others), f"page {page} is written while another slot has it"
             pool = self._kv[group]
@@ -158,8 +166,10 @@ class FakeExecutor:
                 pool[table[position // size]][position % size] = _REJECTED if rejected else slot.cells[position]
             if rejected:
                 continue
-            read = [cell for page in table[: -(-end // size)] for cell in pool[page]][:end]
-            assert read == slot.cells[:end], "attention would read the KV of other tokens"
+            read = [cell for page in table[first : -(-end // size)] for cell in pool[page]][: end - first * size]
+            visible = facts.window or end
+            seen = min(end - first * size, visible - 1 + end - begin)
+            assert read[-seen:] == slot.cells[end - seen : end], "attention would read the KV of other tokens"
 
     def _sample(self, slot: _Slot, row: Row, end: int) -> tuple[int, ...]:
         """The accepted drafts and one token more; `end`: the position of the first draft."""
@@ -184,7 +194,8 @@ class FakeExecutor:
             end += 1
 
     def _read(self, slot: _Slot, position: int) -> int:
-        return self._kv[0][slot.tables[0][position // self.page_size]][position % self.page_size]
+        size = self.groups[0].page_size
+        return self._kv[0][slot.tables[0][position // size]][position % size]
 
     def _scores(self, slot: _Slot, row: Row) -> tuple[TokenLogprob, ...] | None:
         """Prompt log-probabilities; each one is its position, negated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +12,40 @@ from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLa
 
 
 class PlannedAttention:
-    """The `attend(layer, q, k, v)` that a model calls in each layer; holds the metadata from `backend.plan`."""
+    """The `attend(layer, q, k, v)` that a model calls in each layer.
 
-    __slots__ = ("_backend", "_metadata")
+    It has the backend of each cache group, and the metadata from its `plan`.
+    """
 
-    def __init__(self, backend: AttentionBackend, metadata: Any) -> None:
-        self._backend = backend
+    __slots__ = ("_backends", "_metadata")
+
+    def __init__(self, backends: Sequence[AttentionBackend], metadata: Sequence[Any]) -> None:
+        self._backends = backends
         self._metadata = metadata
 
     def __call__(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return self._backend.forward(layer, q, k, v, self._metadata)
+        group = layer.group
+        return self._backends[group].forward(layer, q, k, v, self._metadata[group])
 
 
 class StepAttention(PlannedAttention):
-    """Attention for one eager (not captured) step; the constructor plans it."""
+    """Attention for one eager (not captured) step; the constructor plans it.
+
+    page_tables: of each cache group, int32 [rows, columns] on the device. The others are those of `AttentionBatch`.
+    """
 
     __slots__ = ()
 
-    def __init__(self, backend: AttentionBackend, batch: AttentionBatch) -> None:
-        super().__init__(backend, backend.plan(batch))
+    def __init__(
+        self,
+        backends: Sequence[AttentionBackend],
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        page_tables: Sequence[torch.Tensor],
+        lengths: torch.Tensor | None = None,
+    ) -> None:
+        batches = [AttentionBatch(query_lens, kv_lens, table, None, lengths) for table in page_tables]
+        super().__init__(backends, [backend.plan(one) for backend, one in zip(backends, batches, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

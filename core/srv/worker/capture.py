@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from srv.args.config import Config
@@ -23,16 +25,16 @@ def capture_steps(
     config: Config,
     platform: Platform,
     model: CausalLM,
-    decode: AttentionBackend,
+    decode: Sequence[AttentionBackend],
     *,
-    pages: int,
+    pages: Sequence[int],
     vocab_size: int,
     device: torch.device,
 ) -> tuple[CapturedSteps | None, CaptureReport]:
     """Capture the configured row counts and report time and memory used; (None, ()) if capture is disabled.
 
-    `decode` is the attention backend of decode-only steps, `pages` the maximum pages of a request. Raises
-    PlatformUnavailable if the platform declares the capability graphs but does not implement it.
+    `decode`: the attention backend of decode-only steps of each cache group; `pages`: the maximum pages of a request
+    there. Raises PlatformUnavailable if the platform declares the capability graphs but does not implement it.
     """
     rows = rows_to_capture(config)
     if not rows:

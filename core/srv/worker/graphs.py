@@ -28,37 +28,39 @@ from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
 from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
+from srv.worker.slots import PageTables
 
 
 class StaticBuffers:
     """Inputs and outputs of captured steps, sized for the largest row count; smaller steps use the first rows.
 
-    tokens, positions: int64 [rows]. pages: int32 [rows, columns], one column per page of the longest context.
-    logits: [rows, vocab] in the model's dtype. All of them are on the device and never move.
+    tokens, positions: int64 [rows]. pages: of each cache group, int32 [rows, columns], one column per page of the
+    longest context. logits: [rows, vocab] in the model's dtype. All of them are on the device and never move.
     """
 
-    def __init__(self, rows: int, columns: int, vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: Sequence[int], vocab: int, dtype: torch.dtype, device: torch.device) -> None:
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.pages = torch.zeros((rows, columns), dtype=torch.int32, device=device)
+        self.pages = [torch.zeros((rows, width), dtype=torch.int32, device=device) for width in columns]
         self.logits = torch.zeros((rows, vocab), dtype=dtype, device=device)
-        self._width = 0  # columns that may contain values other than 0
-        # Of the last call of `fill`: (count, rows), the views of these rows, and their page table.
+        self._widths = [0 for _ in columns]  # columns that may contain values other than 0
+        # Of the last call of `fill`: (count, rows), the views of these rows, and their page tables.
         self._shape = (0, 0)
         self._row_views = self.tokens[:0], self.positions[:0]
-        self._table: torch.Tensor | None = None
+        self._tables: list[torch.Tensor | None] = [None for _ in columns]
 
-    def fill(self, count: int, inputs: Inputs, table: torch.Tensor) -> None:
+    def fill(self, count: int, inputs: Inputs, tables: PageTables) -> None:
         """Copy the step's inputs into the first rows, and pad to `count` rows.
 
-        table: page table, int32 [rows, columns] on the host, with at most as many columns as `pages`. The caller keeps
-        it alive until the step has finished and must not modify it: the same tensor is not copied a second time.
+        tables: the page tables on the host, with at most as many columns as `pages`. The caller keeps them alive until
+        the step has finished and must not modify them: the same tensor is not copied a second time.
         """
-        rows = table.shape[0]
+        rows = tables[0].shape[0]
         if self._shape != (count, rows):
             self._pad(count, rows)
-        if self._table is not table:
-            self._fill_pages(count, table)
+        for group, table in enumerate(tables):
+            if self._tables[group] is not table:
+                self._fill_pages(group, count, table)
         tokens, positions = self._row_views
         tokens.copy_(inputs.model.tokens)
         positions.copy_(inputs.model.positions)
@@ -67,16 +69,16 @@ class StaticBuffers:
         self._row_views = self.tokens[:rows], self.positions[:rows]
         self.tokens[rows:count].zero_()
         self.positions[rows:count].zero_()
-        self._shape, self._table = (count, rows), None
+        self._shape, self._tables = (count, rows), [None for _ in self.pages]
 
-    def _fill_pages(self, count: int, table: torch.Tensor) -> None:
-        rows, width = table.shape
-        if width < self._width:
-            self.pages[:, width : self._width].zero_()
-        self.pages[:rows, :width].copy_(table, non_blocking=True)
+    def _fill_pages(self, group: int, count: int, table: torch.Tensor) -> None:
+        pages, (rows, width) = self.pages[group], table.shape
+        if width < self._widths[group]:
+            pages[:, width : self._widths[group]].zero_()
+        pages[:rows, :width].copy_(table, non_blocking=True)
         if rows < count:
-            self.pages[rows:count, :width].zero_()
-        self._width, self._table = width, table
+            pages[rows:count, :width].zero_()
+        self._widths[group], self._tables[group] = width, table
 
 
 class CapturedSteps:
@@ -85,21 +87,24 @@ class CapturedSteps:
     def __init__(
         self,
         model: CausalLM,
-        attention: AttentionBackend,
+        attention: Sequence[AttentionBackend],
         graphs: Graphs,
         buffers: StaticBuffers,
         rows: Sequence[int],
         *,
         padding: bool,
     ) -> None:
-        """`attention`: the backend of decode steps. `rows`: ascending row counts, at most that of `buffers`."""
+        """`attention`: the backend of decode steps, of each cache group.
+
+        `rows`: ascending row counts, at most that of `buffers`.
+        """
         self.rows = tuple(rows)
         self._model = model
         self._attention = attention
         self._graphs = graphs
         self._buffers = buffers
         self._padding = padding
-        self._pages = {count: buffers.pages[:count] for count in self.rows}
+        self._pages = {count: [pages[:count] for pages in buffers.pages] for count in self.rows}
         self._logits: dict[int, torch.Tensor] = {}
 
     def capture(self) -> float:
@@ -133,36 +138,45 @@ class CapturedSteps:
         count = self.rows[bisect_left(self.rows, tokens)]
         return count if self._padding or count == tokens else None
 
-    def replay(self, count: int, inputs: Inputs, table: torch.Tensor) -> torch.Tensor:
+    def replay(self, count: int, inputs: Inputs, tables: PageTables) -> torch.Tensor:
         """Enqueue the step, whose rows have one token each (`one_token_per_row`).
 
         Returns its logits, [tokens, vocab], valid until the next replay in device order.
         """
-        self._buffers.fill(count, inputs, table)
-        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
+        self._buffers.fill(count, inputs, tables)
+        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths)[0])
         logits, rows = self._logits[count], len(inputs.kv_lens)
         return logits if rows == count else logits[:rows]
 
     def rehearse(self, count: int) -> None:
         """Enqueue the step of `count` rows with padding only. For use before the first step."""
-        self._graphs.replay(count, self._plan(count, ()))
+        self._graphs.replay(count, self._plan(count, ())[0])
 
-    def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> Any:
-        """The attention metadata of a step padded to `count` rows; the lengths are those of the unpadded rows."""
+    def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> list[Any]:
+        """The attention metadata of each cache group for a step padded to `count` rows.
+
+        The lengths are those of the unpadded rows.
+        """
         padding = count - len(kv_lens)
         bounds = [*kv_lens, *([1] * padding)]
         if lengths is not None and padding:
             lengths = torch.cat((lengths, lengths.new_ones(padding)))
-        return self._attention.plan(AttentionBatch([1] * count, bounds, self._pages[count], count, lengths))
+        queries = [1] * count
+        return [
+            backend.plan(AttentionBatch(queries, bounds, pages, count, lengths))
+            for backend, pages in zip(self._attention, self._pages[count], strict=True)
+        ]
 
 
-def one_token_per_row(inputs: Inputs, table: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-    """The same step with a row for each token; table: page table on the host, int32 [rows, columns].
+def one_token_per_row(inputs: Inputs, tables: PageTables) -> tuple[Inputs, PageTables]:
+    """The same step with a row for each token; tables: the page tables on the host.
 
-    The caller keeps the table that is returned alive until the step has finished (`StaticBuffers.fill`).
+    The caller keeps the tables that are returned alive until the step has finished (`StaticBuffers.fill`).
     """
     owner = torch.arange(len(inputs.query_lens)).repeat_interleave(torch.tensor(inputs.query_lens))
     pairs = zip(inputs.query_lens, inputs.kv_lens, strict=True)
     bounds = [length for queries, kv in pairs for length in range(kv - queries + 1, kv + 1)]
     lengths = None if inputs.lengths is None else (inputs.model.positions + 1).int()
-    return replace(inputs, query_lens=[1] * len(bounds), kv_lens=bounds, lengths=lengths), table[owner]
+    return replace(inputs, query_lens=[1] * len(bounds), kv_lens=bounds, lengths=lengths), tuple(
+        [table[owner] for table in tables]
+    )

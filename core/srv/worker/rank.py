@@ -19,11 +19,10 @@ from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
 from srv.executor.protocol import Allocation, Launched, RankMemory
 from srv.executor.spec import EngineSpec
-from srv.models.architectures.sharding import rank_facts
 from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
-from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.pools import cache_specs, kv_dtype
 from srv.planning.steps import draft_count
 from srv.platform import registry
 from srv.platform.contract import create_platform, join
@@ -35,7 +34,7 @@ from srv.sample.sampler import Sampler
 from srv.sample.state import SamplerState
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
-from srv.specs import KVLayout
+from srv.specs import KVLayout, cache_places
 from srv.worker.attention import SplitAttention
 from srv.worker.build_drafting import drafting, step_seconds
 from srv.worker.capture import capture_steps
@@ -96,6 +95,7 @@ class RankWorker:
                 progress=progress,
                 group=self._group,
                 communicator=self._communicator,
+                cache_places=cache_places(cache_specs(self._config, spec.model)),
             )
 
     def measure(self) -> RankMemory:
@@ -104,45 +104,48 @@ class RankWorker:
 
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
-        kv = self.platform.kv_buffers(self._kv_layout(budget), budget.pages[0])
-        context = BackendContext(platform=self.platform, device=self.device, kv=kv, max_rows=rows)
+        pools = [self.platform.kv_buffers(*group) for group in self._pool_groups(budget)]
+        context = BackendContext(platform=self.platform, device=self.device, kv=None, max_rows=rows)
         sampling = replace(context, max_rows=rows * (1 + draft_count(config)))
-        max_pages = -(-budget.max_request_tokens // budget.page_size)
+        max_pages = [group.pages_for(budget.max_request_tokens) for group in budget.groups]
         late = LateMasks(model.vocab_size, self.device) if self._spec.late_inputs else None
         end_tokens = frozenset(model.end_tokens)
         state = SamplerState(rows, model.vocab_size, end_tokens, self.device, extra=(late,) if late else ())
-        attention, decode = self._attention(context)
+        attention = [self._attention(replace(context, kv=kv)) for kv in pools]
         if self._communicator is not None:
             self._communicator.barrier()  # capturing runs steps, and the ranks have to begin together
         captured, report = capture_steps(
             config,
             self.platform,
             self.model,
-            decode,
+            [decode for _, decode in attention],
             pages=max_pages,
             vocab_size=model.vocab_size,
             device=self.device,
         )
         self.runner = Runner(
             model=self.model,
-            attention=attention,
+            attention=[backend for backend, _ in attention],
             sampler=Sampler(self._backend("sampling_backend", sampling), state),
-            slots=Slots(rows, [max_pages for _ in budget.pages], self.device),
+            slots=Slots(rows, max_pages, self.device),
             platform=self.platform,
             device=self.device,
             captured=captured,
             late=late,
             drafting=drafting(config, rows, budget.max_request_tokens, self.device),
         )
-        return Allocation(_bytes(kv), report, step_seconds(self.runner.seconds, draft_count(config), rows))
+        return Allocation(sum(map(_bytes, pools)), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 
-    def _kv_layout(self, budget: Budget) -> KVLayout:
-        """This version supports one cache group; `srv.models.read` refuses models with several."""
-        (group,) = rank_facts(self._spec.model, self._group.size).cache_groups
-        return KVLayout(group, budget.page_size, budgets.kv_dtype(self._config), self._spec.kv_order)
+    def _pool_groups(self, budget: Budget) -> list[tuple[KVLayout, int]]:
+        """The layout and the pages of each cache group."""
+        dtype, specs = kv_dtype(self._config), cache_specs(self._config, self._spec.model)
+        return [
+            (KVLayout(spec, group.page_size, dtype, self._spec.kv_order), group.pages)
+            for spec, group in zip(specs, budget.groups, strict=True)
+        ]
 
     def _attention(self, context: BackendContext) -> tuple[AttentionBackend, AttentionBackend]:
-        """The attention backends of all steps and of decode-only steps; the same one unless two are chosen."""
+        """A cache group's backends of all steps and of decode-only steps; the same one unless two are chosen."""
         backends = self._spec.backends
         backend: AttentionBackend = self._backend("prefill_attention_backend", context)
         if backends["prefill_attention_backend"] == backends["decode_attention_backend"]:

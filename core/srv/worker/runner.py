@@ -19,7 +19,7 @@ import torch
 
 from srv.errors import InternalError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.platform.interface import AttentionBackend, AttentionBatch, Event, Platform
+from srv.platform.interface import AttentionBackend, Event, Platform
 from srv.sample.late_mask import LateMasks
 from srv.sample.logprobs import Scores, score
 from srv.sample.pooling import NON_FINITE, Pooler, Vectors
@@ -33,19 +33,19 @@ from srv.worker.attention import StepAttention
 from srv.worker.batch import Inputs
 from srv.worker.drafting import Drafting, sample_rows
 from srv.worker.graphs import CapturedSteps, one_token_per_row
-from srv.worker.slots import Slots
+from srv.worker.slots import PageTables, Slots
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step that is enqueued on the device. `collect` is called once, possibly from another thread.
 
-    table: the page table on the host. Like `Inputs.sources`, it is kept alive until the step has finished.
+    tables: the page tables on the host. Like `Inputs.sources`, they are kept alive until the step has finished.
     """
 
     plan: Plan
     inputs: Inputs
-    table: torch.Tensor
+    tables: PageTables
     sampled: SampledBatch | None
     scores: tuple[Scores, ...]
     vectors: Vectors | None
@@ -76,7 +76,7 @@ class _Forwarded(NamedTuple):
 
     plan: Plan
     inputs: Inputs
-    table: torch.Tensor
+    tables: PageTables
     hidden: torch.Tensor | None
     logits: torch.Tensor | None
     replayed: bool
@@ -100,7 +100,7 @@ class Runner:
     def __init__(
         self,
         model: CausalLM,
-        attention: AttentionBackend,
+        attention: Sequence[AttentionBackend],
         sampler: Sampler,
         slots: Slots,
         platform: Platform,
@@ -134,10 +134,10 @@ class Runner:
             else:
                 inputs = batch.build(plan.rows, self._slots, self._device)
             count = self._captured.count_for(inputs) if self._captured else None
-            table = self._slots.page_table(0, tuple([row.slot for row in plan.rows]))
+            tables = self._slots.page_tables(tuple([row.slot for row in plan.rows]))
             if count is not None and inputs.drafts_only:
-                inputs, table = one_token_per_row(inputs, table)
-            forwarded = _Forwarded(plan, inputs, table, *self._forward(inputs, table, count), count is not None)
+                inputs, tables = one_token_per_row(inputs, tables)
+            forwarded = _Forwarded(plan, inputs, tables, *self._forward(inputs, tables, count), count is not None)
         if plan.late:
             self._waiting = forwarded
             return None
@@ -162,7 +162,7 @@ class Runner:
             scores = self._score(plan.rows, inputs, done.logits)
             vectors = None if hidden is None else self._pooler.pool(hidden, list(inputs.vectors.values()))
         event = self._platform.record_event(self._device)
-        return LaunchedStep(plan, inputs, done.table, sampled, scores, vectors, event, done.replayed)
+        return LaunchedStep(plan, inputs, done.tables, sampled, scores, vectors, event, done.replayed)
 
     def seconds(self, rows: int, tokens: int, repeats: int = 5) -> float:
         """The time of a step of this many decode rows of `tokens` tokens each, captured or eager as it would be.
@@ -180,7 +180,7 @@ class Runner:
                     self._captured.rehearse(captured)
                 else:
                     lens = [tokens] * rows
-                    attend = StepAttention(self._attention, AttentionBatch(lens, lens, pages))
+                    attend = StepAttention(self._attention, lens, lens, [pages] * len(self._attention))
                     self._model.logits(self._model(ModelInputs(ids, ids), ForwardContext(attend)))
                 self._platform.record_event(self._device).synchronize()
                 best = min(best, time.perf_counter() - begin)
@@ -213,21 +213,19 @@ class Runner:
             raise failures[0]
 
     def _forward(
-        self, inputs: Inputs, table: torch.Tensor, count: int | None
+        self, inputs: Inputs, tables: PageTables, count: int | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Hidden states and logits, both of the model's dtype.
 
         hidden: [tokens, hidden] after the last norm; None if no row has vectors. logits: [outputs, vocab] at the
         positions `inputs.outputs`; None if there are none. Replays the graph captured for `count` rows, or runs
-        eagerly if `count` is None. table: page table, int32 [rows, columns] on the host.
+        eagerly if `count` is None. tables: the page tables on the host.
         """
         if self._captured and count is not None:
-            replayed = self._captured.replay(count, inputs, table)
+            replayed = self._captured.replay(count, inputs, tables)
             return None, replayed if inputs.outputs is None else _select(replayed, inputs.outputs)
-        pages = table.to(self._device, non_blocking=True)
-        attend = StepAttention(
-            self._attention, AttentionBatch(inputs.query_lens, inputs.kv_lens, pages, None, inputs.lengths)
-        )
+        pages = [table.to(self._device, non_blocking=True) for table in tables]
+        attend = StepAttention(self._attention, inputs.query_lens, inputs.kv_lens, pages, inputs.lengths)
         hidden = self._model(inputs.model, ForwardContext(attend))
         selected = hidden if inputs.outputs is None else _select(hidden, inputs.outputs)
         logits = None if selected is None else self._model.logits(selected)

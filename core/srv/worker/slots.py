@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from srv.sched.plan import Row, Start
 from srv.types import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
+PageTables: TypeAlias = tuple[torch.Tensor, ...]  # of each cache group, int32 [rows, columns], on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,11 @@ class Slots:
         """The number of top alternatives to report for each scored prompt token of the slot."""
         return self._prompt_logprobs[slot]
 
-    def page_table(self, group: int, slots: tuple[int, ...]) -> torch.Tensor:
+    def page_tables(self, slots: tuple[int, ...]) -> PageTables:
+        """The slots' page tables of each cache group."""
+        return tuple([self._page_table(group, slots) for group in range(len(self._tables))])
+
+    def _page_table(self, group: int, slots: tuple[int, ...]) -> torch.Tensor:
         """The slots' page tables, int32 [len(slots), columns] on the host; `columns` is the longest table's length.
 
         Returns the tensor of the last call if nothing has changed since; otherwise a new one, so that an asynchronous

@@ -140,11 +140,6 @@ def _hicache_layout(context: ResolutionContext) -> str | None:
 
 DEFAULTS = (
     Default(
-        "disable_hybrid_swa_memory",
-        lambda context: False,
-        "the KV pool holds one kind of layer, whatever the model family",
-    ),
-    Default(
         "chunked_prefill_size",
         _chunked_prefill_size,
         "cards of up to 32 GiB have memory for chunks of 4096 tokens, cards of up to 64 GiB for 8192",

@@ -19,7 +19,7 @@ from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
-from srv.specs import CacheGroup, KVLayout
+from srv.specs import FullAttention, KVLayout
 from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
@@ -29,7 +29,7 @@ from srv_npu.manifest import MANIFEST
 from srv_npu.platform import NpuPlatform
 from srv_npu.weights import FRACTAL_NZ, may_cast
 
-GROUP = CacheGroup("full", (0, 1, 2), kv_heads=2, key_dim=64, value_dim=64)
+GROUP = FullAttention((0, 1, 2), kv_heads=2, key_dim=64, value_dim=64)
 DTYPES = (torch.bfloat16, torch.float16)
 
 

@@ -32,13 +32,12 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
 
 
 def check_attention(context: ResolutionContext) -> Requires | Unfit:
-    """Any page size and head dim, full attention only, with key and value dims that are equal."""
-    reasons = []
-    for group in context.model.cache_groups if context.model else ():
-        if group.kind != "full":
-            reasons.append(f"cache group of kind {group.kind!r} is not full attention")
-        if group.key_dim != group.value_dim:
-            reasons.append(f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length")
+    """Any page size, window and head dim, with key and value dims that are equal."""
+    reasons = [
+        f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length"
+        for group in (context.model.cache_groups if context.model else ())
+        if group.key_dim != group.value_dim
+    ]
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
-from srv.specs import CacheGroup, KVLayout, ModelFacts
+from srv.specs import FullAttention, KVLayout, ModelFacts
 from srv_toy_device.attention import ToyPagedAttention
 from srv_toy_device.device import Accelerator
 from srv_toy_device.limits import attention_bytes
@@ -27,7 +27,7 @@ class Pool:
     def __init__(self, toy: Accelerator, layer: AttentionLayer, page_size: int, dtype: str, pages: int = 200) -> None:
         self.platform = ToyPlatform(toy)
         self.layer = layer
-        group = CacheGroup("full", tuple(range(2)), layer.kv_heads, layer.head_dim, layer.head_dim)
+        group = FullAttention(tuple(range(2)), layer.kv_heads, layer.head_dim, layer.head_dim)
         self.kv: KVBuffers = self.platform.kv_buffers(KVLayout(group, page_size, dtype), pages)
         device = self.platform.device(0)
         self.backend = ToyPagedAttention(BackendContext(self.platform, device, self.kv, max_rows=8))

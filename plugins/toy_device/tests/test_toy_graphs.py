@@ -211,7 +211,7 @@ def test_lengths_that_are_not_applied_give_other_tokens(small: Small, monkeypatc
 
 def _device_pools(served: LocalEngine) -> list[torch.Tensor]:
     """Key and value buffers, [(pages + 1) * 4, heads, dim] each."""
-    attention: Any = served._engine.executor.worker.runner._attention  # type: ignore[attr-defined]
+    (attention,) = served._engine.executor.worker.runner._attention  # type: ignore[attr-defined]
     return [*attention._keys, *attention._values]
 
 
@@ -268,7 +268,7 @@ def test_graphs_stay_within_what_is_reserved_for_them(small: Small) -> None:
     with engine(small) as served:
         captured: Any = served._engine.executor.worker.runner._captured  # type: ignore[attr-defined]
         buffers = captured._buffers
-        taken = [tensor.nbytes for tensor in (buffers.tokens, buffers.positions, buffers.pages, buffers.logits)]
+        taken = [tensor.nbytes for tensor in (buffers.tokens, buffers.positions, *buffers.pages, buffers.logits)]
         taken += [block.host.nbytes() for block in captured._graphs._memory._blocks.values()]
         assert len(taken) > 4
         assert 0 < sum(taken) < reserved(served)

@@ -13,7 +13,7 @@ from srv.platform.capabilities import CAPABILITIES
 from srv.platform.checks import check_manifest
 from srv.platform.facts import Requires, Unfit
 from srv.platform.manifest import ProbeContext
-from srv.specs import CacheGroup
+from srv.specs import CacheSpec, FullAttention, SlidingWindow
 from srv_toy_device import facts
 from srv_toy_device.manifest import MANIFEST, probe
 
@@ -79,14 +79,14 @@ def test_the_probe_looks_for_what_it_needs_of_torch(
 
 
 class _Seen:
-    def __init__(self, *groups: CacheGroup) -> None:
+    def __init__(self, *groups: CacheSpec) -> None:
         self.model = type("Model", (), {"cache_groups": groups}) if groups else None
 
 
 def test_attention_says_which_models_it_cannot_serve() -> None:
-    full = CacheGroup("full", (0,), 2, 16, 16)
+    full, window = FullAttention((0,), 2, 16, 16), SlidingWindow((1,), 2, 16, 16, 8)
     assert isinstance(facts.check_attention(_Seen()), Requires)  # type: ignore[arg-type]
-    assert isinstance(facts.check_attention(_Seen(full)), Requires)  # type: ignore[arg-type]
-    against = facts.check_attention(_Seen(CacheGroup("latent", (0,), 1, 576, 512)))  # type: ignore[arg-type]
+    assert isinstance(facts.check_attention(_Seen(full, window)), Requires)  # type: ignore[arg-type]
+    against = facts.check_attention(_Seen(FullAttention((0,), 1, 576, 512)))  # type: ignore[arg-type]
     assert isinstance(against, Unfit)
-    assert len(against.reasons) == 2
+    assert len(against.reasons) == 1

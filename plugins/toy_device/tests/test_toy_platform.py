@@ -12,14 +12,14 @@ from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
-from srv.specs import CacheGroup, KVLayout
+from srv.specs import FullAttention, KVLayout
 from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import FACTS
 from srv_toy_device.manifest import MANIFEST
 
-GROUP = CacheGroup("full", (0, 1, 2), kv_heads=2, key_dim=8, value_dim=4)
+GROUP = FullAttention((0, 1, 2), kv_heads=2, key_dim=8, value_dim=4)
 
 
 @pytest.fixture

@@ -403,6 +403,30 @@ def _send(served: CheckedEngine, prompts: Sequence[list[int]], count: int = OUTP
     return [one.id for one in sent]
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Layer 0 has full attention; the others have a window of 9 tokens."""
+    return make_small("qwen2", tmp_path_factory.mktemp("qwen2"))
+
+
+@covers("disable_hybrid_swa_memory=false", "disable_hybrid_swa_memory=true", platform="cpu")
+def test_disable_hybrid_swa_memory(windowed: Small) -> None:
+    flags = {"page": PAGE, "chunk": PAGE, "max_running_requests": 1}
+    with engine(windowed, **flags) as apart, engine(windowed, disable_hybrid_swa_memory=True, **flags) as together:
+        assert len(apart.ready.pages) == 2
+        assert apart.ready.pages[1] < apart.ready.pages[0]
+        assert together.ready.pages == apart.ready.pages[:1]
+
+
+@covers("swa_full_tokens_ratio=0.0", "swa_full_tokens_ratio=1.0", platform="cpu")
+def test_swa_full_tokens_ratio(windowed: Small) -> None:
+    pages = {}
+    for ratio in (0, 0.5, 1):
+        with engine(windowed, page=PAGE, chunk=PAGE, swa_full_tokens_ratio=ratio) as made:
+            pages[ratio] = made.ready.pages
+    assert pages == {0: [256, 6], 0.5: [256, 128], 1: [256, 256]}
+
+
 @covers("max_running_requests=1", "max_running_requests=3", platform="cpu")
 def test_max_running_requests(small: Small) -> None:
     def running_and_waiting(limit: int) -> tuple[int, int]:

@@ -278,13 +278,6 @@ def test_a_default_follows_from_another_argument(argument: str, values: dict[str
     assert given(argument, **values) == expected
 
 
-@every("architecture", ["Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "GptOssForCausalLM"])
-def test_model_family_with_a_single_pool(architecture: str) -> None:
-    facts = Facts(device(), model(architecture=architecture), CAPABLE)
-    assert given("disable_hybrid_swa_memory", facts) is True
-    assert given("disable_hybrid_swa_memory") is None
-
-
 def test_weights_in_four_bits_compute_in_bfloat16() -> None:
     facts = Facts(device(), model(dtype="float16", quantization="mxfp4"), CAPABLE)
     assert given("dtype", facts) == "bfloat16"

@@ -32,12 +32,14 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
+from srv.memory.groups import PageGroup
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Limits, Scheduler
 from srv.testing.fake_executor import FakeExecutor, expected_tokens
 from srv.types import FinishReason
 
 PAGES = 64
+GROUPS = [PageGroup(PAGES, 4)]
 A, B, C = ([number, 7, 8, 9, 10] for number in (1, 2, 3))
 
 
@@ -108,8 +110,8 @@ class Harness:
         **given: object,
     ) -> None:
         bounds: Limits = limits(depth=depth, **given)
-        self.scheduler = scheduler(bounds, [PAGES], frozenset({END}))
-        fake = FakeExecutor([PAGES], bounds.page_size, step_error=lambda step: step in broken)
+        self.scheduler = scheduler(bounds, GROUPS, frozenset({END}))
+        fake = FakeExecutor(GROUPS, step_error=lambda step: step in broken)
         self.executor = InProcessExecutor(FakeRunner(fake, broken if while_launching else frozenset()))
         self._channel = InProcessChannel()
         self.loop = EngineLoop(self.scheduler, self.executor, self._channel, depth)

@@ -23,6 +23,7 @@ from srv.errors import EngineDead, InternalError, RankLost, Refusal, StartError
 from srv.executor.multi_process import MultiProcessExecutor, StepFailed
 from srv.executor.protocol import RankMemory
 from srv.executor.spec import EngineSpec, engine_spec
+from srv.memory.groups import PageGroup
 from srv.planning.budget import Budget
 from srv.planning.resolution import resolve_launch
 from srv.sched.plan import Plan, Result
@@ -31,7 +32,7 @@ from srv.testing.engine import user_input
 HELPERS = Path(scripted_rank.__file__).parent
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 PLAN = Plan(7, (), (), ())
-BUDGET = Budget((5,), 16, 80, ())
+BUDGET = Budget((PageGroup(5, 16),), 80, ())
 SIZES = ((40.0, 80), (39.9, 45))  # free, total
 
 

@@ -35,13 +35,14 @@ from srv.executor.rank_messages import (
     ToRank,
     digest,
 )
+from srv.memory.groups import PageGroup
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result, RowResult
 from srv.types import TokenLogprob
 from srv.worker.process import RankProcess
 
-BUDGET = Budget((5,), 16, 80, ())
+BUDGET = Budget((PageGroup(5, 16),), 80, ())
 TIMEOUT_MS = 10_000
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from every import every
 
 from srv.errors import IntegrityError
+from srv.memory.groups import PageGroup
 from srv.memory.radix import Match, RadixTree
 
 
 def tree_of(*texts: tuple[int, ...], page_size: int = 2) -> tuple[RadixTree, dict[tuple[int, ...], tuple[int, ...]]]:
     """A tree with these token sequences inserted in order; their page ids count up from 1."""
-    tree = RadixTree(page_size, 1)
+    tree = RadixTree([PageGroup(99, page_size)])
     pages: dict[tuple[int, ...], tuple[int, ...]] = {}
     first = 1
     for text in texts:
@@ -25,16 +28,16 @@ def tree_of(*texts: tuple[int, ...], page_size: int = 2) -> tuple[RadixTree, dic
 
 def test_matches_whole_pages_only() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
-    assert tree.match("", (1, 2, 3, 4, 5), 9).pages == 2
-    assert tree.match("", (1, 2, 3), 9).pages == 1
-    assert tree.match("", (1, 2, 3, 9), 9).pages == 1
-    assert tree.match("", (1, 9, 3, 4), 9).pages == 0
+    assert tree.match("", (1, 2, 3, 4, 5), 9).units == 2
+    assert tree.match("", (1, 2, 3), 9).units == 1
+    assert tree.match("", (1, 2, 3, 9), 9).units == 1
+    assert tree.match("", (1, 9, 3, 4), 9).units == 0
 
 
 def test_limit_bounds_the_match() -> None:
     tree, _ = tree_of((1, 2, 3, 4, 5, 6))
-    assert tree.match("", (1, 2, 3, 4, 5, 6), 2).pages == 2
-    assert tree.match("", (1, 2, 3, 4, 5, 6), 0).pages == 0
+    assert tree.match("", (1, 2, 3, 4, 5, 6), 2).units == 2
+    assert tree.match("", (1, 2, 3, 4, 5, 6), 0).units == 0
 
 
 @every("differs_at", range(20))
@@ -42,17 +45,17 @@ def test_a_long_node_matches_up_to_its_first_difference(differs_at: int) -> None
     text = tuple(range(20))
     tree, _ = tree_of(text, page_size=1)
     other = tuple(99 if place == differs_at else token for place, token in enumerate(text))
-    assert tree.match("", other, 20).pages == differs_at
+    assert tree.match("", other, 20).units == differs_at
 
 
 def test_namespaces_share_nothing() -> None:
     tree, _ = tree_of((1, 2))
-    assert tree.match("tenant", (1, 2), 9).pages == 0
+    assert tree.match("tenant", (1, 2), 9).units == 0
     tree.insert("tenant", (1, 2), [(9,)], 1)
     node, pages = tree.acquire("tenant", (1, 2), 9)
-    assert pages == ((9,),)
+    assert pages == ([9],)
     tree.unlock(node)
-    assert tree.unlocked_pages == 2
+    assert tree.unlocked == 2
 
 
 def test_insert_reports_pages_that_exist_and_adds_only_the_others() -> None:
@@ -60,16 +63,16 @@ def test_insert_reports_pages_that_exist_and_adds_only_the_others() -> None:
     _, present = tree.insert("", (1, 2, 3, 4, 5, 6), [(11, 12, 13)], 3)
     assert present == 2
     node, pages = tree.acquire("", (1, 2, 3, 4, 5, 6), 9)
-    assert pages == ((1, 2, 13),)
+    assert pages == ([1, 2, 13],)
     tree.unlock(node)
     tree.check_integrity()
 
 
 def test_a_branch_splits_a_node_and_keeps_both() -> None:
     tree, pages = tree_of((1, 2, 3, 4), (1, 2, 7, 8))
-    assert tree.match("", (1, 2, 3, 4), 9).pages == 2
-    assert tree.match("", (1, 2, 7, 8), 9).pages == 2
-    assert tree.unlocked_pages == 3  # the first page of the second sequence was already in the tree
+    assert tree.match("", (1, 2, 3, 4), 9).units == 2
+    assert tree.match("", (1, 2, 7, 8), 9).units == 2
+    assert tree.unlocked == 3  # the first page of the second sequence was already in the tree
     assert pages[1, 2, 7, 8][0] not in {page for node in tree.nodes() for page in node.pages[0]}
 
 
@@ -86,9 +89,10 @@ def test_a_lock_survives_a_split() -> None:
 def test_match_has_the_number_of_evictable_pages_it_would_lock() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
     node, _ = tree.acquire("", (1, 2), 9)
-    assert tree.match("", (1, 2, 3, 4), 9) == Match(pages=2, unlocked=1)
+    found = tree.match("", (1, 2, 3, 4), 9)
+    assert found == Match(units=2, tokens=4, held=(2,), trimmed=(0,), unlocked=(1,))
     tree.unlock(node)
-    assert tree.match("", (1, 2, 3, 4), 9) == Match(pages=2, unlocked=2)
+    assert tree.match("", (1, 2, 3, 4), 9) == replace(found, unlocked=(2,))
 
 
 def test_evicts_the_least_recently_used_leaf_first() -> None:
@@ -110,7 +114,7 @@ def test_evicts_leaves_before_their_parents() -> None:
 def test_evicting_part_of_a_leaf_keeps_its_head() -> None:
     tree, _ = tree_of(tuple(range(8)), page_size=1)
     assert tree.evict(2) == ((7, 8),)
-    assert tree.match("", tuple(range(8)), 9).pages == 6
+    assert tree.match("", tuple(range(8)), 9).units == 6
     tree.check_integrity()
 
 
@@ -118,8 +122,8 @@ def test_locked_pages_are_never_evicted() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
     node, _ = tree.acquire("", (1, 2), 9)
     assert tree.evict(5) == ((2,),)
-    assert tree.locked_pages == 1
-    with pytest.raises(IntegrityError, match="1 pages are locked"):
+    assert tree.locked == 1
+    with pytest.raises(IntegrityError, match="1 units are locked"):
         tree.clear()
     tree.unlock(node)
     assert tree.clear() == ((1,),)
@@ -137,7 +141,7 @@ def test_a_namespace_without_pages_is_removed() -> None:
     tree, _ = tree_of()
     for number in range(50):
         node, pages = tree.acquire(f"tenant {number}", (1, 2), 9)
-        assert pages == ((),)
+        assert pages == ([],)
         tree.unlock(node)
     assert list(tree.nodes()) == []
 
@@ -165,9 +169,9 @@ def test_the_order_of_eviction_does_not_grow_with_use() -> None:
 
 
 def test_pages_of_all_cache_groups_are_evicted_together() -> None:
-    tree = RadixTree(2, 2)
+    tree = RadixTree([PageGroup(99, 2), PageGroup(99, 2)])
     tree.insert("", (1, 2, 3, 4), [(1, 2), (8, 9)], 2)
     node, pages = tree.acquire("", (1, 2, 3, 4), 1)
-    assert pages == ((1,), (8,))
+    assert pages == ([1], [8])
     assert tree.evict(9) == ((2,), (9,))
     tree.unlock(node)

@@ -11,8 +11,9 @@ from every import every
 from srv.args.config import make_config
 from srv.errors import Refusal
 from srv.models.architectures.registry import native_config
-from srv.planning.budget import bytes_per_page, compute, estimate, weight_bytes
-from srv.specs import CacheGroup, KVLayout
+from srv.planning.budget import compute, estimate, weight_bytes
+from srv.planning.pools import bytes_per_page
+from srv.specs import FullAttention, KVLayout, SlidingWindow
 
 TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
 
@@ -80,15 +81,65 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         estimate(config(), model(), device(2**27))
 
 
-def test_page_bytes_are_the_sum_over_cache_groups() -> None:
-    groups = (CacheGroup("full", (0, 1), 4, 64, 64), CacheGroup("window", (2,), 2, 32, 32))
+def test_groups_of_full_attention_have_equal_numbers_of_pages() -> None:
+    groups = (FullAttention((0, 1), 4, 64, 64), FullAttention((2,), 2, 32, 32))
     two = model(cache_groups=groups)
-    assert bytes_per_page(config(), two) == 2 * 4 * 128 * 2 + 2 * 64 * 2
-    assert len(compute(config(), two, free_bytes=15 * GIB, total_bytes=16 * GIB).pages) == 2
+    assert bytes_per_page(config(), two) == [2 * 4 * 128 * 2, 2 * 64 * 2]
+    pages = compute(config(), two, free_bytes=15 * GIB, total_bytes=16 * GIB).pages
+    assert pages == (7 * GIB // (2 * 4 * 128 * 2 + 2 * 64 * 2) - 1,) * 2
+
+
+WINDOWED = (FullAttention((0,), 4, 64, 64), SlidingWindow((1, 2, 3), 4, 64, 64, 100))
+LAYER = 4 * 128 * 2  # bytes of one token in one layer
+
+
+def windowed(**values: object):  # type: ignore[no-untyped-def]
+    """A pool for a model with one layer of full attention and three with a window of 100 tokens."""
+    given = {"page_size": 10, "chunked_prefill_size": 200, "max_running_requests": 3, **values}
+    return compute(config(**given), model(cache_groups=WINDOWED), free_bytes=15 * GIB, total_bytes=16 * GIB)
+
+
+def test_a_window_has_pages_for_all_running_requests_and_the_other_layers_get_the_rest() -> None:
+    budget = windowed(disable_radix_cache=True)
+    decoding = 12  # 99 tokens, up to 9 after the last whole page, and 2 in flight, wherever the first page begins
+    assert budget.pages[1] == 3 * decoding + 2 * 200 // 10
+    assert budget.pages[0] == (7 * GIB - (budget.pages[1] + 1) * 30 * LAYER) // (10 * LAYER) - 1
+    assert dict(budget.breakdown)["pages_1"].endswith("for the last 100 tokens of 3 running requests")
+    one_pool = windowed(disable_hybrid_swa_memory=True)
+    assert one_pool.pages == (7 * GIB // (40 * LAYER) - 1,)
+    assert budget.pages[0] > 3.9 * one_pool.pages[0]
+
+
+def test_a_window_has_pages_for_the_ends_of_cached_prefixes() -> None:
+    budget, without = windowed(), windowed(disable_radix_cache=True)
+    assert budget.pages[1] == without.pages[1] + budget.pages[0] // 8
+    assert dict(budget.breakdown)["pages_1"].endswith("of 3 running requests and of cached prefixes")
+
+
+def test_a_window_never_has_more_pages_than_full_attention() -> None:
+    assert windowed(max_total_tokens=300).pages == (30, 30)
+
+
+def test_the_ratio_of_a_window_can_be_chosen() -> None:
+    budget = windowed(swa_full_tokens_ratio=0.5)
+    assert abs(budget.pages[1] - budget.pages[0] / 2) <= 1
+    assert windowed(swa_full_tokens_ratio=0.0).pages[1] == 52  # for one request: 99 + 9 + 400 tokens
+    assert 10 * LAYER * (budget.pages[0] + 1) + 30 * LAYER * (budget.pages[1] + 1) <= 7 * GIB
+
+
+def test_a_model_with_windows_only_takes_requests_of_any_length() -> None:
+    only = (SlidingWindow((0, 1), 4, 64, 64, 100),)
+    given = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=520)
+    budget = compute(given, model(cache_groups=only), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert (budget.pages, budget.max_request_tokens) == ((52,), 1000)
+    less = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=510)
+    budget = compute(less, model(cache_groups=only), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert (budget.pages, budget.max_request_tokens) == ((51,), 510)
 
 
 def test_kv_dtype_determines_the_size_of_a_page() -> None:
-    assert bytes_per_page(config(kv_cache_dtype="float32"), model()) == 2 * bytes_per_page(config(), model())
+    (wide,), (narrow,) = bytes_per_page(config(kv_cache_dtype="float32"), model()), bytes_per_page(config(), model())
+    assert wide == 2 * narrow
 
 
 def test_unresolved_dtype_counts_as_the_largest() -> None:
@@ -98,7 +149,7 @@ def test_unresolved_dtype_counts_as_the_largest() -> None:
 
 
 def test_int8_page_includes_its_scales() -> None:
-    group = CacheGroup("full", (0, 1, 2), 4, 64, 32)
+    group = FullAttention((0, 1, 2), 4, 64, 32)
     assert KVLayout(group, 16, "int8").bytes_per_page() == 3 * 16 * 4 * (64 + 4 + 32 + 4)
     assert KVLayout(group, 16, "float16").bytes_per_page() == 3 * 16 * 4 * (64 + 32) * 2
 

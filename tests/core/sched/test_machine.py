@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sched_driver import END, Driver, embedding, followed, limits, message
 
 from srv.io.messages import Output
+from srv.memory.groups import PageGroup
 from srv.sched.scheduler import Limits
 from srv.testing.fake_executor import FakeExecutor, expected_tokens, expected_vectors, kv_cells_of
 from srv.types import FinishReason, Pooling, RequestSpec
@@ -28,7 +29,6 @@ LIMITS = st.builds(
     max_queued_requests=st.sampled_from([None, None, 3]),
     chunked_prefill_size=st.sampled_from([-1, 1, 3, 16, 512]),
     max_prefill_tokens=st.sampled_from([4, 30]),
-    page_size=st.sampled_from([1, 2, 4]),
     context_length=st.just(CONTEXT),
     conservativeness=st.sampled_from([0.01, 0.01, 1.0]),
     policy=st.sampled_from(["fcfs", "lpm"]),
@@ -63,26 +63,34 @@ class Expectation:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         given=LIMITS,
-        pool=st.integers(36, 56),
-        groups=st.sampled_from([1, 1, 2]),
+        pool=st.integers(40, 60),
+        page_sizes=st.sampled_from([(1,), (2,), (4,), (2, 2), (1, 4)]),
+        windows=st.sampled_from([(None, None), (None, None), (None, 3), (None, 9), (5, None), (4, 7)]),
         failing=st.booleans(),
         ranks=st.sampled_from([1, 1, 3]),
     )
-    def start(self, given: Limits, pool: int, groups: int, failing: bool, ranks: int) -> None:
+    def start(
+        self,
+        given: Limits,
+        pool: int,
+        page_sizes: tuple[int, ...],
+        windows: tuple[int | None, int | None],
+        failing: bool,
+        ranks: int,
+    ) -> None:
         def fails(number: int, one_in: int) -> bool:
             return failing and number * 2654435761 % 2**32 // 65536 % one_in == 0
 
-        totals = [pool // given.page_size + 3 * group for group in range(groups)]
+        groups = [PageGroup(pool // size + 3 * number, size, windows[number]) for number, size in enumerate(page_sizes)]
 
         def rank() -> FakeExecutor:
             return FakeExecutor(
-                totals,
-                given.page_size,
+                groups,
                 row_error=lambda step, slot: fails(step * 8 + slot + 1, 60),
                 step_error=lambda step: fails(step + 1, 25),
             )
 
-        self.driver = Driver(given, totals, rank() if ranks == 1 else FakeRanks(rank, ranks))
+        self.driver = Driver(given, executor=rank() if ranks == 1 else FakeRanks(rank, ranks), groups=groups)
         self.expected: dict[str, Expectation] = {}
         self.refused = 0
 
@@ -258,7 +266,7 @@ def test_better_prefix_matches_starve_no_request() -> None:
 
 def test_newcomers_do_not_starve_a_retracted_request() -> None:
     """In a pool for one and a half requests, the older of two always advances while short ones keep arriving."""
-    driver = Driver(limits(page_size=1, conservativeness=0.01, depth=2, max_running_requests=4), [30])
+    driver = Driver(limits(conservativeness=0.01, depth=2, max_running_requests=4), [30], page_size=1)
     driver.add(message("first", [1, 2, 3], max_tokens=24))
     driver.add(message("second", [4, 5, 6], max_tokens=24))
     for number in range(400):

@@ -10,6 +10,7 @@ from sched_driver import END, Driver, embedding, limits, message
 
 from srv.errors import InternalError
 from srv.io.messages import Output
+from srv.memory.groups import PageGroup
 from srv.sched.plan import Plan, Result, RowResult
 from srv.testing.fake_executor import FakeExecutor, expected_tokens, expected_vectors, kv_cells_of
 from srv.types import FinishReason, Pooling
@@ -30,7 +31,7 @@ def shape(plan: Plan) -> list[tuple[int, int, int]]:
 @every("chunk", [-1, 1, 16, 512])
 @every("page_size", [1, 4, 16])
 def test_tokens_do_not_depend_on_chunks_depth_or_page_size(depth: int, chunk: int, page_size: int) -> None:
-    driver = Driver(limits(depth=depth, chunked_prefill_size=chunk, page_size=page_size), [400 // page_size])
+    driver = Driver(limits(depth=depth, chunked_prefill_size=chunk), [400 // page_size], page_size=page_size)
     prompts = [prompt_of(length, first) for first, length in enumerate([1, 5, 16, 33, 40])]
     for number, prompt in enumerate(prompts):
         driver.add(message(str(number), prompt, max_tokens=12))
@@ -105,7 +106,7 @@ def test_two_steps_in_flight_plan_the_next_row_before_the_token_is_known() -> No
 
 
 def test_plans_contain_only_new_pages() -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     driver.add(message("a", prompt_of(6), max_tokens=5))
     driver.run()
     assert [len(plan.rows[0].new_pages[0]) for plan in driver.plans] == [2, 0, 0, 1, 0]
@@ -149,7 +150,7 @@ def test_the_next_row_is_planned_while_drafts_are_in_flight() -> None:
 @every("steps", [2, 3, 4, 5, 6])
 def test_kv_of_rejected_drafts_is_not_shared(steps: int) -> None:
     """The fake executor fails if a later request would read it."""
-    driver = Driver(limits(page_size=1, drafts=3))
+    driver = Driver(limits(drafts=3), page_size=1)
     driver.add(message("a", prompt_of(6), max_tokens=40))
     for _ in range(steps):
         driver.submit()
@@ -314,7 +315,7 @@ def test_abort_in_flight_is_answered_when_the_last_row_has_been_applied() -> Non
 
 
 def test_kv_of_an_aborted_request_can_still_be_hit() -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     driver.add(message("a", prompt_of(9)))
     driver.submit()
     driver.abort(["a"])
@@ -354,7 +355,7 @@ def refused(output: Output | None) -> str:
 
 
 def test_requests_that_can_never_run_are_refused_with_a_code() -> None:
-    driver = Driver(limits(page_size=4, context_length=100), [10])
+    driver = Driver(limits(context_length=100), [10])
     assert refused(driver.add(message("a", []))) == "empty_prompt"
     assert refused(driver.add(message("b", prompt_of(100)))) == "context_length_exceeded"
     assert refused(driver.add(message("c", prompt_of(20), max_tokens=22))) == "exceeds_pool"
@@ -384,7 +385,7 @@ def test_a_token_outside_the_vocabulary_is_refused_alone(
 
 
 def test_the_largest_request_that_fits_the_pool_runs() -> None:
-    driver = Driver(limits(page_size=4), [10])
+    driver = Driver(limits(), [10])
     assert driver.scheduler.max_request_tokens == 41
     assert driver.add(message("a", prompt_of(20), max_tokens=21)) is None
     driver.run()
@@ -412,7 +413,7 @@ def test_a_duplicate_request_id_is_refused_and_the_first_request_keeps_running()
 
 
 def test_a_repeated_prompt_hits_all_but_what_must_be_computed() -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     for name in ("a", "b"):
         driver.add(message(name, prompt_of(16), max_tokens=1))
         driver.run()
@@ -423,7 +424,7 @@ def test_a_repeated_prompt_hits_all_but_what_must_be_computed() -> None:
 
 
 def test_output_is_shared_too() -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     driver.add(message("a", prompt_of(8), max_tokens=9))
     driver.run()
     longer = prompt_of(8) + driver.tokens("a") + [1, 2]
@@ -433,7 +434,7 @@ def test_output_is_shared_too() -> None:
 
 
 def test_a_prompt_is_shared_as_soon_as_it_is_computed() -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     driver.add(message("a", prompt_of(16), max_tokens=20))
     driver.submit()
     driver.apply()
@@ -473,7 +474,7 @@ def test_flush_waits_for_running_requests() -> None:
 
 @every(("start", "hit"), [(0, 0), (1, 0), (4, 0), (5, 4), (11, 8), (16, 12), (99, 12)])
 def test_prompt_logprobs_limit_the_hit(start: int, hit: int) -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     driver.add(message("a", prompt_of(16), max_tokens=1))
     driver.run()
     driver.add(message("b", prompt_of(16), max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=start))
@@ -486,7 +487,7 @@ def test_prompt_logprobs_limit_the_hit(start: int, hit: int) -> None:
 @every("depth", [1, 2])
 @every("chunk", [1, 3, 16, -1])
 def test_each_prompt_position_is_scored_once(depth: int, chunk: int) -> None:
-    driver = Driver(limits(page_size=4, depth=depth, chunked_prefill_size=chunk))
+    driver = Driver(limits(depth=depth, chunked_prefill_size=chunk))
     driver.add(message("a", prompt_of(14), max_tokens=3, prompt_logprobs=0, prompt_logprobs_start=5))
     driver.run()
     scores = [score.logprob for output in driver.outputs["a"] for score in output.prompt_logprobs or ()]
@@ -502,7 +503,7 @@ def test_each_prompt_position_is_scored_once(depth: int, chunk: int) -> None:
 def test_an_embedding_pools_each_position_once_and_ends_with_its_prompt(
     pooling: Pooling, depth: int, chunk: int
 ) -> None:
-    driver = Driver(limits(page_size=4, depth=depth, chunked_prefill_size=chunk))
+    driver = Driver(limits(depth=depth, chunked_prefill_size=chunk))
     driver.add(embedding("a", prompt_of(14), pooling))
     driver.run()
     cells = kv_cells_of(prompt_of(14))
@@ -514,7 +515,7 @@ def test_an_embedding_pools_each_position_once_and_ends_with_its_prompt(
 
 @every(("pooling", "hit"), [(Pooling.LAST, 12), (Pooling.MEAN, 0)])
 def test_a_mean_is_computed_from_every_position_and_the_last_token_hits_the_rest(pooling: Pooling, hit: int) -> None:
-    driver = Driver(limits(page_size=4))
+    driver = Driver(limits())
     driver.add(message("a", prompt_of(16), max_tokens=1))
     driver.run()
     driver.add(embedding("b", prompt_of(16), pooling))
@@ -527,7 +528,7 @@ def test_a_mean_is_computed_from_every_position_and_the_last_token_hits_the_rest
 
 @every("depth", [1, 2])
 def test_hidden_states_are_returned_once_per_position_also_after_a_retraction(depth: int) -> None:
-    driver = Driver(limits(page_size=1, conservativeness=0.01, chunked_prefill_size=16, depth=depth), [45])
+    driver = Driver(limits(conservativeness=0.01, chunked_prefill_size=16, depth=depth), [45], page_size=1)
     for number in range(3):
         driver.add(message(str(number), prompt_of(8, number), max_tokens=30, hidden_states=number == 2))
     driver.run()
@@ -550,13 +551,28 @@ def test_a_prompt_as_long_as_the_context_can_be_embedded_but_not_continued() -> 
     assert driver.vectors("a") != b""
 
 
+# ---- sliding windows
+
+
+@every("depth", [1, 2])
+def test_pages_behind_a_window_are_freed_once_no_step_in_flight_reads_them(depth: int) -> None:
+    groups = [PageGroup(64, 4), PageGroup(12, 4, window=5)]
+    driver = Driver(limits(depth=depth, chunked_prefill_size=8), groups=groups)
+    driver.add(message("a", prompt_of(60), max_tokens=20))
+    for _ in range(depth):
+        driver.submit()  # its check of integrity compares what was freed with the confirmed tokens
+    driver.run()
+    assert driver.tokens("a") == expected_tokens(prompt_of(60), 20)
+    assert driver.scheduler.stats().pages_held == 0
+
+
 # ---- retraction
 
 
 def tight(**changes: object) -> Driver:
     """A pool for about two requests, of which three are admitted, because little output is expected."""
-    given = limits(page_size=1, conservativeness=0.01, **{"chunked_prefill_size": 16, **changes})
-    driver = Driver(given, [45])
+    given = limits(conservativeness=0.01, **{"chunked_prefill_size": 16, **changes})
+    driver = Driver(given, [45], page_size=1)
     for number in range(3):
         driver.add(message(str(number), prompt_of(8, number), max_tokens=30))
     return driver
@@ -593,7 +609,7 @@ def rows_of(driver: Driver, plan: Plan) -> list[str]:
 
 
 def test_a_victim_in_flight_gets_no_row_and_is_retracted_after_its_step() -> None:
-    driver = Driver(limits(page_size=4, depth=2, conservativeness=0.01), [6])
+    driver = Driver(limits(depth=2, conservativeness=0.01), [6])
     driver.add(message("old", prompt_of(7), max_tokens=10))
     driver.add(message("young", prompt_of(6, 1), max_tokens=12))
     driver.submit()
@@ -636,7 +652,7 @@ def test_cached_tokens_do_not_count_a_resumed_requests_own_prefix() -> None:
 
 
 def test_a_prompt_retracted_half_way_is_scored_once() -> None:
-    driver = Driver(limits(page_size=1, conservativeness=0.01, chunked_prefill_size=2), [50])
+    driver = Driver(limits(conservativeness=0.01, chunked_prefill_size=2), [50], page_size=1)
     driver.add(message("0", prompt_of(4), max_tokens=46))
     for _ in range(20):
         driver.submit()
@@ -651,7 +667,7 @@ def test_a_prompt_retracted_half_way_is_scored_once() -> None:
 
 def test_the_estimate_reserves_pages_for_expected_output() -> None:
     def admitted_together(conservativeness: float) -> int:
-        driver = Driver(limits(page_size=1, conservativeness=conservativeness), [100])
+        driver = Driver(limits(conservativeness=conservativeness), [100], page_size=1)
         for number in range(8):
             driver.add(message(str(number), prompt_of(8, number), max_tokens=32))
         plan = driver.submit()
@@ -672,7 +688,7 @@ def arrivals(driver: Driver, wave: str) -> int:
 
 
 def test_the_estimate_decays_while_decoding_succeeds_and_is_reset_when_idle() -> None:
-    driver = Driver(limits(page_size=1, max_running_requests=32), [1000])
+    driver = Driver(limits(max_running_requests=32), [1000], page_size=1)
     driver.add(message("long", prompt_of(4), max_tokens=700))
     for _ in range(601):
         driver.submit()
@@ -701,7 +717,7 @@ def test_a_retraction_raises_the_estimate() -> None:
 
 
 def test_a_failed_row_fails_only_its_request() -> None:
-    executor = FakeExecutor([64], 4, row_error=lambda step, slot: step == 3 and slot == 1)
+    executor = FakeExecutor([PageGroup(64, 4)], row_error=lambda step, slot: step == 3 and slot == 1)
     driver = Driver(limits(depth=2), executor=executor)
     for number in range(3):
         driver.add(message(str(number), prompt_of(8, number), max_tokens=10))
@@ -713,7 +729,7 @@ def test_a_failed_row_fails_only_its_request() -> None:
 
 
 def test_kv_of_a_failed_request_is_not_shared() -> None:
-    executor = FakeExecutor([64], 4, row_error=lambda step, slot: step == 1)
+    executor = FakeExecutor([PageGroup(64, 4)], row_error=lambda step, slot: step == 1)
     driver = Driver(limits(chunked_prefill_size=8), executor=executor)
     driver.add(message("a", prompt_of(16)))
     driver.run()
@@ -723,7 +739,7 @@ def test_kv_of_a_failed_request_is_not_shared() -> None:
 
 @every("depth", [1, 2])
 def test_a_failed_step_fails_only_its_requests(depth: int) -> None:
-    executor = FakeExecutor([64], 4, step_error=lambda step: step == 2)
+    executor = FakeExecutor([PageGroup(64, 4)], step_error=lambda step: step == 2)
     driver = Driver(limits(depth=depth, max_running_requests=2), executor=executor)
     for number in range(4):
         driver.add(message(str(number), prompt_of(8, number), max_tokens=10))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from every import every
 from sched_driver import Driver, limits, message
 
+from srv.memory.groups import PageGroup
 from srv.sched.queue import MAX_TIMES_BYPASSED
 from srv.sched.sharing import common_prefix_length
 from srv.testing.fake_executor import FakeExecutor, expected_tokens
@@ -15,8 +16,10 @@ PROMPT = [(place * 7) % 48 for place in range(16)]
 OTHER = [(place * 5 + 1) % 48 for place in range(16)]
 
 
-def driver_of(pages: int = 400, executor: FakeExecutor | None = None, **changes: object) -> Driver:
-    return Driver(limits(**{"page_size": PAGE, **changes}), [pages], executor)
+def driver_of(
+    pages: int = 400, executor: FakeExecutor | None = None, page_size: int = PAGE, **changes: object
+) -> Driver:
+    return Driver(limits(**changes), [pages], executor, page_size=page_size)
 
 
 @every("depth", [1, 2])
@@ -25,8 +28,8 @@ def driver_of(pages: int = 400, executor: FakeExecutor | None = None, **changes:
 @every("page_size", [1, 16])
 def test_eight_equal_prompts_are_computed_once(depth: int, policy: str, chunk: int, page_size: int) -> None:
     prompt = [(place * 7) % 48 for place in range(500)]
-    given = limits(page_size=page_size, depth=depth, policy=policy, chunked_prefill_size=chunk)
-    driver = Driver(given, [4000 // page_size])
+    given = limits(depth=depth, policy=policy, chunked_prefill_size=chunk)
+    driver = Driver(given, [4000 // page_size], page_size=page_size)
     for number in range(8):
         driver.add(message(str(number), prompt, max_tokens=1))
     driver.run()
@@ -129,7 +132,7 @@ def test_the_next_request_becomes_the_producer_when_the_producer_is_aborted(dept
 
 
 def test_the_next_request_becomes_the_producer_when_the_producer_fails() -> None:
-    executor = FakeExecutor([400], PAGE, row_error=lambda step, slot: step == 0)
+    executor = FakeExecutor([PageGroup(400, PAGE)], row_error=lambda step, slot: step == 0)
     driver = driver_of(executor=executor)
     for name in ("first", "second", "third"):
         driver.add(message(name, PROMPT))

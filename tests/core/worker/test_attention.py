@@ -14,7 +14,7 @@ from engine_small import Small, engine, make_small, messages
 from torch import Tensor
 
 from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer, BackendContext, KVBuffers
-from srv.specs import CacheGroup, KVLayout
+from srv.specs import FullAttention, KVLayout
 from srv.worker.attention import SplitAttention, StepAttention
 
 HEADS, KV_HEADS, DIM, LAYERS, PAGE, PAGES = 6, 2, 8, 2, 4, 40
@@ -38,7 +38,7 @@ class Pool:
     def __init__(self, make: Callable[[BackendContext], AttentionBackend], value_dim: int = DIM) -> None:
         generator = torch.Generator().manual_seed(2)
         self.value_dim = value_dim
-        group = CacheGroup("full", tuple(range(LAYERS)), KV_HEADS, DIM, value_dim)
+        group = FullAttention(tuple(range(LAYERS)), KV_HEADS, DIM, value_dim)
         dims = [DIM] * LAYERS + [value_dim] * LAYERS
         buffers = [torch.randn(PAGES + 1, PAGE, KV_HEADS, dim, generator=generator) for dim in dims]
         self.kv = KVBuffers(KVLayout(group, PAGE, "float32"), tuple(buffers[:LAYERS]), tuple(buffers[LAYERS:]))
@@ -48,7 +48,7 @@ class Pool:
         """The output of two layers in one step."""
         generator = torch.Generator().manual_seed(3)
         tokens = sum(batch.query_lens)
-        attend = StepAttention(self.backend, batch)
+        attend = StepAttention([self.backend], batch.query_lens, batch.kv_lens, [batch.page_table], batch.lengths)
         outs: list[Tensor] = []
         for index in range(LAYERS):
             layer = AttentionLayer(index, HEADS, KV_HEADS, DIM, DIM**-0.5, window)

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.platform.interface import AttentionBackend, AttentionBatch
+from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
 from srv.sample.pooling import VectorRow
 from srv.sample.verify import DraftRows, DraftShape
 from srv.worker.batch import Inputs
 from srv.worker.graphs import CapturedSteps, StaticBuffers, one_token_per_row
+from srv.worker.slots import PageTables
 
 VOCAB = 3
 
@@ -24,7 +25,7 @@ class Model(CausalLM):
     """Its logits are the token, the position and the first page of each row."""
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> torch.Tensor:
-        pages = cast(Any, context.attend)(None, None, None, None)
+        pages = cast(Any, context.attend)(AttentionLayer(0, 1, 1, 1, 1.0), None, None, None)
         return torch.stack([inputs.tokens, inputs.positions, pages[:, 0]], dim=-1).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -65,9 +66,9 @@ def steps(
     rows: tuple[int, ...] = (2, 4), padding: bool = True
 ) -> tuple[CapturedSteps, Attention, Again, StaticBuffers]:
     attention, graphs = Attention(), Again()
-    buffers = StaticBuffers(rows[-1], 5, VOCAB, torch.float32, torch.device("cpu"))
+    buffers = StaticBuffers(rows[-1], [5], VOCAB, torch.float32, torch.device("cpu"))
     backend = cast(AttentionBackend, attention)
-    made = CapturedSteps(Model(), backend, graphs, buffers, rows, padding=padding)
+    made = CapturedSteps(Model(), [backend], graphs, buffers, rows, padding=padding)
     made.capture()
     attention.planned.clear()
     return made, attention, graphs, buffers
@@ -87,8 +88,9 @@ def inputs(rows: int, tokens: int | None = None, scores: bool = False, vectors: 
     )
 
 
-def table(*rows: list[int]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int32)
+def table(*rows: list[int]) -> PageTables:
+    """The page tables of one cache group."""
+    return (torch.tensor(rows, dtype=torch.int32),)
 
 
 def test_the_largest_is_captured_first() -> None:
@@ -120,7 +122,7 @@ def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> Non
     logits = made.replay(4, inputs(3), table([1], [2], [3]))
     assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 2.0], [12.0, 22.0, 3.0]]
     assert (buffers.tokens[3].item(), buffers.positions[3].item()) == (0, 0)
-    assert buffers.pages.tolist() == [[1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5]
+    assert buffers.pages[0].tolist() == [[1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5]
     batch = attention.planned[-1]
     assert (batch.query_lens, batch.kv_lens, batch.graph) == ([1] * 4, [21, 22, 23, 1], 4)
     assert graphs.replayed[-1] == (4, batch)
@@ -133,7 +135,7 @@ def test_plans_of_equal_row_counts_use_the_same_addresses() -> None:
         count = made.count_for(given)
         assert count is not None
         made.replay(count, given, table(*[[5]] * rows))
-    assert {batch.page_table.data_ptr() for batch in attention.planned} == {buffers.pages.data_ptr()}
+    assert {batch.page_table.data_ptr() for batch in attention.planned} == {buffers.pages[0].data_ptr()}
     assert [batch.page_table.shape for batch in attention.planned] == [(2, 5), (2, 5), (4, 5), (2, 5)]
 
 
@@ -141,11 +143,11 @@ def test_an_unchanged_page_table_is_not_copied_again() -> None:
     made, _, _, buffers = steps()
     pages = table([1, 2], [3, 4])
     made.replay(2, inputs(2), pages)
-    buffers.pages.zero_()  # overwritten to detect whether they are filled again
+    buffers.pages[0].zero_()  # overwritten to detect whether they are filled again
     made.replay(2, inputs(2), pages)
-    assert buffers.pages.count_nonzero() == 0
+    assert buffers.pages[0].count_nonzero() == 0
     made.replay(2, inputs(2), table([1, 2], [3, 4]))
-    assert buffers.pages[:2, :2].tolist() == [[1, 2], [3, 4]]
+    assert buffers.pages[0][:2, :2].tolist() == [[1, 2], [3, 4]]
 
 
 def test_the_same_table_is_padded_for_another_row_count() -> None:
@@ -154,9 +156,9 @@ def test_the_same_table_is_padded_for_another_row_count() -> None:
     made.replay(4, inputs(4), four)
     pages = table([5])
     made.replay(2, inputs(1), pages)
-    assert buffers.pages[:, 0].tolist() == [5, 0, 3, 4]
+    assert buffers.pages[0][:, 0].tolist() == [5, 0, 3, 4]
     made.replay(4, inputs(1), pages)
-    assert buffers.pages[:, 0].tolist() == [5, 0, 0, 0]
+    assert buffers.pages[0][:, 0].tolist() == [5, 0, 0, 0]
     assert buffers.tokens.tolist() == [10, 0, 0, 0]
     assert buffers.positions.tolist() == [20, 0, 0, 0]
 
@@ -176,7 +178,7 @@ def test_a_step_with_drafts_is_replayed_with_one_row_per_token() -> None:
     assert made.count_for(replace(drafted, drafts_only=False)) is None  # a prompt chunk is among the rows
     logits = made.replay(4, *one_token_per_row(drafted, table([1, 2], [3, 0])))
     assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 1.0], [12.0, 22.0, 3.0]]
-    assert buffers.pages[:3].tolist() == [[1, 2, 0, 0, 0], [1, 2, 0, 0, 0], [3, 0, 0, 0, 0]]
+    assert buffers.pages[0][:3].tolist() == [[1, 2, 0, 0, 0], [1, 2, 0, 0, 0], [3, 0, 0, 0, 0]]
     batch = attention.planned[-1]
     assert (batch.query_lens, batch.kv_lens) == ([1] * 4, [24, 25, 26, 1])
     assert batch.lengths is not None

@@ -33,24 +33,24 @@ def decoding(name: int, computed: int, score: int = 0) -> Row:
 class TestPageTable:
     def test_it_is_as_wide_as_the_longest_of_the_slots(self) -> None:
         slots = started(0, 2, 3, pages=(1, 3, 2))
-        assert slots.page_table(0, (2, 0)).tolist() == [[21, 22, 23], [1, 0, 0]]
-        assert slots.page_table(0, (0,)).tolist() == [[1]]
+        assert slots.page_tables((2, 0))[0].tolist() == [[21, 22, 23], [1, 0, 0]]
+        assert slots.page_tables((0,))[0].tolist() == [[1]]
 
     def test_it_is_the_same_until_pages_or_slots_change(self) -> None:
         slots = started(0, 2, pages=(1, 2))
-        table = slots.page_table(0, (0, 2))
-        assert slots.page_table(0, (0, 2)) is table
-        assert slots.page_table(0, (2, 0)) is not table
+        table = slots.page_tables((0, 2))[0]
+        assert slots.page_tables((0, 2))[0] is table
+        assert slots.page_tables((2, 0))[0] is not table
 
     def test_a_returned_table_is_never_changed(self) -> None:
         """A device may still be copying it."""
         slots = started(0, pages=(1,))
-        before = slots.page_table(0, (0,))
+        before = slots.page_tables((0,))[0]
         slots.append_pages(Row(0, 3, 1, True, ((5,),)))
-        after = slots.page_table(0, (0,))
+        after = slots.page_tables((0,))[0]
         slots.end(0)
         assert (before.tolist(), after.tolist()) == ([[1]], [[1, 5]])
-        assert slots.page_table(0, (0,)).tolist() == [[]]
+        assert slots.page_tables((0,))[0].tolist() == [[]]
 
 
 @pytest.mark.parametrize("names", [(0,), (2, 3, 4), (3, 2), (1, 5, 6), (7, 0)], ids=str)

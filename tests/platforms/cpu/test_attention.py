@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
-from srv.specs import CacheGroup, KVLayout
+from srv.specs import FullAttention, KVLayout
 from srv_cpu.attention import TorchNativeAttention
 from srv_cpu.packed import INTERLEAVE, ORDER, shapes
 from srv_kernels import oracles
@@ -70,7 +70,7 @@ class World:
             self.table[row, :count] = torch.tensor([ids.pop() for _ in range(count)], dtype=torch.int32)
         self.packed = backend is NativeAttention
         plain = (pages + 1, page_size, heads[1], dim)
-        group = CacheGroup("full", tuple(range(layers)), heads[1], dim, dim)
+        group = FullAttention(tuple(range(layers)), heads[1], dim, dim)
         order = ORDER if self.packed else "page_token_head"
         layout = KVLayout(group, page_size, str(self.pool).removeprefix("torch."), order)
         key_shape, value_shape = shapes(layout, pages + 1) if self.packed else (plain, plain)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import above, at_least, between, fraction
 from srv.args.spec import Arg
 
-_WINDOWS = "separate KV pools for sliding-window layers are not implemented yet"
+_RATIO = "a ratio between one pool and separate ones is not implemented; see swa_full_tokens_ratio"
 _STATES = "models with recurrent state (Mamba) are not implemented yet"
 
 
@@ -35,22 +35,22 @@ class MemoryArgs(NamedTuple):
         Arg(
             "Ratio from one pool for all layers (0) to a separate sliding-window pool of minimal size (1).",
             between(0, 1),
-            planned=_WINDOWS,
+            planned=_RATIO,
             metavar="RATIO",
             const="0.5",
         ),
     ] = None
     swa_full_tokens_ratio: Annotated[
-        float,
+        float | None,
         Arg(
-            "Tokens in the pool of sliding-window layers per token in the pool of full-attention layers.",
+            "Tokens in the pool of sliding-window layers per token in the pool of full-attention layers. If it is not"
+            " set, the windows of all running requests and of some cached prefixes fit.",
             between(0, 1),
-            planned=_WINDOWS,
             metavar="RATIO",
         ),
-    ] = 0.8
+    ] = None
     disable_hybrid_swa_memory: Annotated[
-        bool, Arg("Keep sliding-window layers in the same pool as all other layers.", planned=_WINDOWS)
+        bool, Arg("Keep sliding-window layers in the same pool as all other layers.")
     ] = False
     max_mamba_cache_size: Annotated[
         int | None,

@@ -5,16 +5,6 @@ from __future__ import annotations
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
-_SINGLE_POOL_MODELS = frozenset(
-    {
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Gemma3ForConditionalGeneration",
-        "Gemma3nForCausalLM",
-        "Gemma3nForConditionalGeneration",
-        "GptOssForCausalLM",
-    }
-)
 _VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder to which the factors below apply
 
 
@@ -53,14 +43,6 @@ def _mooncake_needs_kernel_copies(context: ResolutionContext) -> str | None:
         return None
     return "mooncake stores whole pages, which only the copy method kernel can gather"
 
-
-MODEL_DEFAULTS: tuple[Default, ...] = (
-    Default(
-        "disable_hybrid_swa_memory",
-        lambda context: True if context.model and context.model.architecture in _SINGLE_POOL_MODELS else None,
-        "sliding-window layers of this model family cannot have a separate pool",
-    ),
-)
 
 DEFAULTS: tuple[Default, ...] = (
     Default(

@@ -56,14 +56,15 @@ def _sampling_bytes(context: ResolutionContext) -> float:
 
 
 def _graph_bytes(context: ResolutionContext) -> float:
-    """Bytes of the largest graph: per row the published figure, its logits (kept twice) and its page table."""
+    """Bytes of the largest graph: per row the published figure, its logits (kept twice) and its page tables."""
     if context["disable_graphs"] or "graphs" not in context.capabilities:
         return 0.0
     running, max_rows = context["max_running_requests"], context["graph_max_batch_size"]
     rows = captured_rows(context["graph_batch_sizes"], max_rows, running, padding=True)[-1]
     known = 0.0
     if context.model is not None:
-        known = 2 * 4 * context.model.vocab_size + 4 * context.model.context_length / context["page_size"]
+        tables = 4 * len(context.model.cache_groups) * context.model.context_length / context["page_size"]
+        known = 2 * 4 * context.model.vocab_size + tables
     share = min(1.0, context.device.memory_bytes / _GRAPH_ROW_DEVICE_MEMORY)
     return float(rows * (_BYTES_PER_GRAPH_ROW * share + known))
 

@@ -43,7 +43,9 @@ class Attention(nn.Module):
         self.head_counts = [outputs // dim for outputs in self.qkv_proj.output_sizes.values()]
         self.total_heads = sum(self.head_counts)
         heads, kv_heads, _ = self.head_counts
-        self.layer = AttentionLayer(index, heads, kv_heads, dim, config.attention_scale, config.windows[index])
+        group, place = context.cache_place(index)
+        scale, window = config.attention_scale, config.windows[index]
+        self.layer = AttentionLayer(place, heads, kv_heads, dim, scale, window, group=group)
         output = {f"{prefix}.o_proj": config.hidden_size}
         self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
         self.q_norm = self.k_norm = None

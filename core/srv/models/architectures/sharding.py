@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import msgspec
+
 from srv.dist.group import is_divisible
 from srv.models.architectures.registry import native_config
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -81,7 +83,7 @@ def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
         model,
         heads=model.heads // ranks,
         kv_heads=kv_heads,
-        cache_groups=tuple(dataclasses.replace(group, kv_heads=kv_heads) for group in model.cache_groups),
+        cache_groups=tuple(msgspec.structs.replace(group, kv_heads=kv_heads) for group in model.cache_groups),
     )
 
 

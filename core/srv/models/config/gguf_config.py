@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.architectures.registry import find_gguf, gguf_names
+from srv.models.architectures.registry import find_gguf, gguf_names, native_config
 from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
 from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
 from srv.models.formats.gguf_types import OP_TYPES
-from srv.models.layers.rope_config import usable_context
-from srv.specs import CacheGroup, ModelFacts
+from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.specs import ModelFacts, attention_groups
 
 UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENS = "tokenizer.ggml.tokens"
@@ -57,6 +58,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     quantization, dtype = _types(header)
+    context = usable_context(config, config["max_position_embeddings"])
     return ModelFacts(
         name=path.stem,
         path=str(path.absolute()),
@@ -71,14 +73,22 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        context_length=usable_context(config, config["max_position_embeddings"]),
+        context_length=context,
         parameters=sum(math.prod(t.shape) for t in header.tensors.values() if t.name != ROPE_FREQ_FACTORS),
         weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
-        cache_groups=(CacheGroup("full", tuple(range(layers)), kv_heads, head_dim, head_dim),),
+        cache_groups=attention_groups(_windows(config), kv_heads, head_dim, head_dim, context),
         end_tokens=_end_tokens(meta),
         gguf_quantized_params=sum(math.prod(t.shape) for t in header.tensors.values() if t.type.name in OP_TYPES),
         column_block=_column_block(header),
     )
+
+
+def _windows(config: Mapping[str, Any]) -> Sequence[int | None]:
+    """The sliding window of each layer; that of a configuration without native layers is not known."""
+    try:
+        return native_config(config["architectures"][0], config).windows
+    except UnsupportedConfig:
+        return (None,) * int(config["num_hidden_layers"])
 
 
 class _Metadata:

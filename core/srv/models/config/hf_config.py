@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.quantization import modelslim
 from srv.quantization import w8a8_int8 as int8
 from srv.quantization.modelslim import read_description
-from srv.specs import CacheGroup, ModelFacts
+from srv.specs import ModelFacts, attention_groups
 
 # Field names of the same quantity in different configurations, the most common first.
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
@@ -54,6 +54,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
     sizes = _sizes(path, architecture, config)
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
+    context = usable_context(_text_config(config), sizes["context"])
     return ModelFacts(
         name=_name(path),
         path=str(path.absolute()),
@@ -68,10 +69,12 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        context_length=usable_context(_text_config(config), sizes["context"]),
+        context_length=context,
         parameters=_parameters(architecture, config, sizes, checkpoint),
         weight_bytes=sum(tensor.size for tensor in checkpoint.tensors.values()) if checkpoint else 0,
-        cache_groups=(CacheGroup("full", tuple(range(sizes["layers"])), kv_heads, head_dim, head_dim),),
+        cache_groups=attention_groups(
+            _windows(architecture, config, sizes["layers"]), kv_heads, head_dim, head_dim, context
+        ),
         end_tokens=_end_tokens(config, generation),
         int8_params=_stored_params(checkpoint, "int8") if checkpoint else 0,
         pooling=_pooling(path),
@@ -190,6 +193,22 @@ def _parameters(
     except UnsupportedConfig:
         hidden = sizes["hidden_size"]
         return sizes["vocab_size"] * hidden + sizes["layers"] * 12 * hidden * hidden
+
+
+def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> Sequence[int | None]:
+    """The sliding window of each layer: that of the native layers, else by the fields that transformers has for it.
+
+    A layer whose window these fields do not tell counts as one with full attention, which masks what is outside.
+    """
+    try:
+        unquantized = {name: value for name, value in config.items() if name != "quantization_config"}
+        return native_config(architecture, unquantized).windows
+    except UnsupportedConfig:
+        text = _text_config(config)
+        types, window = text.get("layer_types"), text.get("sliding_window")
+        if not isinstance(types, list) or len(types) != layers or not isinstance(window, int) or window < 1:
+            return (None,) * layers
+        return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

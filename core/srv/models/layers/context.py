@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ class BuildContext:
     """The device and dtype that layers are built for, and the ops that they call.
 
     `group`: the ranks over which layers are sharded. `communicator`: its collective operations; None for one rank.
+    `cache_places`: for each layer, its cache group and its index there, as `srv.specs.cache_places` gives them; if
+    empty, all layers are in one group.
     """
 
     device: torch.device
@@ -25,6 +27,11 @@ class BuildContext:
     ops: Ops
     group: RankGroup = RankGroup()  # noqa: RUF009 - immutable
     communicator: Communicator | None = None
+    cache_places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def cache_place(self, layer: int) -> tuple[int, int]:
+        """The cache group of a layer, and its index there."""
+        return self.cache_places[layer] if self.cache_places else (0, layer)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """An uninitialised parameter for a loader to fill; `dtype` defaults to the model's."""

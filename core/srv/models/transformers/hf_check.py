@@ -25,7 +25,7 @@ class DenseCache:
 
     def __init__(self) -> None:
         self.rows: Sequence[Row] = ()
-        self._seen: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+        self._seen: dict[tuple[int, int, str], tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, heads, D], k and v [T, kv_heads, D] -> [T, heads, D]."""
@@ -33,10 +33,10 @@ class DenseCache:
         start = 0
         for sequence, _, count in self.rows:
             keys, values = k[start : start + count], v[start : start + count]
-            if (layer.index, sequence) in self._seen:
-                old_keys, old_values = self._seen[layer.index, sequence]
+            if (layer.group, layer.index, sequence) in self._seen:
+                old_keys, old_values = self._seen[layer.group, layer.index, sequence]
                 keys, values = torch.cat((old_keys, keys)), torch.cat((old_values, values))
-            self._seen[layer.index, sequence] = keys, values
+            self._seen[layer.group, layer.index, sequence] = keys, values
             parts.append(dense_attention(layer, q[start : start + count], keys, values))
             start += count
         return torch.cat(parts)

@@ -6,6 +6,9 @@ transformers takes seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -67,8 +70,13 @@ class HFModel(CausalLM):
         return scores
 
     @torch.no_grad()
-    def learn(self, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> None:
-        """Find the attention layers by running a few tokens, and refuse a model whose results differ."""
+    def learn(
+        self, facts: ModelFacts, device: torch.device, dtype: torch.dtype, places: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Find the attention layers by running a few tokens, and refuse a model whose results differ.
+
+        places: as `BuildContext.cache_places`.
+        """
 
         def own(tokens: Tensor) -> Tensor:
             self.model.set_attn_implementation("eager")
@@ -91,13 +99,19 @@ class HFModel(CausalLM):
             reason = f"with paged attention its logits have a relative error of {difference:.2g} (limit {limit:g})"
             raise unsupported(self.what, reason)
         self._check_layers(facts)
+        for index, (group, place) in places.items():
+            self._layers[index] = replace(self._layers[index], index=place, group=group)
         self.attention_layers = tuple(self._layers[index] for index in range(facts.layers))
 
     def _check_layers(self, facts: ModelFacts) -> None:
         """The layout of the KV pool follows from the facts, so every layer must match them."""
         if sorted(self._layers) != list(range(facts.layers)):
             raise unsupported(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
+        windows = {index: group.window for group in facts.cache_groups for index in group.layers}
         for layer in self._layers.values():
+            if windows[layer.index] not in (None, layer.window):
+                reason = f"layer {layer.index} has a window of {layer.window} tokens, not {windows[layer.index]}"
+                raise unsupported(self.what, reason)
             if (layer.kv_heads, layer.head_dim) != (facts.kv_heads, facts.head_dim):
                 found = f"{layer.kv_heads} key heads of {layer.head_dim}"
                 reason = f"layer {layer.index} has {found}, not {facts.kv_heads} of {facts.head_dim}"
@@ -105,9 +119,18 @@ class HFModel(CausalLM):
 
 
 def build_hf(
-    facts: ModelFacts, load_format: str, device: torch.device, dtype: torch.dtype, seed: int, progress: Progress | None
+    facts: ModelFacts,
+    load_format: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    progress: Progress | None,
+    places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
 ) -> HFModel:
-    """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes."""
+    """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes.
+
+    places: as `BuildContext.cache_places`.
+    """
     register()
     _check_known(facts)
     try:
@@ -130,7 +153,7 @@ def build_hf(
         load_dummy(targets, seed, progress)
     elif load_format == "gguf":
         load_gguf(facts, gguf_layout(facts.architecture), targets, progress)
-    wrapped.learn(facts, device, dtype)
+    wrapped.learn(facts, device, dtype, places)
     return wrapped
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.specs import CacheGroup, ModelFacts
+from srv.specs import FullAttention, ModelFacts
 
 LAYERS = 2
 VOCABULARY = 272  # three special tokens, one token per byte, and some that no text contains
@@ -49,7 +49,7 @@ def small_model(
     }
     per_layer = hidden * (2 * heads + 2 * kv_heads) * head_dim + 6 * hidden * hidden + 2 * hidden
     parameters = LAYERS * per_layer + (2 * VOCABULARY + 1) * hidden
-    group = CacheGroup("full", tuple(range(LAYERS)), kv_heads, head_dim, head_dim)
+    group = FullAttention(tuple(range(LAYERS)), kv_heads, head_dim, head_dim)
     return ModelFacts(
         name="conformance",
         path="conformance",

@@ -19,11 +19,10 @@ from srv.dist.group import RankGroup
 from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, RankMemory
 from srv.executor.spec import EngineSpec
-from srv.models.architectures.sharding import rank_facts
 from srv.models.base import torch_dtype
-from srv.planning.budget import Budget, kv_dtype
+from srv.planning.budget import Budget
+from srv.planning.pools import bytes_per_page
 from srv.platform.manifest import worker_environment
-from srv.specs import KVLayout
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import OUTPUT_TOKENS, EngineUnderTest, engine_under_test
 from srv.testing.conformance.model import Fault, NotApplicable
@@ -162,9 +161,7 @@ def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
     spec, ready = engine.spec(), engine.ready
     config = Config.from_json(spec.config)
     weights = tested.reference.parameters(RANKS) * torch_dtype(tested.dtype).itemsize
-    (group,) = rank_facts(spec.model, RANKS).cache_groups
-    layout = KVLayout(group, ready.page_size, kv_dtype(config), spec.kv_order)
-    pool = layout.bytes_per_page() * (ready.pages[0] + 1)
+    pool = sum(size * (count + 1) for size, count in zip(bytes_per_page(config, spec.model), ready.pages, strict=True))
     held = zip(engine.executor.memory, engine.executor.allocations, strict=True)
     for rank, (loaded, allocated) in enumerate(held):
         if loaded.weight_bytes != weights:

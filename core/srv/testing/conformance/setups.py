@@ -18,7 +18,7 @@ from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserStatement
 from srv.errors import Refusal
 from srv.models.base import torch_dtype
-from srv.planning.budget import kv_dtype
+from srv.planning.pools import kv_dtype
 from srv.platform.facts import BackendSpec
 from srv.platform.interface import BackendContext, KVBuffers
 from srv.platform.registry import find_all_backends, find_backends

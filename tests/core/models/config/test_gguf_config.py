@@ -17,6 +17,7 @@ from srv.errors import ModelError
 from srv.models.formats.gguf_header import GGUFHeader, read_header
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
+from srv.specs import FullAttention
 
 
 def text(value: str) -> bytes:
@@ -257,8 +258,8 @@ def test_demo_model_facts() -> None:
     assert facts.config["tie_word_embeddings"] is True
     assert facts.config["rope_parameters"]["rope_theta"] == 100000.0
     (group,) = facts.cache_groups
-    assert (group.kind, group.layers, group.kv_heads, group.key_dim, group.value_dim) == (
-        "full", tuple(range(30)), 3, 64, 64,
+    assert (type(group), group.layers, group.kv_heads, group.key_dim, group.value_dim) == (
+        FullAttention, tuple(range(30)), 3, 64, 64,
     )  # fmt: skip
 
 

@@ -1,0 +1,105 @@
+"""The prefix tree's pages of one sliding-window group: which node has each, and how many leases use it.
+
+Owns the order in which they are evicted. A page of a full-attention group stays in its node until the node is evicted
+from the tree; a page of a window is also evicted alone, because only the last ones of a prefix are needed to go on from
+there. The node then has 0 in its place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from srv.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from srv.memory.radix import Node
+
+
+class WindowPages:
+    """The pages of cache group `group` that are in the tree."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self._nodes: dict[int, Node] = {}
+        self._leases: dict[int, int] = {}  # page -> number of leases that use it
+        self._unused: OrderedDict[int, None] = OrderedDict()  # pages without leases, the longest unused first
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def unused(self) -> int:
+        """Number of pages that no lease uses, so that they can be evicted."""
+        return len(self._unused)
+
+    def is_unused(self, page: int) -> bool:
+        return page in self._unused
+
+    def add(self, pages: Iterable[int], node: Node) -> None:
+        """The node takes over pages of the one lease that has them and goes on using them. Ignores 0."""
+        for page in pages:
+            if page:
+                self._nodes[page] = node
+                self._leases[page] = 1
+
+    def move(self, pages: Iterable[int], node: Node) -> None:
+        """The pages are in another node now. Ignores 0."""
+        for page in pages:
+            if page:
+                self._nodes[page] = node
+
+    def acquire(self, pages: Iterable[int]) -> None:
+        """One lease more uses these pages."""
+        for page in pages:
+            self._leases[page] += 1
+            self._unused.pop(page, None)
+
+    def release(self, page: int) -> None:
+        """One lease less uses this page."""
+        left = self._leases[page] - 1
+        if left < 0:
+            raise IntegrityError(f"cache group {self.group}: page {page} was released more often than acquired")
+        self._leases[page] = left
+        if not left:
+            self._unused[page] = None
+
+    def remove(self, pages: Iterable[int]) -> list[int]:
+        """Pages of a node that is being evicted; returns them without 0. Raises IntegrityError if a lease uses one."""
+        removed = [page for page in pages if page]
+        for page in removed:
+            if self._leases[page]:
+                raise IntegrityError(
+                    f"cache group {self.group}: page {page} was evicted while {self._leases[page]} leases use it"
+                )
+            self._forget(page)
+        return removed
+
+    def evict(self, count: int) -> list[int]:
+        """Take the `count` pages that were unused for the longest time (or all of them) out of their nodes."""
+        evicted: list[int] = []
+        while len(evicted) < count and self._unused:
+            page = next(iter(self._unused))
+            pages = self._nodes[page].pages[self.group]
+            pages[pages.index(page)] = 0
+            self._forget(page)
+            evicted.append(page)
+        return evicted
+
+    def check_integrity(self, nodes: Iterable[Node], used: dict[int, int]) -> None:
+        """Raises IntegrityError unless `nodes` have exactly these pages, used by as many leases as `used` says."""
+        found = {page: node for node in nodes for page in node.pages[self.group] if page}
+        if found != self._nodes:
+            raise IntegrityError(f"cache group {self.group}: pages are in other nodes of the tree than recorded")
+        for page, leases in self._leases.items():
+            if used.get(page, 0) != leases or (page in self._unused) != (leases == 0):
+                raise IntegrityError(
+                    f"cache group {self.group}: {used.get(page, 0)} leases use page {page}, recorded are {leases}"
+                )
+
+    def _forget(self, page: int) -> None:
+        del self._nodes[page], self._leases[page], self._unused[page]
