@@ -72,7 +72,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         parameters=_parameters(architecture, config, sizes, checkpoint),
         weight_bytes=sum(tensor.size for tensor in checkpoint.tensors.values()) if checkpoint else 0,
         cache_groups=(CacheGroup("full", tuple(range(sizes["layers"])), kv_heads, head_dim, head_dim),),
-        end_tokens=_end_tokens(config, generation),
+        end_tokens=_end_tokens(with_defaults(architecture, config), generation),
         int8_params=_stored_params(checkpoint, "int8") if checkpoint else 0,
         pooling=_pooling(path),
     )
