@@ -5,6 +5,7 @@ from fault import Fault
 _LOADERS = "tests/core/models/formats/test_loaders.py"
 _SHARDING = "tests/core/models/test_sharding.py"
 _DECODER = "tests/core/models/architectures/test_decoder.py"
+_GEMMA3 = "tests/core/models/architectures/test_gemma3.py"
 _GGUF = "tests/core/models/config/test_gguf_config.py"
 _HF = "tests/core/models/config/test_hf_config.py"
 
@@ -112,6 +113,30 @@ FAULTS = (
         planted="logits = logits * self._logits_divisor",
         effect="Granite samples from a far too sharp distribution.",
         tests=(_DECODER,),
+    ),
+    Fault(
+        name="gguf-norms-keep-the-added-one",
+        file="core/srv/models/formats/gguf_loader.py",
+        text="values = values.float() - offset",
+        planted="values = values.float()",
+        effect="Gemma 3 from a GGUF file generates nonsense: its norms multiply by 2 + weight.",
+        tests=(_GEMMA3,),
+    ),
+    Fault(
+        name="norms-add-one-in-the-dtype-of-the-model",
+        file="core/srv/models/layers/norm.py",
+        text="torch.add(self.weight.float(), 1, out=self.scale)",
+        planted="self.scale.copy_(self.weight + 1)",
+        effect="In bfloat16, the weights of all norms of Gemma 3 are rounded to multiples of 1/128.",
+        tests=(_GEMMA3,),
+    ),
+    Fault(
+        name="windows-rotate-like-full-attention",
+        file="core/srv/models/architectures/gemma3_layers.py",
+        text="cos_sin = self.local_cos_sin if layer.has_window else self.cos_sin",
+        planted="cos_sin = self.cos_sin",
+        effect="Five of six layers of Gemma 3 see wrong positions.",
+        tests=(_GEMMA3,),
     ),
     Fault(
         name="third-party-replaces-a-built-in-architecture",

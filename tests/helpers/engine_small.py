@@ -24,6 +24,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "granite": GRANITE,
     "smollm3": {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
+    "gemma3": {
+        "num_hidden_layers": 4,
+        "sliding_window": 6,
+        "sliding_window_pattern": 3,
+        "tie_word_embeddings": False,
+    },
     "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "pad_token_id": 0},
 }
 LENGTHS = (1, 2, 5, 9, 16, 17, 20, 33)

@@ -13,7 +13,15 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from models_reference_ops import reference_ops
 from torch import Tensor
-from transformers import GraniteConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
+from transformers import (
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
@@ -28,6 +36,7 @@ CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config,
     "granite": GraniteConfig,
     "smollm3": SmolLM3Config,
+    "gemma3": Gemma3TextConfig,
 }
 # Weights are large enough that attention, RoPE and every bias change the logits visibly.
 SIZES: dict[str, Any] = {
@@ -45,7 +54,11 @@ SIZES: dict[str, Any] = {
 
 
 # Fields whose defaults in transformers do not fit these sizes.
-OWN_SIZES: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 8}, "smollm3": {"pad_token_id": 0}}
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 8},
+    "smollm3": {"pad_token_id": 0},
+    "gemma3": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 5, "pad_token_id": 0},
+}
 GRANITE = {"embedding_multiplier": 2.5, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5}
 
 
@@ -124,12 +137,21 @@ GGUF_NAMES = {
 }
 
 
-def gguf_name(name: str) -> str:
+GEMMA3_NAMES = {
+    **GGUF_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
+    names = GEMMA3_NAMES if arch == "gemma3" else GGUF_NAMES
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
-        return f"blk.{layer}.{GGUF_NAMES[inner]}.{kind}"
-    return f"{GGUF_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{names[inner]}.{kind}"
+    return f"{names[stem]}.{kind}"
 
 
 # The GGUF files of these architectures have the rows of queries and keys in another order.
@@ -190,7 +212,8 @@ def write_gguf(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
     writer.add_eos_token_id(2)
@@ -199,6 +222,8 @@ def write_gguf(
     for key, field in MULTIPLIERS.items():
         if hasattr(config, field):
             writer.add_float32(f"{arch}.{key}", getattr(config, field))
+    if arch == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     for key, value in metadata.items():
         name = key.replace("__", ".").replace("ARCH", arch)
         writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
@@ -207,12 +232,14 @@ def write_gguf(
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         permuted = arch in PERMUTED and heads is not None
         stored = interleaved(weight, heads) if permuted else weight
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            stored = stored + 1
         own = kind if kinds is None else kinds(name)
         if weight.ndim == 1 or own == Kind.F32:
-            writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored))
+            writer.add_tensor(gguf_name(name, arch), np.ascontiguousarray(stored))
             continue
         data = blocks(np.ascontiguousarray(stored), own, random)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=own)
+        writer.add_tensor(gguf_name(name, arch), data, raw_dtype=own)
         decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
         parameter.data = torch.from_numpy((deinterleaved(decoded, heads) if permuted else decoded).copy())
     factors = model.config.__dict__.get("test_freq_factors")

@@ -26,7 +26,7 @@ FAMILIES = {
     "llama": model(),
     "gpt_oss": model("GptOssForCausalLM", quantization="mxfp4"),
     "llama4": LLAMA4,
-    "gemma": model("Gemma3ForCausalLM", head_dim=256),
+    "gemma": model("Gemma3ForCausalLM", head_dim=256, config={"sliding_window_pattern": 1}),  # no windows
     "deepseek": LATENT,
 }
 

@@ -75,6 +75,9 @@ class NativeModel(CausalLM):
     def loaded_bytes(self) -> int:
         return sum(view.nbytes for view in self.weight_views().values())
 
+    def prepare_loaded(self) -> None:
+        """Compute what the layers derive from their weights. Called once, after loading."""
+
     def validate_loaded(self) -> str | None:
         """Check the loaded weights: the reason why a layer cannot compute with them, or None."""
         projections = (module for module in self.modules() if isinstance(module, Projection))

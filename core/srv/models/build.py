@@ -108,6 +108,7 @@ def build(
     with torch.no_grad():
         _load(facts, resolved_format, model, seed, progress, scheme.storage if scheme else None)
         unsupported = model.validate_loaded()
+        model.prepare_loaded()
     if unsupported is not None:
         raise ModelError("unsupported_quantization", facts.path, unsupported, "Quantize the model again")
     return inference_ready(model)

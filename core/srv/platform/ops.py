@@ -6,7 +6,7 @@ Binding happens once, when a layer is built; a call afterwards is a plain functi
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from srv.errors import PluginError
@@ -20,12 +20,17 @@ class Ops:
         self._platform = platform
         self._impls = tuple(impls)
 
+    def _of(self, op: str) -> Iterator[OpImpl]:
+        return (impl for impl in self._impls if impl.op == op)
+
+    def offers(self, op: str, args: OpArgs) -> bool:
+        """Whether `bind` finds an implementation, for layers that can do without the op."""
+        return any(impl.supports_args(args) is None for impl in self._of(op))
+
     def bind(self, op: str, args: OpArgs) -> Callable[..., Any]:
         """The first implementation that supports these arguments; PluginError with all reasons if none does."""
         reasons: list[str] = []
-        for impl in self._impls:
-            if impl.op != op:
-                continue
+        for impl in self._of(op):
             reason = impl.supports_args(args)
             if reason is None:
                 target = impl.target

@@ -41,6 +41,7 @@ CELLS = {
     "qwen3": "Qwen3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
     "gemma2": "any other decoder",
 }
 
@@ -69,13 +70,13 @@ def test_greedy_tokens_are_those_of_transformers(
     "kind",
     [
         pytest.param(kind, marks=covers(f"model:{CELLS[kind]}/gguf", platform="cpu"))
-        for kind in ("llama", "qwen2", "qwen3", "granite", "smollm3")
+        for kind in ("llama", "qwen2", "qwen3", "granite", "smollm3", "gemma3")
     ],
 )
 def test_a_gguf_file_gives_the_same_tokens(small: MakeSmall, kind: str, tmp_path: Path) -> None:
-    """A GGUF file has no sliding window, so the model has none either. The fourth layer of SmolLM3 has no RoPE."""
+    """Only files of Gemma 3 have a sliding window. The fourth layer of SmolLM3 has no RoPE."""
     torch.manual_seed(0)
-    fields = {"granite": GRANITE, "smollm3": {"num_hidden_layers": 4}}
+    fields = {"granite": GRANITE, "smollm3": {"num_hidden_layers": 4}, "gemma3": {"num_hidden_layers": 7}}
     model, one = small_model(kind, **fields.get(kind, {})), small("llama")
     write_gguf(tmp_path / "small.gguf", model, kind)
     with engine(one, 16, 16, model_path=tmp_path / "small.gguf") as served:

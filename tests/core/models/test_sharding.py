@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "multipliers": (lambda path: folder(path, "granite", **GRANITE), {}),
     "layers without RoPE": (lambda path: folder(path, "smollm3", no_rope_layer_interval=2), {}),
+    "norms after each part": (lambda path: folder(path, "gemma3", sliding_window_pattern=2, attention_bias=True), {}),
     "random weights": (lambda path: folder(path, "llama"), {"load_format": "dummy", "seed": 3}),
 }
 

@@ -57,7 +57,8 @@ class Architecture(NamedTuple):
     with `defaults` filled in, to the configuration of the layers. It raises UnsupportedConfig with the name of a field
     that the layers do not implement. `defaults`: the values that transformers uses for fields that a configuration
     leaves out. `gguf`: the layout of its GGUF files; None if they are not supported. `layers`: "module:Class" of a
-    `srv.models.base.NativeModel`.
+    `srv.models.base.NativeModel`. `model_type`: its `model_type` in config.json, if that is not the name in lower case
+    without "ForCausalLM".
     """
 
     name: str
@@ -65,3 +66,4 @@ class Architecture(NamedTuple):
     defaults: Mapping[str, Any]
     gguf: GGUFLayout | None = None
     layers: str = DECODER
+    model_type: str | None = None

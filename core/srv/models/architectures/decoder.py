@@ -32,9 +32,14 @@ from srv.platform.interface import AttentionLayer, OpArgs
 
 
 class Attention(nn.Module):
-    """Grouped-query attention, usually with rotary embeddings; queries, keys and values come from one fused matrix."""
+    """Grouped-query attention, usually with rotary embeddings; queries, keys and values come from one fused matrix.
 
-    def __init__(self, config: DecoderConfig, factory: LayerFactory, prefix: str, index: int) -> None:
+    `norm`: the class of the norms of queries and keys, in models that have them.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, factory: LayerFactory, prefix: str, index: int, norm: type[RMSNorm] = RMSNorm
+    ) -> None:
         super().__init__()
         context, dim = factory.context, config.head_dim
         counts = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
@@ -50,8 +55,8 @@ class Attention(nn.Module):
         self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            self.q_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
-            self.k_norm = RMSNorm(context, dim, config.norm_eps, with_residual=False)
+            self.q_norm = norm(context, dim, config.norm_eps, with_residual=False)
+            self.k_norm = norm(context, dim, config.norm_eps, with_residual=False)
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
         if config.rotated[index]:
             sizes = {"head_dim": dim, "rotary_dim": config.rope.rotary_dim}

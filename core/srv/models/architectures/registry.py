@@ -28,6 +28,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen3ForCausalLM": "qwen3",
         "GraniteForCausalLM": "granite",
         "SmolLM3ForCausalLM": "smollm3",
+        "Gemma3ForCausalLM": "gemma3",
     }
 )
 _SUFFIX = "ForCausalLM"
@@ -75,7 +76,9 @@ def gguf_layout(name: str) -> GGUFLayout:
 
 def name_of_type(model_type: object) -> str | None:
     """The Hugging Face class of a `model_type`, for configurations that name no class."""
-    return next((name for name in native_names() if name.removesuffix(_SUFFIX).lower() == model_type), None)
+    own = {name: _built_in(name).model_type for name in BUILT_IN}
+    types = {own.get(name) or name.removesuffix(_SUFFIX).lower(): name for name in native_names()}
+    return types.get(model_type) if isinstance(model_type, str) else None
 
 
 def with_defaults(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

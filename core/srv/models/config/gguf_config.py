@@ -106,10 +106,12 @@ class _Metadata:
     def get(self, key: str) -> Any:
         return self.header.metadata.get(f"{self.prefix}.{key}")
 
+    def has(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.header.metadata or f"{self.prefix}.{key}" in self.header.skipped
+
     def count(self, key: str, default: int | None = None, limit: int = MAX_SIZE) -> int:
         """A positive integer of the architecture, at most `limit`, which no real model exceeds."""
-        if f"{self.prefix}.{key}" in self.header.skipped:
-            raise self.unsupported(f"metadata {self.prefix}.{key} differs between layers")
+        self._refuse_array(key)
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or not 0 < value <= limit:
@@ -118,11 +120,16 @@ class _Metadata:
         return value
 
     def number(self, key: str) -> float:
-        """A number that every file of the architecture has."""
+        """A number that the file must have."""
+        self._refuse_array(key)
         value = self.get(key)
         if value is None:
             raise ModelError("damaged", self.path, f"it lacks metadata {self.prefix}.{key}", REMEDY)
         return float(value)
+
+    def _refuse_array(self, key: str) -> None:
+        if f"{self.prefix}.{key}" in self.header.skipped:
+            raise self.unsupported(f"metadata {self.prefix}.{key} differs between layers")
 
     def token(self, kind: str) -> int | None:
         value = self.header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
@@ -145,7 +152,7 @@ def _config(meta: _Metadata) -> dict[str, Any]:
     if epsilon is None or embedding is None or embedding.shape[-1] != hidden:
         reason = f"it lacks the norm's epsilon, or an embedding (token_embd.weight) of width {hidden}"
         raise ModelError("damaged", meta.path, reason, REMEDY)
-    return {
+    config = {
         "architectures": [meta.architecture],
         "model_type": meta.prefix,
         "vocab_size": embedding.shape[0],
@@ -167,7 +174,9 @@ def _config(meta: _Metadata) -> dict[str, Any]:
         "eos_token_id": meta.token("eos"),
         "pad_token_id": meta.token("padding"),
         **{field: meta.number(key) for key, field in meta.layout.fields.items()},
+        **{field: meta.number(key) for key, field in meta.layout.optional_fields.items() if meta.has(key)},
     }
+    return config if meta.layout.complete is None else meta.layout.complete(config)
 
 
 def _refuse_unsupported(meta: _Metadata) -> None:
@@ -179,7 +188,8 @@ def _refuse_unsupported(meta: _Metadata) -> None:
     if metadata.get("general.type", "model") != "model":
         raise meta.unsupported(f"it holds a {metadata['general.type']}, not a whole model")
     window, context = meta.get("attention.sliding_window"), meta.get("context_length")
-    if window and context and window < context:
+    reads_window = "attention.sliding_window" in meta.layout.fields
+    if window and context and window < context and not reads_window:
         raise meta.unsupported(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
     for key in UNSUPPORTED_KEYS:
         if meta.get(key) and key not in meta.layout.fields:

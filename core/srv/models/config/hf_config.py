@@ -75,7 +75,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         cache_groups=attention_groups(
             _windows(architecture, config, sizes["layers"]), kv_heads, head_dim, head_dim, context
         ),
-        end_tokens=_end_tokens(config, generation),
+        end_tokens=_end_tokens(with_defaults(architecture, config), generation),
         int8_params=_stored_params(checkpoint, "int8") if checkpoint else 0,
         pooling=_pooling(path),
     )

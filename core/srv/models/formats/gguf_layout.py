@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,15 +30,20 @@ class GGUFLayout(NamedTuple):
     """The GGUF files of one architecture.
 
     `name`: their `general.architecture`. `permuted`: the projections whose rows are stored for interleaved rotary
-    embeddings (see `gguf_loader`). `layer_names`: Hugging Face names of tensors of a layer besides `LAYER_NAMES`, by
-    their names in the file. `fields`: fields of the Hugging Face configuration that are numbers in the metadata, by
-    their keys without the architecture's prefix. Such a file must contain all of them.
+    embeddings (see `gguf_loader`). `layer_names`: Hugging Face names of tensors of a layer besides `LAYER_NAMES`, or
+    instead of these, by their names in the file. `fields`: fields of the Hugging Face configuration that are numbers in
+    the metadata, by their keys without the architecture's prefix. Such a file must contain all of them, but may lack
+    `optional_fields`. `complete`: makes the architecture's configuration from these fields and from those that all
+    architectures have. `norms_plus_one`: the weights of norms are stored with 1 added to them.
     """
 
     name: str
     permuted: tuple[str, ...] = ()
     layer_names: Mapping[str, str] = _NONE
     fields: Mapping[str, str] = _NONE
+    optional_fields: Mapping[str, str] = _NONE
+    complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    norms_plus_one: bool = False
 
     def hugging_face_name(self, name: str) -> str:
         """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; unknown names are returned unchanged."""
@@ -47,9 +52,13 @@ class GGUFLayout(NamedTuple):
         parts = name.split(".")
         if len(parts) != 4 or parts[0] != "blk":
             return name
-        inner = LAYER_NAMES.get(parts[2]) or self.layer_names.get(parts[2])
+        inner = self.layer_names.get(parts[2]) or LAYER_NAMES.get(parts[2])
         return f"model.layers.{parts[1]}.{inner}.{parts[3]}" if inner else name
 
     def is_permuted(self, name: str) -> bool:
         """Whether the rows of a weight, given by its Hugging Face name, are stored in another order."""
         return any(f".{projection}." in name for projection in self.permuted)
+
+    def stored_offset(self, name: str) -> int:
+        """What the file adds to a weight, given by its Hugging Face name."""
+        return int(self.norms_plus_one and name.endswith("norm.weight"))

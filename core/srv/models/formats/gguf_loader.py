@@ -66,7 +66,7 @@ def load_gguf(
             if name in weight_views:
                 view = weight_views[name]
                 view = _permuted(view, facts.head_dim) if layout.is_permuted(name) else view
-                _fill(view, tensor, data, slices.get(name))
+                _fill(view, tensor, data, slices.get(name), layout.stored_offset(name))
                 meter.add(tensor.size, name)
 
 
@@ -100,8 +100,11 @@ def _permuted(view: Tensor, head_dim: int) -> Tensor:
     return view.view(-1, 2, head_dim // 2, *view.shape[1:]).transpose(1, 2)
 
 
-def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None) -> None:
-    """Dequantize the stored rows in order and copy them into the view, whose first axes are the same rows."""
+def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None, offset: int = 0) -> None:
+    """Dequantize the stored rows in order and copy them into the view, whose first axes are the same rows.
+
+    `offset` is subtracted before the values are rounded to the view's dtype.
+    """
     stored = data[tensor.offset : tensor.offset + tensor.size]
     columns = None
     if part is not None and part.axis == 0:
@@ -116,6 +119,8 @@ def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None) ->
         values = torch.from_numpy(rows) if view.dtype == torch.uint8 else _dequantize(rows, tensor)
         if columns is not None:
             values = values.view(-1, columns.total)[:, columns.begin : columns.end]
+        if offset:
+            values = values.float() - offset
         chunk.copy_(values.reshape(chunk.shape))
 
 

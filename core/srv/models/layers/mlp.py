@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srv.models.layers.factory import LayerFactory
 
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x)) (SwiGLU, Shazeer 2020, arXiv:2002.05202); gate and up are fused into one matrix.
+    """down(activation(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202); gate and up are fused into one matrix.
 
+    `activation`: SiLU (SwiGLU), or the tanh approximation of GELU (GEGLU), which no platform has an op for.
     Sharded over ranks by the intermediate size: the result is then this rank's partial sum.
     """
 
-    def __init__(self, factory: LayerFactory, prefix: str, hidden: int, intermediate: int, bias: bool) -> None:
+    def __init__(
+        self,
+        factory: LayerFactory,
+        prefix: str,
+        hidden: int,
+        intermediate: int,
+        bias: bool,
+        activation: Activation = "silu",
+    ) -> None:
         super().__init__()
         gate_up = {f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}
         self.gate_up_proj = factory.linear(gate_up, hidden, bias, split="out")
         self.down_proj = factory.linear({f"{prefix}.down_proj": hidden}, intermediate, bias, split="in")
         local = sum(self.gate_up_proj.output_sizes.values()) // 2
-        self._silu_and_mul = factory.context.bind("silu_and_mul", dim=local)
+        if activation == "silu":
+            self._activate = factory.context.bind("silu_and_mul", dim=local)
+        else:
+            self._activate = gelu_tanh_and_mul
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj.kernel(self._silu_and_mul(self.gate_up_proj.kernel(x)))
+        return self.down_proj.kernel(self._activate(self.gate_up_proj.kernel(x)))
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """x [..., 2 I] -> [..., I]: GELU (its tanh approximation) of the first half times the second."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srv.models.layers.context import BuildContext
@@ -30,3 +32,42 @@ class RMSNorm(nn.Module):
         if self._add_rms_norm is None:
             raise TypeError("this norm was built without a residual")
         return self._add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class UnitOffsetRMSNorm(RMSNorm):
+    """x / rms(x) · (1 + weight), as in Gemma: computed in float32, and rounded once to the model's dtype.
+
+    The ops run in float32 with `scale`, which is 1 + weight: in bfloat16 the sum would lose most bits of the weight,
+    and the ops would round before they multiply by it. `prepare_loaded` computes it.
+    """
+
+    def __init__(self, context: BuildContext, dim: int, eps: float, with_residual: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.eps, self.dtype = context.empty(dim), eps, context.dtype
+        self.scale: Tensor
+        scale = torch.ones(dim, dtype=torch.float32, device=context.device)
+        self.register_buffer("scale", scale, persistent=False)
+        wide = OpArgs(torch.float32, {"dim": dim})
+        offered = context.ops.offers("rms_norm", wide)
+        self._rms_norm = context.ops.bind("rms_norm", wide) if offered else _rms_norm
+        self._add_rms_norm = None
+        if with_residual and self.dtype == torch.float32:
+            self._add_rms_norm = context.ops.bind("add_rms_norm", wide)
+
+    def prepare_loaded(self) -> None:
+        """Call it once after loading."""
+        torch.add(self.weight.float(), 1, out=self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._rms_norm(x.float(), self.scale, self.eps).to(self.dtype)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if self._add_rms_norm is not None:
+            return self._add_rms_norm(x, residual, self.scale, self.eps)
+        total = residual + x
+        return self.forward(total), total
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """For platforms whose ops compute in the model's dtype only."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)

@@ -179,7 +179,9 @@ def _config(facts: ModelFacts) -> Any:
     if facts.format != "gguf":
         return AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=False)
     fields = {name: value for name, value in facts.config.items() if name != "model_type"}
-    if fields["rope_parameters"]["rope_type"] == "freq_factors":
+    rope = fields["rope_parameters"]
+    kinds = [each for each in rope.values() if isinstance(each, dict)] or [rope]  # one of all layers, or of each kind
+    if any(each["rope_type"] == "freq_factors" for each in kinds):
         raise unsupported(
             facts.architecture, "transformers does not support the RoPE frequency factors of this GGUF file"
         )

@@ -62,7 +62,7 @@ def test_attention_layers_are_found_in_the_model(tmp_path: Path) -> None:
     assert first.scale == pytest.approx(8**-0.5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 def test_native_architectures_may_run_through_transformers_too(kind: str, tmp_path: Path) -> None:
     model = small_model(kind)
     model.save_pretrained(tmp_path)
