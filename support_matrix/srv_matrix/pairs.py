@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from srv.args.backends import SLOTS
+from srv.args.backends import SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
@@ -150,7 +150,7 @@ def _show(argument: str, value: Any) -> str:
 
 
 class _RecordingContext(DeclaredReadsContext):
-    """A context that records which arguments are read."""
+    """A context that records which arguments are read; the model depends on `tp_size`."""
 
     def __init__(self, owner: str, member: str, facts: Facts, values: Mapping[str, Any]) -> None:
         super().__init__(owner, member, facts, ARGUMENTS.keys(), values)
@@ -159,6 +159,11 @@ class _RecordingContext(DeclaredReadsContext):
     def __getitem__(self, argument: str) -> Any:
         self.read[argument] = None
         return super().__getitem__(argument)
+
+    @property
+    def model(self) -> ModelFacts | None:
+        self.read["tp_size"] = None
+        return super().model
 
 
 def _models(context: VariantContext) -> Mapping[str, ModelFacts]:
@@ -215,7 +220,8 @@ def _check_backend(
 ) -> tuple[Requires | Unfit, tuple[str, ...]]:
     """The result of the backend's check if a user sets these values, and the arguments that it read."""
     owner, member = f"platform {context.manifest.name}", f"backend {spec.name}"
-    recording = _RecordingContext(owner, member, Facts(context.device, model, context.facts.capabilities), values)
+    facts = Facts(context.device, on_one_rank(model, values.get("tp_size", 1)), context.facts.capabilities)
+    recording = _RecordingContext(owner, member, facts, values)
     return call_plugin(owner, member, spec.check, recording), tuple(recording.read)
 
 

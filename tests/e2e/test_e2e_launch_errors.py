@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from args_world import CONFIG
 from e2e_support import STOP_S, Server, clean_environment, free_port, greedy, launch, served, srv_command, wait_until
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -108,17 +109,7 @@ def test_a_file_that_is_not_a_model(tmp_path: Path, content: bytes) -> None:
 
 
 def _folder(tmp_path: Path, architecture: str) -> Path:
-    config = {
-        "architectures": [architecture],
-        "model_type": "martian",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 128,
-        "max_position_embeddings": 512,
-    }
+    config = {**CONFIG, "architectures": [architecture], "model_type": "martian"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     return tmp_path

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -150,6 +151,9 @@ def test_it_conforms_to_level_3(installed: Installed, tmp_path: Path) -> None:
     assert head["versions"].keys() == {"srv", f"srv-{NAME}", "torch"}
     assert [row for row in rows if row["status"] not in ("passed", "skipped")] == [], output
     assert {row["level"] for row in rows if row["status"] == "passed"} == {"L0", "L1", "L2", "L3"}
+    shown = re.search(r": (\d+ passed, \d+ skipped)$", (ROOT / "docs" / "plugin-authors.md").read_text(), re.MULTILINE)
+    assert shown is not None
+    assert f"): {shown[1]}\n" in output, "docs/plugin-authors.md: update the sample run"
 
 
 def test_the_kit_runs_under_pytest(installed: Installed, tmp_path: Path) -> None:

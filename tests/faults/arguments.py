@@ -2,6 +2,7 @@
 
 from fault import Fault
 
+_BACKENDS = "tests/core/args/test_backends.py"
 _RESOLVE = "tests/core/args/test_resolve.py"
 _SOURCES = "tests/core/args/test_sources.py"
 _BUDGET = "tests/core/planning/test_budget.py"
@@ -110,5 +111,13 @@ FAULTS = (
         planted="elements + SCALE_BYTES if",
         effect="A pool of int8 is larger than its budget.",
         tests=(_BUDGET,),
+    ),
+    Fault(
+        name="backends-asked-about-the-whole-model",
+        file="core/srv/args/backends.py",
+        text="    return rank_facts(model, ranks)\n",
+        planted="    return model\n",
+        effect="A plan for several ranks accepts a backend that cannot compute the heads of one rank.",
+        tests=(_BACKENDS,),
     ),
 )

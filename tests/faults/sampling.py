@@ -66,10 +66,8 @@ FAULTS = (
     Fault(
         name="logprobs-after-penalties",
         file="core/srv/sample/sampler.py",
-        text="        self.state.observe(metadata.slots, tokens)\n"
-        "        scores = self._score(logits, tokens, metadata)\n",
-        planted="        self.state.observe(metadata.slots, tokens)\n"
-        "        scores = self._score(_processed(logits, active), tokens, metadata)\n",
+        text="_with_host_copies(logits, tokens, finite, metadata, noise=noise)",
+        planted="_with_host_copies(_processed(logits, active), tokens, finite, metadata, noise=noise)",
         effect="Log-probabilities change with penalties and bias instead of being those of the model.",
         tests=(_SAMPLER,),
     ),

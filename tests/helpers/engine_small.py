@@ -67,6 +67,19 @@ def make_small(kind: str, folder: Path, **fields: Any) -> Small:
     return Small(folder, model, prompts, [greedy(model, prompt, OUTPUT) for prompt in prompts])
 
 
+class SmallModels:
+    """Small models by their kind, each made at its first use in a folder of its own."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder = make_folder
+        self._made: dict[str, Small] = {}
+
+    def __call__(self, kind: str) -> Small:
+        if kind not in self._made:
+            self._made[kind] = make_small(kind, self._make_folder(kind))
+        return self._made[kind]
+
+
 def _model(kind: str, fields: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     if kind != "gemma2":

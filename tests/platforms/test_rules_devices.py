@@ -41,15 +41,11 @@ def test_aiter_reads_pages_of_one_token_or_of_16() -> None:
     assert aiter(None) == {"page_size": (1, 16)}
 
 
-@every(
-    ("heads", "ranks", "fits"),
-    [(16, None, True), (128, None, True), (128, 8, True), (128, 4, False), (64, None, False), (16, 3, False)],
-)
-def test_latent_attention_of_aiter_supports_some_head_counts(heads: int, ranks: int | None, fits: bool) -> None:
-    about = model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=heads)
-    answer = aiter(about, tp_size=ranks)
+@every(("heads", "fits"), [(16, True), (128, True), (32, False), (64, False)])
+def test_latent_attention_of_aiter_supports_some_head_counts(heads: int, fits: bool) -> None:
+    answer = aiter(model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=heads))
     assert isinstance(answer, dict) == fits
-    assert fits or answer == f"latent attention needs 16 or 128 heads per rank, not {heads} on {ranks or 1} ranks"
+    assert fits or answer == f"latent attention needs 16 or 128 heads per rank, not {heads}"
 
 
 def test_aiter_has_no_attention_sinks_and_attends_within_chunks() -> None:

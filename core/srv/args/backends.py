@@ -15,9 +15,12 @@ from srv.args.config import ARGUMENTS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
+from srv.dist.group import is_divisible
 from srv.errors import PluginError, Rejection
+from srv.models.architectures.sharding import rank_facts
 from srv.platform.facts import BackendSpec, Requires, Unfit
 from srv.platform.manifest import Manifest
+from srv.specs import ModelFacts
 
 # slot -> (family, the arguments that name its backend, the most specific first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -87,7 +90,11 @@ def choose_backends(
     facts: Facts,
     user: Mapping[str, Statement],
 ) -> BackendSelection:
-    """Select backends for all slots together. `user` holds the user's winning statement by argument."""
+    """Select backends for all slots together. `user` holds the user's winning statement by argument.
+
+    The backends see the model as one rank does.
+    """
+    facts = facts._replace(model=on_one_rank(facts.model, user["tp_size"].value if "tp_size" in user else 1))
     slots = [_make_slot(name, platform, offered, facts, user) for name in SLOTS]
     rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform))
     if rejections:
@@ -103,6 +110,13 @@ def choose_backends(
             return BackendSelection(chosen, _backend_statements(slots, picks, user), ties)
         first_conflict = first_conflict or conflicts
     return BackendSelection({}, (), (_no_combination_rejection(slots, platform, first_conflict),))
+
+
+def on_one_rank(model: ModelFacts | None, ranks: int) -> ModelFacts | None:
+    """The facts of one rank's part; of the whole model if it cannot be divided, which a constraint refuses."""
+    if model is None or model.heads % ranks or not is_divisible(model.kv_heads, ranks):
+        return model
+    return rank_facts(model, ranks)
 
 
 def _make_slot(

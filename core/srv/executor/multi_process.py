@@ -219,8 +219,10 @@ class MultiProcessExecutor:
         """The next answer of every rank, in the order of ranks.
 
         `timeout_s` None: ranks may compute as long as they like, but together: once one has answered, the others have
-        to. Raises the error of the rank at fault if one ends, fails, is stopped or does not answer, and EngineDead if
-        the parent of this process has exited.
+        to. Ranks that all hang in the same step are therefore not found (ADR 0018).
+
+        Raises the error of the rank at fault if one ends, fails, is stopped or does not answer, and EngineDead if the
+        parent of this process has exited.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         failed = False

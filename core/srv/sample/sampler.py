@@ -141,15 +141,7 @@ class Sampler:
             tokens = self._backend.sample(self._batch(processed, noise, metadata))
             tokens = tokens.masked_fill(~finite, 0)
         self.state.observe(metadata.slots, tokens)
-        scores = self._score(logits, tokens, metadata)
-        return SampledBatch(
-            tokens,
-            tokens.to("cpu", non_blocking=True),
-            finite.to("cpu", non_blocking=True),
-            scores,
-            metadata.scored,
-            noise,
-        )
+        return _with_host_copies(logits, tokens, finite, metadata, noise=noise)
 
     def sample_drafts(self, logits: torch.Tensor, rows: Sequence[SampleRow], drafts: DraftRows) -> SampledBatch:
         """Sample every position of rows with drafts, and count the accepted tokens in the state.
@@ -172,18 +164,7 @@ class Sampler:
             tokens = self._backend.sample(self._batch(processed, noise, metadata)).masked_fill(~finite, 0)
         accepted = shape.accepted(drafts.fed, tokens)
         self.state.observe_kept(metadata.slots, tokens, shape.kept(accepted))
-        scores = self._score(logits, tokens, metadata)
-        return SampledBatch(
-            tokens,
-            tokens.to("cpu", non_blocking=True),
-            finite.to("cpu", non_blocking=True),
-            scores,
-            metadata.scored,
-            None,
-            accepted,
-            accepted.to("cpu", non_blocking=True),
-            shape.begins,
-        )
+        return _with_host_copies(logits, tokens, finite, metadata, accepted=accepted, begins=shape.begins)
 
     def _draw_on_device(
         self, rows: Sequence[SampleRow], metadata: _SamplingMetadata, drafts: DraftRows
@@ -227,14 +208,6 @@ class Sampler:
             largest_top_k=metadata.largest_top_k,
         )
 
-    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, metadata: _SamplingMetadata) -> Scores | None:
-        if not metadata.scored:
-            return None
-        if len(metadata.scored) == len(metadata.slots):
-            return score(logits, tokens, metadata.tops)
-        index = metadata.scored_index
-        return score(logits.index_select(0, index), tokens.index_select(0, index), metadata.tops)
-
     def _metadata(self, slots: tuple[int, ...]) -> _SamplingMetadata:
         latest = self._latest
         if latest is None or latest.version != self.state.version or latest.slots != slots:
@@ -274,6 +247,36 @@ class Sampler:
         if params is None:
             raise InternalError(f"a token must be sampled for slot {slot}, but the slot has no request")
         return params
+
+
+def _with_host_copies(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    finite: torch.Tensor,
+    metadata: _SamplingMetadata,
+    *,
+    noise: torch.Tensor | None = None,
+    accepted: torch.Tensor | None = None,
+    begins: Sequence[int] = (),
+) -> SampledBatch:
+    """The result of a step: computes log-probabilities where requested, and starts the copies to the host."""
+    scores = None
+    if len(metadata.scored) == len(metadata.slots):
+        scores = score(logits, tokens, metadata.tops)
+    elif metadata.scored:
+        index = metadata.scored_index
+        scores = score(logits.index_select(0, index), tokens.index_select(0, index), metadata.tops)
+    return SampledBatch(
+        tokens,
+        tokens.to("cpu", non_blocking=True),
+        finite.to("cpu", non_blocking=True),
+        scores,
+        metadata.scored,
+        noise,
+        accepted,
+        None if accepted is None else accepted.to("cpu", non_blocking=True),
+        begins,
+    )
 
 
 def _processed(logits: torch.Tensor, active: Sequence[tuple[LogitsProcessor, Any]]) -> torch.Tensor:

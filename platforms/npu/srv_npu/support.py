@@ -39,7 +39,7 @@ _SUPPORTED = _all(
     dist_init_addr nnodes node_rank json_model_override_args preferred_sampling_params
     enable_lora max_lora_rank lora_paths
     attention_backend prefill_attention_backend decode_attention_backend sampling_backend
-    speculative_algorithm speculative_draft_model_path speculative_num_steps speculative_eagle_topk
+    speculative_draft_model_path speculative_num_steps speculative_eagle_topk
     speculative_num_draft_tokens speculative_accept_threshold_single speculative_accept_threshold_acc
     speculative_attention_mode speculative_moe_runner_backend speculative_moe_a2a_backend
     moe_dense_tp_size
@@ -52,6 +52,15 @@ _SUPPORTED = _all(
     disaggregation_mode disaggregation_transfer_backend disaggregation_bootstrap_port num_reserved_decode_tokens
     disaggregation_decode_polling_interval weight_loader_disable_mmap
     """,
+)
+
+_DRAFTS = (
+    Support(
+        "speculative_algorithm",
+        "supported",
+        "attention takes KV lengths from the host, so a request waits for the result of a step with drafts before its "
+        "next one is planned",
+    ),
 )
 
 # The vendor's page has these unsupported; none of them asks anything of a device.
@@ -189,10 +198,15 @@ _UNSUPPORTED = (
         "unsupported",
         "trees of drafts from n-grams are not implemented for NPUs",
         """
-        speculative_token_map speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
-        speculative_ngram_match_type speculative_ngram_capacity
+        speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth speculative_ngram_match_type
         """,
     ),
+    *_all(
+        "unsupported",
+        "drafts are matched in the text of their own request; nothing is stored",
+        "speculative_ngram_capacity",
+    ),
+    *_all("unsupported", "drafters with a reduced vocabulary are not implemented for NPUs", "speculative_token_map"),
     *_all(
         "unsupported",
         "experts stay where they were loaded on NPUs",
@@ -277,6 +291,7 @@ _UNSUPPORTED = (
 
 SUPPORT: tuple[Support, ...] = (
     *_SUPPORTED,
+    *_DRAFTS,
     *_HOST_ONLY,
     *_UNPUBLISHED,
     *_HOST_MEMORY,

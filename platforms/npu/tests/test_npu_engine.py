@@ -30,7 +30,7 @@ from srv.io.messages import FlushCache
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
 from srv.server.text.tokenizer import load_text_processor
-from srv.testing.engine import GenerationResult, LocalEngine
+from srv.testing.engine import CheckedEngine, GenerationResult, LocalEngine
 from srv.types import RequestSpec, SamplingParams
 from srv_npu.platform import NpuPlatform
 
@@ -122,9 +122,11 @@ def random_prompts() -> list[list[int]]:
 
 
 @contextmanager
-def engine(path: Path, device: str, dtype: str, *flags: str) -> Iterator[LocalEngine]:
+def engine(
+    path: Path, device: str, dtype: str, *flags: str, kind: type[LocalEngine] = LocalEngine
+) -> Iterator[LocalEngine]:
     arguments = ["--device", device, "--model-path", str(path), "--dtype", dtype, "--max-total-tokens", "6144"]
-    with torch.inference_mode(False), LocalEngine.launch([*arguments, "--max-running-requests", "8", *flags]) as made:
+    with torch.inference_mode(False), kind.launch([*arguments, "--max-running-requests", "8", *flags]) as made:
         yield made
         made.check_integrity(deep=True)
         assert made.stats().pages_held == 0
@@ -244,3 +246,28 @@ def test_drawn_tokens_are_the_same_eager_and_in_graphs(world: World, backend: st
             results = generate(served, world.prompts, **params)
             found.append([result.tokens for result in results])
     assert found[0] == found[1]
+
+
+class WaitingEngine(CheckedEngine):
+    """Checks that no row is planned while drafts of its request are in flight: attention needs lengths on the host."""
+
+    def step(self) -> None:
+        super().step()
+        assert all(row.drafts_in_flight == 0 for plan, _ in self.loop._in_flight for row in plan.rows)
+
+
+@pytest.mark.parametrize("world", ["random-128"], indirect=True)
+@pytest.mark.parametrize("flags", [["--disable-graphs"], []], ids=["eager", "graphs"])
+def test_drafts_change_no_tokens(world: World, flags: list[str]) -> None:
+    """Free output, whose drafts are mostly wrong, and output that a bias makes one token, whose drafts are right."""
+    world.learn("float16")
+    drafts = ["--speculative-algorithm", "NGRAM", *flags]
+    with engine(world.path, "npu", "float16", *drafts, kind=WaitingEngine) as served:
+        check_each_token(world, "float16", world.prompts, generate(served, world.prompts))
+        free = served.stats()
+        forced = generate(served, world.prompts, logit_bias=((7, 100.0),))
+        stats = served.stats()
+    assert [result.tokens for result in forced] == [[7] * OUTPUT] * len(forced)
+    accepted = stats.drafts_accepted - free.drafts_accepted
+    assert accepted > len(forced) * OUTPUT // 4
+    assert 0 < free.drafts_proposed < stats.drafts_proposed

@@ -22,11 +22,9 @@ def aiter(context: ResolutionContext) -> Requires | Unfit:
     if model is not None and model.architecture == _GPT_OSS:
         reasons.append(f"{_GPT_OSS} has attention sinks, which only triton computes here")
     latent = model is not None and "kv_lora_rank" in model.config
-    if model is not None and latent:
-        ranks = context["tp_size"] or 1
-        if model.heads % ranks or model.heads // ranks not in _LATENT_HEADS:
-            allowed = " or ".join(map(str, _LATENT_HEADS))
-            reasons.append(f"latent attention needs {allowed} heads per rank, not {model.heads} on {ranks} ranks")
+    if model is not None and latent and model.heads not in _LATENT_HEADS:
+        allowed = " or ".join(map(str, _LATENT_HEADS))
+        reasons.append(f"latent attention needs {allowed} heads per rank, not {model.heads}")
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (1,) if latent else (1, 16)})
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from args_world import backend, fits, manifest, resolved, unfit, user
+from args_world import CONFIG, backend, device, fits, manifest, model, resolved, unfit, user
 from every import every
 
 from srv.args.statement import UserInput
@@ -159,3 +160,39 @@ def test_choice_prints_its_reasons() -> None:
         "prefill_attention_backend = good because it has the highest priority (5) of the backends that fit\n"
         "    not best: no sinks"
     )
+
+
+def even_heads(context: ResolutionContext) -> Requires | Unfit:
+    """A kernel that computes heads in pairs."""
+    model = context.model
+    if model is None or model.heads % 2 == 0:
+        return Requires()
+    return Unfit((f"{model.heads} heads ({model.kv_heads} KV heads) are not a multiple of 2",))
+
+
+TWELVE_HEADS = model(
+    heads=12,
+    vocab_size=128,
+    config={**CONFIG, "hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 4},
+)
+
+
+def test_backends_see_the_heads_of_one_rank() -> None:
+    """12 heads on 4 ranks are 3 on each, which the backend cannot compute; on 2 ranks they are 6."""
+    platform = manifest(backend("pairs", 9, even_heads))
+    four = replace(device(), count=4)
+    for ranks in (1, 2):
+        assert resolved(user(tp_size=ranks), platform, model=TWELVE_HEADS, device=four).backends
+    (rejected,) = refused(user(tp_size=4), platform, model=TWELVE_HEADS, device=four)
+    assert (rejected.code, rejected.what) == ("no_backend_fits", "attention backend")
+    assert rejected.reason == "pairs: 3 heads (1 KV heads) are not a multiple of 2"
+    made = resolved(
+        user(tp_size=4), manifest(backend("pairs", 9, even_heads), backend("any", 1)), model=TWELVE_HEADS, device=four
+    )
+    assert made.config.platform.attention_backend == "any"
+
+
+def test_a_model_that_cannot_be_divided_is_refused_for_that_alone() -> None:
+    platform, eight = manifest(backend("pairs", 9, even_heads)), replace(device(), count=8)
+    (rejected,) = refused(user(tp_size=5), platform, model=TWELVE_HEADS, device=eight)
+    assert (rejected.code, rejected.what) == ("not_divisible", "tp_size")

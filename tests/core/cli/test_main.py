@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from args_world import CONFIG
 from every import every
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,20 +33,7 @@ def _imagined(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model folder with a configuration and no weights."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "torch_dtype": "bfloat16",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 128,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
 

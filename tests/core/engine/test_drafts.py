@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from engine_small import Small, engine, make_small, message
+from engine_small import Small, SmallModels, engine, make_small, message
 
 from srv.testing.engine import CheckedEngine, GenerationResult, LocalEngine
 from srv.types import RequestSpec
 from srv.worker.runner import Runner
 
-MakeSmall = Callable[[str], Small]
 DRAFTS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
 LONG = 48  # small random models repeat themselves after a while, so that drafts are accepted
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> MakeSmall:
-    made: dict[str, Small] = {}
-
-    def get(kind: str) -> Small:
-        if kind not in made:
-            made[kind] = make_small(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return get
 
 
 def every_kind(small: Small) -> list[RequestSpec]:
@@ -73,8 +59,10 @@ SETUPS = [
 
 
 @pytest.mark.parametrize(("kind", "page", "chunk", "overlap"), SETUPS)
-def test_output_is_that_without_drafts(small: MakeSmall, kind: str, page: int, chunk: int, overlap: bool) -> None:
-    one = small(kind)
+def test_output_is_that_without_drafts(
+    small_models: SmallModels, kind: str, page: int, chunk: int, overlap: bool
+) -> None:
+    one = small_models(kind)
     requests = every_kind(one)
     with engine(one, page, chunk, overlap, pool=4096) as plain:
         expected = plain.generate(requests)

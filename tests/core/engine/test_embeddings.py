@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_small import OUTPUT, Small, engine, make_small, message, messages
+from engine_small import OUTPUT, Small, SmallModels, engine, make_small, message, messages
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -21,19 +21,6 @@ from srv.testing.engine import CheckedEngine, GenerationResult, LocalEngine
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec
 
 PAGE, CHUNK = 4, 7
-MakeSmall = Callable[[str], Small]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> MakeSmall:
-    made: dict[str, Small] = {}
-
-    def get(kind: str) -> Small:
-        if kind not in made:
-            made[kind] = make_small(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return get
 
 
 # Native layers with and without overlap, and a model that runs through transformers.
@@ -41,10 +28,10 @@ SETUPS = [("qwen3", CHUNK, True), ("llama", -1, False), ("gemma2", CHUNK, True)]
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=["native", "native, no overlap", "transformers"])
-def served(small: MakeSmall, request: pytest.FixtureRequest) -> Iterator[tuple[Small, CheckedEngine]]:
+def served(small_models: SmallModels, request: pytest.FixtureRequest) -> Iterator[tuple[Small, CheckedEngine]]:
     kind, chunk, overlap = request.param
-    with engine(small(kind), PAGE, chunk, overlap) as made:
-        yield small(kind), made
+    with engine(small_models(kind), PAGE, chunk, overlap) as made:
+        yield small_models(kind), made
 
 
 def embedding(name: str, prompt: list[int], pooling: Pooling, **params: Any) -> RequestSpec:
@@ -122,8 +109,8 @@ def test_hidden_states_are_those_of_every_computed_position(served: tuple[Small,
         assert [result.vectors for result in results[:4]] == [b""] * 4
 
 
-def test_a_request_whose_hidden_states_are_not_finite_fails_alone(small: MakeSmall, tmp_path: Path) -> None:
-    one = small("llama")
+def test_a_request_whose_hidden_states_are_not_finite_fails_alone(small_models: SmallModels, tmp_path: Path) -> None:
+    one = small_models("llama")
     shutil.copytree(one.folder, tmp_path / "broken")
     weights = load_file(one.folder / "model.safetensors")
     weights["model.embed_tokens.weight"][96] = float("nan")
@@ -139,9 +126,9 @@ def test_a_request_whose_hidden_states_are_not_finite_fails_alone(small: MakeSma
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"], ids=["native", "transformers"])
-def test_a_checkpoint_without_output_layer_is_loaded(small: MakeSmall, tmp_path: Path, kind: str) -> None:
+def test_a_checkpoint_without_output_layer_is_loaded(small_models: SmallModels, tmp_path: Path, kind: str) -> None:
     """transformers' `AutoModel` saves the decoder alone, as embedding models are often published."""
-    one = small(kind)
+    one = small_models(kind)
     one.model.base_model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [type(one.model).__name__]}))
@@ -151,9 +138,9 @@ def test_a_checkpoint_without_output_layer_is_loaded(small: MakeSmall, tmp_path:
     close(vector(result), expected(one, one.prompts[4], Pooling.LAST))
 
 
-def test_a_retracted_embedding_starts_over(small: MakeSmall) -> None:
+def test_a_retracted_embedding_starts_over(small_models: SmallModels) -> None:
     """A pool for less than all requests: some embeddings are retracted halfway through their prompts."""
-    one = small("llama")
+    one = small_models("llama")
     prompts = [prompt * 3 for prompt in one.prompts[-3:]]
     with engine(one, 1, 4, pool=130, schedule_conservativeness=0.01) as running:
         results = running.generate(

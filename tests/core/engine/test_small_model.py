@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from engine_small import FIELDS, OUTPUT, Small, engine, greedy, make_small, message, messages
+from engine_small import FIELDS, OUTPUT, SmallModels, engine, greedy, message, messages
 from models_small import GRANITE, small_model, write_gguf
 
 from srv_matrix.pytest_plugin import covers
-
-MakeSmall = Callable[[str], Small]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> MakeSmall:
-    """Each model is made once, at its first use."""
-    made: dict[str, Small] = {}
-
-    def get(kind: str) -> Small:
-        if kind not in made:
-            made[kind] = make_small(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return get
-
 
 # Model, page size, chunk size, overlap: all combinations for one model, each value once for the others.
 SETUPS = [
@@ -51,9 +34,9 @@ CELLS = {
     [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors", platform="cpu")) for setup in SETUPS],
 )
 def test_greedy_tokens_are_those_of_transformers(
-    small: MakeSmall, kind: str, page: int, chunk: int, overlap: bool
+    small_models: SmallModels, kind: str, page: int, chunk: int, overlap: bool
 ) -> None:
-    one = small(kind)
+    one = small_models(kind)
     with engine(one, page, chunk, overlap) as served:
         missed = served.generate(messages(one.prompts))
         hits = served.generate(messages(one.prompts))
@@ -73,11 +56,11 @@ def test_greedy_tokens_are_those_of_transformers(
         for kind in ("llama", "qwen2", "qwen3", "granite", "smollm3", "gemma3")
     ],
 )
-def test_a_gguf_file_gives_the_same_tokens(small: MakeSmall, kind: str, tmp_path: Path) -> None:
+def test_a_gguf_file_gives_the_same_tokens(small_models: SmallModels, kind: str, tmp_path: Path) -> None:
     """Only files of Gemma 3 have a sliding window. The fourth layer of SmolLM3 has no RoPE."""
     torch.manual_seed(0)
     fields = {"granite": GRANITE, "smollm3": {"num_hidden_layers": 4}, "gemma3": {"num_hidden_layers": 7}}
-    model, one = small_model(kind, **fields.get(kind, {})), small("llama")
+    model, one = small_model(kind, **fields.get(kind, {})), small_models("llama")
     write_gguf(tmp_path / "small.gguf", model, kind)
     with engine(one, 16, 16, model_path=tmp_path / "small.gguf") as served:
         results = served.generate(messages(one.prompts, 6))
@@ -85,15 +68,15 @@ def test_a_gguf_file_gives_the_same_tokens(small: MakeSmall, kind: str, tmp_path
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_native_model_is_the_same_through_transformers(small: MakeSmall, overlap: bool) -> None:
-    one = small("llama")
+def test_a_native_model_is_the_same_through_transformers(small_models: SmallModels, overlap: bool) -> None:
+    one = small_models("llama")
     with engine(one, 4, 7, overlap, model_impl="transformers") as served:
         assert [result.tokens for result in served.generate(messages(one.prompts))] == one.tokens
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_without_a_prefix_cache_nothing_is_hit(small: MakeSmall, overlap: bool) -> None:
-    one = small("llama")
+def test_without_a_prefix_cache_nothing_is_hit(small_models: SmallModels, overlap: bool) -> None:
+    one = small_models("llama")
     with engine(one, 4, 16, overlap, disable_radix_cache=True) as served:
         for _ in range(2):
             results = served.generate(messages(one.prompts))
@@ -103,9 +86,9 @@ def test_without_a_prefix_cache_nothing_is_hit(small: MakeSmall, overlap: bool) 
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
-def test_prefixes_of_one_another_share_pages_under_every_policy(small: MakeSmall, policy: str) -> None:
+def test_prefixes_of_one_another_share_pages_under_every_policy(small_models: SmallModels, policy: str) -> None:
     """With few slots, later requests hit the prefixes of earlier requests, which still run or have finished."""
-    one = small("llama")
+    one = small_models("llama")
     text = one.prompts[-1] + one.tokens[-1]
     prompts = [text[:length] for length in (45, 33, 47, 13, 45, 41)]
     with engine(one, 4, 16, schedule_policy=policy, max_running_requests=2) as served:
@@ -117,9 +100,11 @@ def test_prefixes_of_one_another_share_pages_under_every_policy(small: MakeSmall
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"disable_radix_cache": True}], ids=["cached", "uncached"])
-def test_retracted_requests_resume_where_they_were(small: MakeSmall, overlap: bool, flags: dict[str, object]) -> None:
+def test_retracted_requests_resume_where_they_were(
+    small_models: SmallModels, overlap: bool, flags: dict[str, object]
+) -> None:
     """The pool is large enough for each single request, but not for all of them together."""
-    one = small("qwen3")
+    one = small_models("qwen3")
     with engine(one, 4, 32, overlap, pool=112, schedule_conservativeness=0.01, **flags) as served:
         results = served.generate(messages(one.prompts))
         assert served.stats().retractions > 0
@@ -127,8 +112,8 @@ def test_retracted_requests_resume_where_they_were(small: MakeSmall, overlap: bo
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_retraction_changes_no_sampled_token_and_no_logprob(small: MakeSmall, overlap: bool) -> None:
-    one = small("llama")
+def test_retraction_changes_no_sampled_token_and_no_logprob(small_models: SmallModels, overlap: bool) -> None:
+    one = small_models("llama")
     params = {
         "temperature": 0.9,
         "seed": 11,
@@ -154,8 +139,8 @@ def test_retraction_changes_no_sampled_token_and_no_logprob(small: MakeSmall, ov
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_requests_of_every_kind_do_not_affect_each_other_in_a_batch(small: MakeSmall, overlap: bool) -> None:
-    one = small("llama")
+def test_requests_of_every_kind_do_not_affect_each_other_in_a_batch(small_models: SmallModels, overlap: bool) -> None:
+    one = small_models("llama")
     kinds: list[dict[str, object]] = [
         {},
         {"temperature": 1.0, "seed": 3},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from srv.testing.conformance.model import Check, builds_on, read_report, select
 from srv.testing.conformance.runner import run_checks
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "conformance.md"
+GUIDE = DOCS.with_name("plugin-authors.md")
 BY_NAME = {check.name: check for check in CHECKS}
 FAULTY = """
 import dataclasses, os, time
@@ -178,6 +180,12 @@ def test_the_page_lists_every_check() -> None:
     assert markdown().strip() in DOCS.read_text(), (
         "docs/conformance.md: insert the output of `srv conformance list --markdown`"
     )
+
+
+def test_the_guide_counts_every_check() -> None:
+    """The numbers of its sample run; tests/e2e/test_plugin_new.py compares how many of them a new plugin passes."""
+    (counts,) = re.findall(r": (\d+) passed, (\d+) skipped$", GUIDE.read_text(), re.MULTILINE)
+    assert sum(map(int, counts)) == len(select(CHECKS, Level.L3)), "docs/plugin-authors.md: update the sample run"
 
 
 # ---- runs ----------------------------------------------------------------------------------------------
