@@ -8,7 +8,7 @@ addresses pages, and attention backends, which read them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -85,9 +85,8 @@ class ModelFacts:
     the absolute path of the file or folder. `architecture`: the Hugging Face class name, e.g. "LlamaForCausalLM".
     `config`: the fields of the Hugging Face configuration; those of GGUF files are translated. `dtype`: the torch name
     of the checkpoint's own dtype (for a quantized GGUF file "float16", the type of its scales). `quantization`: the
-    name of the method ("gguf:Q4_1"), or None. `context_length` in tokens. `parameters`: their number; of these,
-    `gguf_quantized_params` are stored in GGUF types that some platforms can multiply without dequantization
-    (`srv.models.formats.gguf_types.OP_TYPES`), and `int8_params` are stored as int8 in a safetensors checkpoint.
+    name of the method ("gguf:Q4_1"), or None. `context_length` in tokens. `parameters`: their number, and
+    `stored_types`: how many of them are stored in each dtype, or in each type of a GGUF file; {} without weights.
     `weight_bytes`: the size of the weights on disk. `column_block`: in a GGUF file, the columns of o_proj and down_proj
     can be divided at its multiples (the elements per quantization block). `end_tokens`: the ids of the tokens that end
     a generation. `pooling`: how embeddings are pooled according to the checkpoint ("last", "mean", or a mode of
@@ -112,8 +111,7 @@ class ModelFacts:
     weight_bytes: int
     cache_groups: tuple[CacheSpec, ...]
     end_tokens: tuple[int, ...] = ()
-    gguf_quantized_params: int = 0
-    int8_params: int = 0
+    stored_types: Mapping[str, int] = field(default_factory=dict)
     pooling: str | None = None
     column_block: int = 1
 

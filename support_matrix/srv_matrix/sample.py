@@ -21,7 +21,7 @@ def sample_models() -> tuple[ModelFacts, ...]:
         dense,
         replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000),
         replace(eight, weight_bytes=9_100_000_000),
-        replace(eight, quantization="w8a8_int8", int8_params=6_980_000_000, weight_bytes=9_100_000_000),
+        replace(eight, quantization="w8a8_int8", stored_types={"int8": 6_980_000_000}, weight_bytes=9_100_000_000),
     )
 
 

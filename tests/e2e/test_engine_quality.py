@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
-from srv.quantization.storage import quantize_int8
-from srv.quantization.w8a8_int8 import is_quantized_online
+from srv.quantization.int8_online import is_quantized
+from srv.quantization.int8_online_layers import quantize_int8
 from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams
@@ -161,7 +161,7 @@ def test_weights_and_activations_of_8_bits_lose_what_their_steps_cost(
     record_property("perplexity, unquantized in float32", f"{plain.perplexity:.3f}")
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if is_quantized_online(name.removesuffix(".weight")):
+        if is_quantized(name.removesuffix(".weight")):
             stored[name], stored[f"{name}_scale"] = quantize_int8(tensor)
         else:
             stored[name] = tensor

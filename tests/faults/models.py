@@ -140,7 +140,7 @@ FAULTS = (
     ),
     Fault(
         name="third-party-replaces-a-built-in-architecture",
-        file="core/srv/models/architectures/third_party.py",
+        file="core/srv/platform/extensions.py",
         text='(["srv"] if taken and found else [])',
         planted="[]",
         effect="A package silently changes how Llama models are computed.",

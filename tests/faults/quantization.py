@@ -5,11 +5,12 @@ from fault import Fault
 _INT8 = "tests/core/quantization/test_w8a8_int8.py"
 _MODELSLIM = "tests/core/quantization/test_modelslim.py"
 _GGUF = "tests/core/quantization/test_gguf_layers.py"
+_THIRD_PARTY = "tests/core/quantization/test_third_party.py"
 
 FAULTS = (
     Fault(
         name="one-scale-for-all-rows",
-        file="core/srv/quantization/storage.py",
+        file="core/srv/quantization/int8_online_layers.py",
         text="scale = wide.abs().amax(1, keepdim=True) / _INT8_MAX",
         planted="scale = wide.abs().amax().expand(wide.shape[0], 1) / _INT8_MAX",
         effect="Weights that are quantized at load lose far more precision than they need to.",
@@ -46,5 +47,29 @@ FAULTS = (
         planted="return product",
         effect="The quality of quantized Qwen2 files is worse than it should be.",
         tests=(_GGUF,),
+    ),
+    Fault(
+        name="unsupported-form-of-a-package-served",
+        file="core/srv/quantization/third_party.py",
+        text="if supported is True:",
+        planted="if supported is not False:",
+        effect="A checkpoint of 3 bits is read as one of 4 bits, because its method has only a reason against it.",
+        tests=(_THIRD_PARTY,),
+    ),
+    Fault(
+        name="third-party-replaces-a-built-in-method",
+        file="core/srv/quantization/registry.py",
+        text="taken=name in BUILT_IN",
+        planted="taken=False",
+        effect="A package silently changes how int8 checkpoints are computed.",
+        tests=(_THIRD_PARTY,),
+    ),
+    Fault(
+        name="operands-in-another-order",
+        file="core/srv/quantization/int8_layers.py",
+        text='names = ("weight", "input_scale", "input_offset", "quant_bias", "deq_scale")',
+        planted='names = ("weight", "input_offset", "input_scale", "quant_bias", "deq_scale")',
+        effect="A platform that passes the operands to its op computes nonsense.",
+        tests=("tests/core/quantization/test_op_layers.py",),
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
@@ -28,6 +28,7 @@ class Arg:
     """The part of a declaration beyond name, type and default.
 
     help: one sentence. check: a constraint on the value. choices: the allowed strings, if the type is not a Literal.
+    further_choices: those that other installed distributions add, which documentation does not list.
     family: the backend family whose registered names are the choices. needs: the capability without which
     only the default is accepted. only_with: arguments of which one must differ from its default, because a value has
     no effect otherwise (`srv.args.prerequisites`). planned: the reason why only the default is accepted so far.
@@ -40,6 +41,7 @@ class Arg:
     help: str
     check: Check | None = None
     choices: tuple[str, ...] = ()
+    further_choices: Callable[[], tuple[str, ...]] | None = None
     family: str | None = None
     needs: str | None = None
     only_with: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ class Argument:
     @property
     def choices(self) -> tuple[str, ...]:
         """The allowed strings, planned ones last; () if any string is allowed."""
-        return (*(self.kind.choices or self.arg.choices), *(value for value, _ in self.arg.planned_values))
+        return (*self.kind.choices, *(value for value, _ in self.arg.planned_values))
 
     @property
     def expected(self) -> str:
@@ -126,7 +128,9 @@ class Argument:
             return None if self.kind.optional else "has no value"
         values = value if self.kind.many else (value,)
         if self.choices and any(each not in self.choices for each in values):
-            return f"must be {self.expected}"
+            further = self.arg.further_choices() if self.arg.further_choices else ()
+            if any(each not in (*self.choices, *further) for each in values):
+                return f"must be {', '.join((self.expected, *further))}"
         if self.arg.check and not self.arg.check.accepts(value):
             return f"must be {self.expected}"
         return None
@@ -177,7 +181,9 @@ def _read_field(group: str, field: str, hint: Any, defaults: Mapping[str, Any]) 
     if field not in defaults:
         raise TypeError(f"{group}.{field} has no default")
     base, arg = get_args(hint)[:2]
-    argument = Argument(field, group, kind_of(base), defaults[field], arg)
+    kind = kind_of(base)
+    kind = dataclasses.replace(kind, choices=arg.choices) if arg.choices else kind
+    argument = Argument(field, group, kind, defaults[field], arg)
     error = argument.validation_error(defaults[field])
     if error is not None:
         raise TypeError(f"{group}.{field}: its own default {error}")

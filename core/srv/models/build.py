@@ -6,10 +6,10 @@ Owns the choice between native layers and transformers. Must not know files, nor
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from srv.models.base import CausalLM, NativeModel, inference_ready
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import Progress
 from srv.models.formats.gguf_loader import load_gguf, tensor_types
+from srv.models.formats.safetensors_header import read_checkpoint
 from srv.models.formats.safetensors_loader import load_safetensors
 from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
@@ -29,28 +30,15 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.interface import Communicator
 from srv.platform.ops import Ops
-from srv.quantization import modelslim
-from srv.quantization import w8a8_int8 as int8
-from srv.quantization.gguf_layers import GGUFLayerFactory
-from srv.quantization.int8_layers import (
-    DynamicInt8Linear,
-    OnlineInt8LayerFactory,
-    QuantizedLayerFactory,
-    ScaledInt8Linear,
-    WeightOnlyInt8Linear,
-)
-from srv.quantization.storage import Int8StorageFormat, ModelslimStorageFormat, OnlineInt8StorageFormat
+from srv.quantization import registry as quantization_methods
+from srv.quantization.load_method import make_factory, make_storage
+from srv.quantization.method import QuantMethod, StoredModel
 from srv.specs import ModelFacts
 
 log = logging.getLogger(__name__)
 
 ModelImpl = Literal["auto", "srv", "transformers"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-MakeFactory: TypeAlias = Callable[[BuildContext], LayerFactory]
-# The methods of online quantization, by the values of `--torchao-config`.
-ONLINE_METHODS: Mapping[str, type[ScaledInt8Linear]] = MappingProxyType(
-    {"int8dq": DynamicInt8Linear, "int8wo": WeightOnlyInt8Linear}
-)
 
 
 def build(
@@ -73,40 +61,39 @@ def build(
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
     `model_impl`: "srv" uses the native layers, "transformers" the class of transformers, "auto" the native layers if
-    they implement everything in the configuration. `dequantize`: dequantize the matrices of a GGUF file at load.
-    `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
-    which an unquantized checkpoint is quantized at load, one of `ONLINE_METHODS`. `load_format`: "auto" is the
-    checkpoint's own; "dummy" means random weights from `seed`. `progress(total, done, name)` counts stored bytes.
-    `group`: the ranks over which the model is sharded, of which this one loads its part. `cache_places`: as in
-    `BuildContext`. Raises ModelError (its code
-    gives the reason), and PluginError if the platform lacks an op.
+    they implement everything in the configuration. `dequantize`: dequantize the weights at load if the method allows
+    it. `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
+    which an unquantized checkpoint is quantized at load. `load_format`: "auto" is the checkpoint's own; "dummy" means
+    random weights from `seed`. `progress(total, done, name)` counts stored bytes. `group`: the ranks over which the
+    model is sharded, of which this one loads its part. `cache_places`: as in `BuildContext`. Raises ModelError (its
+    code gives the reason), and PluginError if the platform lacks an op.
     """
     resolved_format = _load_format(facts, load_format)
-    if online_quantization:
-        scheme: _Scheme | None = _online_scheme(facts, quantization, online_quantization)
-    else:
-        scheme = _checkpoint_scheme(facts, quantization or facts.quantization)
+    dequantize = dequantize or resolved_format == "dummy"
+    method = _method(facts, quantization, online_quantization, dequantize=dequantize)
     config = None if model_impl == "transformers" else _native_config(facts, model_impl)
-    if group.size > 1 and (config is None or scheme is not None):
-        reason = f"it cannot be sharded over {group.size} ranks: only native layers without int8 weights can"
+    if group.size > 1 and (config is None or (method is not None and method.sharding is not None)):
+        obstacle = (method and method.sharding) or "only native layers without int8 weights can"
+        reason = f"it cannot be sharded over {group.size} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if config is None:
-        if scheme is not None:
-            reason = f"its weights {scheme.clause}, which only native layers support"
+        if method is not None and not method.dequantizable:
+            done = "would be quantized" if method.online else "are quantized"
+            when = " at load" if method.online else ""
+            reason = f"its weights {done} with {method.name}{when}, which only native layers support"
             remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(native_names())}"
             raise ModelError("unsupported_quantization", facts.path, reason, remedy)
         from srv.models.transformers.hf_model import build_hf
 
         return inference_ready(build_hf(facts, resolved_format, device, dtype, seed, progress, cache_places))
     context = BuildContext(device, dtype, ops, group, communicator, cache_places)
-    factory = LayerFactory(context)
-    if scheme is not None:
-        factory = scheme.make_factory(context)
-    elif resolved_format == "gguf" and not dequantize:
-        factory = GGUFLayerFactory(context, tensor_types(Path(facts.path), gguf_layout(facts.architecture)))
+    factory, storage = LayerFactory(context), StorageFormat()
+    if method is not None:
+        stored = StoredModel(facts, _stored_types(facts))
+        factory, storage = make_factory(method, context, stored), make_storage(method, stored)
     model = load_layers(facts.architecture)(config, factory, facts.context_length)
     with torch.no_grad():
-        _load(facts, resolved_format, model, seed, progress, scheme.storage if scheme else None)
+        _load(facts, resolved_format, model, seed, progress, storage)
         unsupported = model.validate_loaded()
         model.prepare_loaded()
     if unsupported is not None:
@@ -114,53 +101,33 @@ def build(
     return inference_ready(model)
 
 
-class _Scheme(NamedTuple):
-    """How int8 layers are made and filled. `clause` completes a sentence that begins with "its weights"."""
+def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, dequantize: bool) -> QuantMethod | None:
+    """The method by which the layers hold their weights; None for unquantized layers.
 
-    make_factory: MakeFactory
-    storage: StorageFormat
-    clause: str
-
-
-def _checkpoint_scheme(facts: ModelFacts, method: str | None) -> _Scheme | None:
-    """The scheme of an int8 checkpoint; None for GGUF files (whose tensors have types) and unquantized checkpoints."""
-    if method is None or method.partition(":")[0] == "gguf":
-        return None
-    clause = f"are quantized with {method}"
-    if method == modelslim.NAME:
-        description = modelslim.read_description(Path(facts.path), facts.config)
-        if description is None:
-            return None
-        return _Scheme(_factory_of(description, offsets=True), ModelslimStorageFormat(description), clause)
-    if method == int8.NAME:
-        description = int8.read_description(Path(facts.path), facts.config, facts.layers)
-        return _Scheme(_factory_of(description, offsets=False), Int8StorageFormat(), clause)
-    config = facts.config.get("quantization_config")
-    detail = None
-    if method == int8.COMPRESSED_TENSORS and isinstance(config, Mapping):
-        detail = int8.unsupported_reason(config)
-    reason = f"its weights {clause}, which srv does not load yet" + (f" in this form: {detail}" if detail else "")
-    remedy = f"Use the checkpoint in full precision, a GGUF, or one of {modelslim.NAME} or {int8.NAME}"
-    raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-
-
-def _factory_of(description: modelslim.QuantDescription, *, offsets: bool) -> MakeFactory:
-    return lambda context: QuantizedLayerFactory(context, description, offsets=offsets)
-
-
-def _online_scheme(facts: ModelFacts, quantization: str | None, method: str) -> _Scheme:
-    """The scheme of an unquantized checkpoint that is quantized at load."""
-    stored = facts.quantization or quantization or (facts.format if facts.format == "gguf" else None)
-    if stored is not None or facts.int8_params:
-        reason = f"its weights are quantized already ({stored or 'int8'}), but {method} needs unquantized ones"
+    Raises ModelError if `srv` has no such method, or if weights that are quantized already would be quantized again.
+    """
+    method = quantization_methods.method_of(facts)
+    stored = facts.quantization or quantization or (None if method is None else method.name)
+    if online and (stored is not None or facts.stored_types.get("int8")):
+        reason = f"its weights are quantized already ({stored or 'int8'}), but {online} needs unquantized ones"
         remedy = "Leave out --torchao-config, or use the checkpoint in full precision"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    layer_class = ONLINE_METHODS[method]
-    return _Scheme(
-        lambda context: OnlineInt8LayerFactory(context, layer_class),
-        OnlineInt8StorageFormat(),
-        f"would be quantized with {method} at load",
-    )
+    if stored is not None and quantization_methods.find(quantization or stored) is None:
+        detail = quantization_methods.unsupported_form(Path(facts.path), facts.config)
+        reason = f"its weights are quantized with {quantization or stored}, which srv does not load yet"
+        reason += f" in this form: {detail}" if detail else ""
+        methods = " or ".join(quantization_methods.detectable_names())
+        remedy = f"Use the checkpoint in full precision, a GGUF, or one of {methods}"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    return quantization_methods.chosen(facts, quantization, online, dequantize=dequantize)
+
+
+def _stored_types(facts: ModelFacts) -> dict[str, str]:
+    """The dtype (in GGUF files the type) of each stored tensor, by its Hugging Face name."""
+    if facts.format == "gguf":
+        return tensor_types(Path(facts.path), gguf_layout(facts.architecture))
+    checkpoint = read_checkpoint(Path(facts.path))
+    return {} if checkpoint is None else {name: tensor.dtype for name, tensor in checkpoint.tensors.items()}
 
 
 def _load(
@@ -169,7 +136,7 @@ def _load(
     model: NativeModel,
     seed: int,
     progress: Progress | None,
-    storage: StorageFormat | None,
+    storage: StorageFormat,
 ) -> None:
     weight_views, slices = model.weight_views(), model.weight_slices()
     if load_format == "dummy":
@@ -195,7 +162,7 @@ def _load_format(facts: ModelFacts, requested: LoadFormat) -> str:
 def _native_config(facts: ModelFacts, requested: ModelImpl) -> NativeConfig | None:
     """The native configuration. None if "auto" falls back to transformers, which is logged."""
     config = dict(facts.config)
-    if facts.quantization in (modelslim.NAME, int8.NAME):
+    if quantization_methods.find(facts.quantization) is not None:
         config.pop("quantization_config", None)  # the layer factory handles it
     try:
         return native_config(facts.architecture, config)

@@ -22,6 +22,8 @@ from srv.models.architectures.sharding import rank_share
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.platform.facts import DeviceFacts
+from srv.quantization.method import stored_bytes
+from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
 
 SMALLEST_REQUEST = 2  # one prompt token and one output token
@@ -114,20 +116,19 @@ def estimate(
 def weight_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of the weights of one rank on its device, at most.
 
-    GGUF weights that stay quantized count as one byte per parameter and one 16-bit scale per 16 parameters, an upper
-    bound for every platform's packing; int8 weights count as one byte, all others as the model's dtype.
+    The method by which weights are quantized determines how they count.
     """
-    dequantized = config.weights.dequantize_weights or config.model.model_impl == "transformers"
-    quantized = 0 if dequantized else model.gguf_quantized_params
-    if config.model.load_format == "dummy":
-        quantized = 0
-    integers = _online_quantized_params(model) if config.weights.torchao_config else model.int8_params
-    whole = (model.parameters - quantized - integers) * item_size(config.model.dtype) + quantized * 9 // 8 + integers
+    weights = config.weights
+    dequantize = weights.dequantize_weights or config.model.model_impl == "transformers"
+    dequantize = dequantize or config.model.load_format == "dummy"
+    method = chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
+    count = stored_bytes if method is None else method.weight_bytes
+    whole = count(model, item_size(config.model.dtype), _projection_params(model))
     return math.ceil(whole * rank_share(model, config.parallel.tp_size))
 
 
-def _online_quantized_params(model: ModelFacts) -> int:
-    """Parameters that are quantized to int8 while they are loaded: the weights of all projections."""
+def _projection_params(model: ModelFacts) -> int:
+    """The weights of all projections; 0 if native layers do not support the model."""
     try:
         return native_config(model.architecture, model.config).projection_params
     except (UnsupportedConfig, KeyError, TypeError, ValueError):  # refused when it is built

@@ -6,7 +6,7 @@ not listed here is refused when the plugin loads. A new capability is added toge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
@@ -28,5 +28,23 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
     }
 )
 
+OPS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "w8a8": ("linear_w8a8", "linear_w8a8_static"),
+        "int8_weights": ("linear_int8",),
+        "gguf_blocks": ("linear_gguf", "rows_gguf"),
+    }
+)
+"""The op contracts that a platform implements if it declares a capability."""
+
 SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({"graphs": (1, 1), "communicator": (1, 3)})
 """Capabilities that need a member of `Platform` of the same name, with the contract version that added both."""
+
+
+def missing_capability(ops: Iterable[str], capabilities: Collection[str]) -> str | None:
+    """The first capability that a platform lacks for layers that need these ops.
+
+    An op that no capability covers is checked when the layer is built, which binds it.
+    """
+    needed = (capability for op in ops for capability, covered in OPS_OF.items() if op in covered)
+    return next((capability for capability in needed if capability not in capabilities), None)

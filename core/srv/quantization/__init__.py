@@ -1,1 +1,1 @@
-"""Quantization methods: what their checkpoints contain (torch-free), their layers, and the conversion of tensors."""
+"""Quantization methods: the registry, and for each method its facts (torch-free) and its layers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import WHOLE, Projection, Sharding, Split
-from srv.platform.interface import OpArgs
+from srv.quantization.method import StoredModel
 
 _TYPES: Mapping[str, TensorType] = {each.name: each for each in TENSOR_TYPES.values()}
 
@@ -37,9 +38,8 @@ class GGUFMatrix:
     outputs: int
     inputs: int
 
-    def release(self) -> None:
-        """Free the bytes, after a platform has repacked them."""
-        self.rows = self.rows.new_empty(0, self.rows.shape[1])
+    def operands(self) -> Mapping[str, Any]:
+        return {"rows": self.rows, "quant_type": self.quant_type}
 
 
 def empty_matrix(context: BuildContext, outputs: int, inputs: int, quant_type: str) -> GGUFMatrix:
@@ -55,6 +55,8 @@ class GGUFLinear(Projection):
     bias [out] of `dtype` (the model's), or None. With `tied`, the only matrix is also that of the embedding.
     """
 
+    op = "linear_gguf"
+
     def __init__(
         self,
         context: BuildContext,
@@ -64,13 +66,12 @@ class GGUFLinear(Projection):
         tied: bool = False,
         sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(output_sizes, sharding)
-        self.dtype, self.matrices, self.tied = context.dtype, matrices, tied
+        super().__init__(context.dtype, output_sizes, matrices[0].inputs, sharding)
+        self.matrices, self.tied = matrices, tied
         self._loaded_bias = context.empty(sum(output_sizes.values())) if bias else None
         self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
         self._ops: list[Callable[..., Tensor]] = [
-            context.ops.bind("linear_gguf", OpArgs(context.dtype, {"inputs": each.inputs, "outputs": each.outputs}))
-            for each in matrices
+            context.bind(self.op, inputs=each.inputs, outputs=each.outputs) for each in matrices
         ]
         self.kernel = self.multiply
 
@@ -79,6 +80,13 @@ class GGUFLinear(Projection):
         products = [op(x, each.rows, each.quant_type) for op, each in zip(self._ops, self.matrices, strict=True)]
         product = products[0] if len(products) == 1 else torch.cat(products, -1)
         return product if self.bias is None else product + self.bias
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(each.operands() for each in self.matrices)
+
+    @property
+    def added_bias(self) -> Tensor | None:
+        return self.bias
 
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
@@ -109,32 +117,33 @@ class GGUFLinear(Projection):
 
 
 class GGUFEmbedding(TokenEmbedding):
-    """A quantized embedding; rows are dequantized at lookup. `kernel`: int64 [T] -> [T, hidden] of `dtype`."""
+    """A quantized embedding; rows are dequantized at lookup."""
+
+    op = "rows_gguf"
 
     def __init__(self, context: BuildContext, name: str, vocab: Slice, matrix: GGUFMatrix) -> None:
-        super().__init__(name, vocab)
-        self.dtype, self.matrix = context.dtype, matrix
-        op_args = OpArgs(context.dtype, {"inputs": matrix.inputs})
-        self._dequantize_rows: Callable[..., Tensor] = context.ops.bind("rows_gguf", op_args)
-        self.kernel: Callable[[Tensor], Tensor] = self.lookup
+        super().__init__(context.dtype, name, vocab, matrix.inputs)
+        self.matrix = matrix
+        self._dequantize_rows = context.bind(self.op, inputs=matrix.inputs)
+        self.kernel = self.lookup
 
     def lookup(self, tokens: Tensor) -> Tensor:
         """The default kernel: the platform's op on the matrix as it was loaded."""
         return self._dequantize_rows(self.matrix.rows, self.matrix.quant_type, tokens, self.dtype)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.kernel(tokens)
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return (self.matrix.operands(),)
 
     def weight_views(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.matrix.rows}
 
 
 class GGUFLayerFactory(LayerFactory):
-    """Layers whose matrices stay quantized. `quant_types`: the type of each tensor, by its Hugging Face name."""
+    """Layers whose matrices stay quantized, if their types allow it."""
 
-    def __init__(self, context: BuildContext, quant_types: Mapping[str, str]) -> None:
+    def __init__(self, context: BuildContext, model: StoredModel) -> None:
         super().__init__(context)
-        self._quant_types = quant_types
+        self._quant_types = model.types
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1

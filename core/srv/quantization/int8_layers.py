@@ -2,37 +2,29 @@
 
 Owns the tensors of each scheme, and the conditions on their loaded values. The arithmetic is that of ops:
 `linear_w8a8` and `linear_w8a8_static`, which a platform with the capability "w8a8" provides, and `linear_int8` of the
-capability "int8_weights". `srv.quantization.modelslim` and `srv.quantization.w8a8_int8` find out which layer uses
-which scheme; `srv.quantization.storage` converts stored tensors to the tensors of these layers.
+capability "int8_weights". Must not know which method uses which layer, nor how its checkpoints store the tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from srv.models.layers.context import BuildContext
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Linear, Projection, Split
-from srv.quantization import modelslim
-from srv.quantization import w8a8_int8 as int8
-from srv.quantization.modelslim import QuantDescription
+from srv.models.layers.linear import Projection
 
 
 class ScaledInt8Linear(Projection):
-    """y = x Wᵀ + b with W = weight · weight_scale, computed by the op `op`.
+    """y = x Wᵀ + b with W = weight · weight_scale, computed by the op of a subclass.
 
     weight int8 [out, in], weight_scale float32 [out]; bias [out] of `dtype` (the model's), or None.
     """
 
-    op: ClassVar[str]
-
     def __init__(self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> None:
-        super().__init__(output_sizes)
-        self.dtype = context.dtype
+        super().__init__(context.dtype, output_sizes, inputs)
         outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs, dtype=torch.int8)
         self.weight_scale = context.empty(outputs, dtype=torch.float32)
@@ -43,6 +35,9 @@ class ScaledInt8Linear(Projection):
     def multiply(self, x: Tensor) -> Tensor:
         """The default kernel: the platform's op on the weight as it was loaded."""
         return self._multiply(x, self.weight, self.weight_scale, self.bias)
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return ({"weight": self.weight, "weight_scale": self.weight_scale, "bias": self.bias},)
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.part_views("weight", self.weight)
@@ -92,16 +87,17 @@ class StaticInt8Linear(Projection):
     layers have the same input, so they must agree on its scale and offset.
     """
 
+    op = "linear_w8a8_static"
+
     def __init__(self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int) -> None:
-        super().__init__(output_sizes)
-        self.dtype = context.dtype
+        super().__init__(context.dtype, output_sizes, inputs)
         outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs, dtype=torch.int8)
         self.quant_bias = context.empty(outputs, dtype=torch.int32)
         self.deq_scale = context.empty(outputs, dtype=torch.float32)
         # One value per fused layer is loaded, and the first one is used.
         self._scales, self._offsets = (context.empty(len(output_sizes), dtype=torch.float32) for _ in range(2))
-        self._multiply = context.bind("linear_w8a8_static", inputs=inputs, outputs=outputs)
+        self._multiply = context.bind(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
 
     @property
@@ -117,6 +113,10 @@ class StaticInt8Linear(Projection):
     def multiply(self, x: Tensor) -> Tensor:
         """The default kernel: the platform's op on the weight as it was loaded."""
         return self._multiply(x, self.weight, self.input_scale, self.input_offset, self.quant_bias, self.deq_scale)
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        names = ("weight", "input_scale", "input_offset", "quant_bias", "deq_scale")
+        return ({name: getattr(self, name) for name in names},)
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.part_views("weight", self.weight)
@@ -136,41 +136,3 @@ class StaticInt8Linear(Projection):
                 return f"layers that share one input quantize it differently ({each})"
         scale = float(self._scales[0])
         return None if scale > 0 else f"{next(iter(self.output_sizes))}.input_scale is {scale:g}, which is not above 0"
-
-
-class QuantizedLayerFactory(LayerFactory):
-    """The layers of a quantized checkpoint, each by the type in its description; embeddings are not quantized.
-
-    `offsets`: the checkpoint stores `weight_offset` for layers of the type W8A8_DYNAMIC.
-    """
-
-    def __init__(self, context: BuildContext, description: QuantDescription, *, offsets: bool) -> None:
-        super().__init__(context)
-        self._description, self._offsets = description, offsets
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        quant_type = self._description.quant_type(output_sizes)
-        if quant_type == modelslim.STATIC:
-            return StaticInt8Linear(self.context, output_sizes, inputs)  # its quant_bias contains the bias
-        if quant_type == modelslim.DYNAMIC:
-            return DynamicInt8Linear(self.context, output_sizes, inputs, bias, offset=self._offsets)
-        return super().linear(output_sizes, inputs, bias, split, unit)
-
-
-class OnlineInt8LayerFactory(LayerFactory):
-    """The layers of a checkpoint that is quantized while it is loaded.
-
-    Linear layers within decoder layers are of `layer_class`; embeddings and the output layer are not quantized.
-    """
-
-    def __init__(self, context: BuildContext, layer_class: type[ScaledInt8Linear]) -> None:
-        super().__init__(context)
-        self._layer_class = layer_class
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        layer_class = self._layer_class if all(map(int8.is_quantized_online, output_sizes)) else Linear
-        return layer_class(self.context, output_sizes, inputs, bias)

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
+from srv.quantization.description import UNQUANTIZED, QuantDescription
+from srv.quantization.method import QuantMethod
 
 NAME = "modelslim"
-FLOAT, STATIC, DYNAMIC = "FLOAT", "W8A8", "W8A8_DYNAMIC"
+FLOAT, STATIC, DYNAMIC = UNQUANTIZED, "W8A8", "W8A8_DYNAMIC"
 QUANT_TYPES = (FLOAT, STATIC, DYNAMIC)
 _FILES = "quant_model_description*.json"
 _MODEL_TYPE_KEY = "model_quant_type"  # the type of most layers; its presence marks a description within `config.json`
@@ -33,46 +35,29 @@ _SUFFIXES = (
 _REDUNDANT_SUFFIXES = ("weight_scale", "weight_offset", "bias")
 
 
-class QuantDescription:
-    """The quantization types of a checkpoint's linear layers. `quant_types`: by the name of the weight tensor."""
-
-    def __init__(self, path: str, quant_types: Mapping[str, str]) -> None:
-        self._path, self._quant_types = path, quant_types
-
-    def quant_type(self, names: Iterable[str]) -> str:
-        """The type of layers that are fused into one; FLOAT for those not described.
-
-        Raises ModelError (unsupported_quantization) if the layers differ.
-        """
-        found = {name: self._quant_types.get(f"{name}.weight", FLOAT) for name in names}
-        if len(set(found.values())) > 1:
-            differences = ", ".join(f"{name} is {quant_type}" for name, quant_type in found.items())
-            raise ModelError(
-                "unsupported_quantization",
-                self._path,
-                f"layers that share one input are quantized differently ({differences})",
-                "Quantize them alike: in the list of layers that stay FLOAT, name all of them or none",
-            )
-        return next(iter(found.values()))
-
-    def unused(self, names: Iterable[str]) -> set[str]:
-        """Stored tensors that no layer needs, because other tensors of a W8A8 layer already contain them."""
-        return {
-            name
-            for name in names
-            if name.rpartition(".")[2] in _REDUNDANT_SUFFIXES
-            and self._quant_types.get(f"{name.rpartition('.')[0]}.weight") == STATIC
-        }
+def redundant(names: Iterable[str], description: QuantDescription) -> set[str]:
+    """Stored tensors that no layer needs, because other tensors of a W8A8 layer already contain them."""
+    return {
+        name
+        for name in names
+        if name.rpartition(".")[2] in _REDUNDANT_SUFFIXES
+        and description.of_weight(f"{name.rpartition('.')[0]}.weight") == STATIC
+    }
 
 
-def read_description(folder: Path, config: Mapping[str, Any]) -> QuantDescription | None:
-    """The description of the checkpoint in `folder`, or None if there is none or all of its weights are FLOAT.
+def detect(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether there is a description with a type other than FLOAT. Raises ModelError like `read_description`."""
+    return bool(read_description(folder, config))
+
+
+def read_description(folder: Path, config: Mapping[str, Any]) -> QuantDescription:
+    """The description of the checkpoint in `folder`; if there is none, all of its weights are FLOAT.
 
     Raises ModelError: damaged, or unsupported_quantization for types and tensors that srv does not implement.
     """
     path, entries = _entries(folder, config)
     if entries is None:
-        return None
+        return QuantDescription(path, {})
     unsupported = sorted(name for name in entries if "." in name and not _is_supported(name))
     if unsupported:
         reason = f"it contains {unsupported[0]}, which srv does not load yet ({len(unsupported)} such tensors)"
@@ -83,7 +68,7 @@ def read_description(folder: Path, config: Mapping[str, Any]) -> QuantDescriptio
     if unknown:
         reason = f"it contains weights of type {', '.join(unknown)}, which srv does not load yet"
         raise ModelError("unsupported_quantization", path, reason, f"Use weights of the types {', '.join(QUANT_TYPES)}")
-    return QuantDescription(path, quant_types) if set(quant_types.values()) - {FLOAT} else None
+    return QuantDescription(path, quant_types)
 
 
 def _is_supported(name: str) -> bool:
@@ -112,3 +97,13 @@ def _entries(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str,
     if isinstance(nested, Mapping) and _MODEL_TYPE_KEY in nested:
         return str(folder / "config.json"), nested
     return str(folder), None
+
+
+METHOD = QuantMethod(
+    name=NAME,
+    layers="srv.quantization.modelslim_layers:ModelslimLayerFactory",
+    storage="srv.quantization.modelslim_layers:ModelslimStorageFormat",
+    ops=("linear_w8a8", "linear_w8a8_static"),
+    detect=detect,
+    sharding="weights quantized to int8 cannot be sharded yet",
+)

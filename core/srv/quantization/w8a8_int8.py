@@ -17,10 +17,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from srv.models.formats.safetensors_header import read_checkpoint
-from srv.quantization.modelslim import DYNAMIC, QuantDescription
+from srv.quantization.description import QuantDescription
+from srv.quantization.method import QuantMethod, StoredModel
+from srv.specs import ModelFacts
 
 NAME = "w8a8_int8"
+INT8 = "W8A8_DYNAMIC"
 COMPRESSED_TENSORS = "compressed-tensors"
 PROJECTIONS = (
     *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
@@ -50,13 +52,22 @@ _REQUIRED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def method(config: Mapping[str, Any]) -> str:
-    """The name of the method that a `quantization_config` describes.
+def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
+    """Whether a `quantization_config` describes this method.
 
-    compressed-tensors covers many schemes; the result is NAME only for the one that this module supports.
+    compressed-tensors covers many schemes, of which this method is one; the reason if it is another one.
     """
-    name = str(config.get("quant_method", "unknown"))
-    return NAME if name == COMPRESSED_TENSORS and unsupported_reason(config) is None else name
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping):
+        return False
+    if stated.get("quant_method") == COMPRESSED_TENSORS:
+        return unsupported_reason(stated) or True
+    return bool(stated.get("quant_method") == NAME)
+
+
+def accepts(model: ModelFacts) -> str | None:
+    """Why a checkpoint that names no method is not of this one."""
+    return None if model.stored_types.get("int8") else f"none of the weights of {model.path} are 8-bit integers"
 
 
 def unsupported_reason(config: Mapping[str, Any]) -> str | None:
@@ -93,30 +104,21 @@ def _unsupported_group_reason(name: str, group: Any) -> str | None:
     return None
 
 
-def read_description(folder: Path, config: Mapping[str, Any], layers: int) -> QuantDescription:
+def read_description(model: StoredModel) -> QuantDescription:
     """The quantization types of a checkpoint's layers.
 
-    They follow from the dtypes of the stored tensors; without weights, from `config` and its number of `layers`.
+    They follow from the dtypes of the stored tensors; without weights, from the configuration and the number of layers.
     """
-    checkpoint = read_checkpoint(folder)
-    if checkpoint is not None:
-        int8_names = {name for name, tensor in checkpoint.tensors.items() if tensor.dtype == "int8"}
-        return QuantDescription(str(folder), {name: DYNAMIC for name in int8_names if name.endswith(".weight")})
-    names = [f"model.layers.{index}.{projection}" for index in range(layers) for projection in PROJECTIONS]
-    quantization_config = config.get("quantization_config")
+    facts = model.facts
+    if model.types:
+        int8_names = (name for name, dtype in model.types.items() if dtype == "int8")
+        return QuantDescription(facts.path, {name: INT8 for name in int8_names if name.endswith(".weight")})
+    names = [f"model.layers.{index}.{projection}" for index in range(facts.layers) for projection in PROJECTIONS]
+    quantization_config = facts.config.get("quantization_config")
     declared = quantization_config if isinstance(quantization_config, Mapping) else {"ignore": (_LM_HEAD,)}
     ignored = declared.get("ignore") or ()
     quantized = (name for name in (*names, _LM_HEAD) if not _matches(name, ignored))
-    return QuantDescription(str(folder / "config.json"), {f"{name}.weight": DYNAMIC for name in quantized})
-
-
-def is_quantized_online(name: str) -> bool:
-    """Whether online quantization, if requested, applies to the layer of this name.
-
-    It applies to the linear layers within decoder layers, as in SGLang with `--torchao-config`, and never to
-    the output layer.
-    """
-    return name.endswith("_proj")
+    return QuantDescription(str(Path(facts.path) / "config.json"), {f"{name}.weight": INT8 for name in quantized})
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -125,3 +127,14 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
         re.match(pattern.removeprefix("re:"), name) is not None if pattern.startswith("re:") else pattern == name
         for pattern in patterns
     )
+
+
+METHOD = QuantMethod(
+    name=NAME,
+    layers="srv.quantization.w8a8_int8_layers:W8A8LayerFactory",
+    storage="srv.quantization.w8a8_int8_layers:W8A8StorageFormat",
+    ops=("linear_w8a8",),
+    detect=detect,
+    accepts=accepts,
+    sharding="weights quantized to int8 cannot be sharded yet",
+)

@@ -4,20 +4,24 @@ A matrix in the plain format (ND) is rearranged at every matmul. Weights are cas
 allows it: both axes of a 16-bit matrix must be multiples of 16; an int8 matrix, stored as [inputs, outputs], needs
 inputs that are a multiple of 16 and outputs that are a multiple of 32. A weight tied to the embedding is not cast,
 since the embedding reads rows from it.
+
+A layer is known by the op that it calls (`srv.models.layers.op_layer`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from srv.models.layers.linear import Linear, Projection
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.models.layers.op_layer import OpLayer, op_layers
 from srv_npu.ops import Operators, column_shards
 from srv_npu.sdk import Sdk
 
+Shards: TypeAlias = tuple[Tensor, ...]
 FRACTAL_NZ = 29  # the format's number in ACL
 _MULTIPLES = {torch.float16: (16, 16), torch.bfloat16: (16, 16), torch.int8: (32, 16)}  # (outputs, inputs)
 
@@ -27,46 +31,54 @@ def cast_weights(sdk: Sdk, operators: Operators, model: nn.Module) -> tuple[int,
 
     operators: the platform's operators, which run the int8 layers from then on.
     """
-    matrices = [module for module in model.modules() if isinstance(module, Projection)]
+    int8_kernels: Mapping[str, Callable[[Operators, OpLayer, Shards], Callable[[Tensor], Tensor]]] = {
+        "linear_w8a8": _dynamic,
+        "linear_w8a8_static": _static,
+    }
+    layers = [layer for layer in op_layers(model) if layer.op == "linear" or layer.op in int8_kernels]
     cast = 0
     with torch.no_grad():
-        for each in matrices:
-            allowed = may_cast(each)
+        for layer in layers:
+            allowed = may_cast(layer)
             cast += allowed
-            if isinstance(each, Linear) and allowed:
-                each.weight.data = sdk.npu_format_cast(each.weight.data, FRACTAL_NZ)
-            elif isinstance(each, (DynamicInt8Linear, StaticInt8Linear)):
-                shards = tuple(shard.contiguous() for shard in column_shards(each.weight.data))
-                each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
+            weight = layer.operands()[0]["weight"]
+            if layer.op in int8_kernels:
+                shards = tuple(shard.contiguous() for shard in column_shards(weight.data))
+                layer.release()
                 if allowed:
                     shards = tuple(sdk.npu_format_cast(shard, FRACTAL_NZ) for shard in shards)
-                _use_shards(operators, each, shards)
-    return cast, len(matrices)
+                layer.kernel = int8_kernels[layer.op](operators, layer, shards)
+            elif allowed:
+                weight.data = sdk.npu_format_cast(weight.data, FRACTAL_NZ)
+    return cast, len(layers)
 
 
-def may_cast(projection: Projection) -> bool:
+def may_cast(layer: OpLayer) -> bool:
     """Whether FRACTAL_NZ can hold the weight and only matmuls read it."""
-    weight = projection.weight
+    weight = layer.operands()[0]["weight"]
     multiples = _MULTIPLES.get(weight.dtype)
     aligned = multiples is not None and all(
         size % multiple == 0 for size, multiple in zip(weight.shape, multiples, strict=True)
     )
-    return aligned and not (isinstance(projection, Linear) and projection.tied)
+    return aligned and not layer.tied
 
 
-def _use_shards(operators: Operators, linear: DynamicInt8Linear | StaticInt8Linear, shards: tuple[Tensor, ...]) -> None:
-    """Let the layer use a weight stored as int8 [inputs, outputs], in one shard or more."""
-    if isinstance(linear, DynamicInt8Linear):
-        bias = None if linear.bias is None else linear.bias.float()  # converted once to what the operator takes
-        linear.kernel = partial(
-            operators.linear_w8a8_shards, shards=shards, weight_scale=linear.weight_scale, bias=bias
-        )
-        return
-    linear.kernel = partial(
+def _dynamic(operators: Operators, layer: OpLayer, shards: Shards) -> Callable[[Tensor], Tensor]:
+    """The kernel of `linear_w8a8` on a weight stored as int8 [inputs, outputs], in one shard or more."""
+    (operands,) = layer.operands()
+    scale, bias = operands["weight_scale"], operands["bias"]
+    bias = None if bias is None else bias.float()  # converted once to what the operator takes
+    return partial(operators.linear_w8a8_shards, shards=shards, weight_scale=scale, bias=bias)
+
+
+def _static(operators: Operators, layer: OpLayer, shards: Shards) -> Callable[[Tensor], Tensor]:
+    """The kernel of `linear_w8a8_static`, likewise."""
+    (operands,) = layer.operands()
+    return partial(
         operators.linear_w8a8_static_shards,
         shards=shards,
-        inverse_scale=1 / linear.input_scale,
-        input_offset=linear.input_offset,
-        quant_bias=linear.quant_bias,
-        deq_scale=linear.deq_scale,
+        inverse_scale=1 / operands["input_scale"],
+        input_offset=operands["input_offset"],
+        quant_bias=operands["quant_bias"],
+        deq_scale=operands["deq_scale"],
     )

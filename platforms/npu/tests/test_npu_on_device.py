@@ -15,12 +15,13 @@ from srv.errors import InternalError, PlatformUnavailable
 from srv.models.formats.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Linear
+from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
 from srv.specs import FullAttention, KVLayout
-from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
+from srv.testing.conformance.ops import MODEL_OPS
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
 from srv_npu.graphs import NpuGraphs

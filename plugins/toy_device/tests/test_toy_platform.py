@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from srv.errors import PlatformUnavailable
+from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
 from srv.specs import FullAttention, KVLayout
-from srv.testing.conformance.ops import MODEL_OPS, OPS_OF
+from srv.testing.conformance.ops import MODEL_OPS
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import FACTS

@@ -463,8 +463,8 @@ def test_int8_pool_needs_the_capability() -> None:
     [
         ({"torchao_config": "int8dq"}, {}, "w8a8"),
         ({"torchao_config": "int8wo"}, {}, "int8_weights"),
-        ({}, {"quantization": "w8a8_int8", "int8_params": 9}, "w8a8"),
-        ({"quantization": "w8a8_int8"}, {"int8_params": 9}, "w8a8"),
+        ({}, {"quantization": "w8a8_int8", "stored_types": {"int8": 9}}, "w8a8"),
+        ({"quantization": "w8a8_int8"}, {"stored_types": {"int8": 9}}, "w8a8"),
     ],
 )
 def test_int8_weights_need_the_capability(settings: dict[str, Any], facts: dict[str, Any], capability: str) -> None:

@@ -156,7 +156,7 @@ def test_int8_page_includes_its_scales() -> None:
 
 def test_quantized_gguf_weights_count_as_nine_bits() -> None:
     """Weights that are dequantized, by an argument or by another loader, count in the model's dtype."""
-    quantized = dataclasses.replace(model(), gguf_quantized_params=1600)
+    quantized = dataclasses.replace(model(), format="gguf", quantization="gguf:Q4_K", stored_types={"Q4_K": 1600})
     plain = weight_bytes(config(), model())
     assert weight_bytes(config(), quantized) == plain - 1600 * 2 + 1800
     for values in ({"dequantize_weights": True}, {"model_impl": "transformers"}, {"load_format": "dummy"}):
@@ -165,7 +165,7 @@ def test_quantized_gguf_weights_count_as_nine_bits() -> None:
 
 def test_int8_weights_count_as_one_byte() -> None:
     plain = weight_bytes(config(), model())
-    assert weight_bytes(config(), dataclasses.replace(model(), int8_params=1000)) == plain - 1000
+    assert weight_bytes(config(), dataclasses.replace(model(), stored_types={"int8": 1000})) == plain - 1000
     sizes = native_config("LlamaForCausalLM", CONFIG)
     small = model(config=CONFIG, parameters=sizes.parameters)
     matrices = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of two layers

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
-from srv.quantization import w8a8_int8 as int8
 from srv.quantization.int8_layers import DynamicInt8Linear
-from srv.quantization.storage import quantize_int8
+from srv.quantization.int8_online_layers import quantize_int8
+from srv.quantization.registry import detect
 
 QUANT_ARGS: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
 LIMIT = 0.1  # in standard deviations of the logits: int8 random weights and activations, three layers of size 48
@@ -103,8 +103,8 @@ def test_the_facts_count_int8_weights_and_name_the_method(tmp_path: Path) -> Non
     quantize(tmp_path)
     facts = read_facts(tmp_path)
     weights = sum(p.numel() for name, p in model.named_parameters() if name.endswith("_proj.weight"))
-    assert (plain.quantization, plain.int8_params) == (None, 0)
-    assert (facts.quantization, facts.int8_params, facts.dtype) == ("w8a8_int8", weights, "float32")
+    assert (plain.quantization, plain.stored_types) == (None, {"float32": plain.parameters})
+    assert (facts.quantization, facts.stored_types["int8"], facts.dtype) == ("w8a8_int8", weights, "float32")
 
 
 def test_embeddings_and_the_output_layer_stay_unquantized(tmp_path: Path) -> None:
@@ -214,15 +214,16 @@ def test_other_compressed_tensors_schemes_are_refused_with_a_reason(fields: Any,
     assert "w8a8_int8" in error.remedy
 
 
-def test_equivalent_configurations_select_the_method() -> None:
+def test_equivalent_configurations_select_the_method(tmp_path: Path) -> None:
     for config in (
         QUANTIZATION_CONFIG,
         changed(sparsity_config={"format": "dense"}, sparsity={}),
         {"quant_method": "w8a8_int8"},
     ):
-        assert int8.method(config) == "w8a8_int8"
-    assert int8.method({"quant_method": "awq"}) == "awq"
-    assert int8.method({}) == "unknown"
+        assert detect(tmp_path, {"quantization_config": config}) == "w8a8_int8"
+    assert detect(tmp_path, {"quantization_config": {"quant_method": "awq"}}) == "awq"
+    assert detect(tmp_path, {"quantization_config": {}}) == "unknown"
+    assert detect(tmp_path, {}) is None
 
 
 def refused(folder: Path, **options: Any) -> ModelError:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 
 from srv.models.formats.dummy import load_dummy
 from srv.models.layers.context import BuildContext
+from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
@@ -14,6 +18,8 @@ from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
 from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
+from srv.quantization.method import StoredModel
+from srv.testing.conformance.facts import small_model
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
@@ -53,7 +59,8 @@ def test_gguf_layers_give_the_same_after_repacking_and_a_tied_embedding_is_packe
     dtype: torch.dtype, platform: Platform
 ) -> None:
     context = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
-    weights = GGUFLayerFactory(context, {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"})
+    types = {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"}
+    weights = GGUFLayerFactory(context, StoredModel(small_model("float32"), types))
     linear = weights.linear({"a": 40, "b": 17}, 64, True)
     table = weights.embedding("table", 70, 64)
     tied = weights.tied_lm_head("head", table)
@@ -93,3 +100,35 @@ def test_8_bit_layers_give_the_same_after_repacking(
     repacked = load().library is not None and dtype != torch.float16
     assert (linear.weight.numel() == 0) is repacked
     torch.testing.assert_close(after, before, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)
+
+
+class OwnLinear(Projection):
+    """A layer of a third party's method: it calls an op of srv, on tensors with names of its own."""
+
+    op = "linear_int8"
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__(context.dtype, {"own": 40}, 33)
+        self.integers = context.empty(40, 33, dtype=torch.int8)
+        self.scales = context.empty(40, dtype=torch.float32)
+        multiply = context.bind(self.op, inputs=33, outputs=40)
+        self.kernel = lambda x: multiply(x, *self.operands()[0].values())
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return ({"weight": self.integers, "weight_scale": self.scales, "bias": None},)
+
+    def weight_views(self) -> dict[str, torch.Tensor]:
+        return {"own.weight": self.integers, "own.weight_scale": self.scales}
+
+
+@pytest.mark.skipif(load().library is None, reason=f"no native kernels to repack for: {load().reason}")
+def test_a_layer_gets_the_kernel_of_its_op_whatever_its_class(platform: Platform) -> None:
+    linear = OwnLinear(BuildContext(torch.device("cpu"), torch.float32, Ops("cpu", platform.ops)))
+    load_dummy(linear.weight_views(), seed=2)
+    x = torch.randn(5, 33, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        before = linear(x)
+        platform.post_load(torch.nn.ModuleList([linear]))
+        assert type(linear.kernel).__name__ == "Int8WeightLinear"
+        torch.testing.assert_close(linear(x), before)
+    assert linear.integers.numel() == 0

@@ -1,10 +1,11 @@
 """Arguments of weights: how they are loaded, quantized, updated and offloaded."""
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from srv.args.checks import at_least, between, json_list, json_object, not_empty
 from srv.args.spec import Arg
+from srv.quantization.registry import CHECKPOINT_METHODS, ONLINE_METHODS, further_names
 
 _QUANTIZATION = "this quantization method is not implemented yet"
 _OTHER_METHODS = (  # methods that other servers support
@@ -52,9 +53,11 @@ class WeightsArgs(NamedTuple):
         Arg("Delete the model's files after they are loaded.", planned="deleting model files is not implemented yet"),
     ] = False
     quantization: Annotated[
-        Literal["gguf", "modelslim", "w8a8_int8"] | None,
+        str | None,
         Arg(
             "Quantization method of the checkpoint's weights; read from the checkpoint if not set.",
+            choices=tuple(CHECKPOINT_METHODS),
+            further_choices=further_names,
             planned_values=tuple((method, _QUANTIZATION) for method in _OTHER_METHODS),
         ),
     ] = None
@@ -70,11 +73,13 @@ class WeightsArgs(NamedTuple):
         ),
     ] = None
     torchao_config: Annotated[
-        Literal["int8dq", "int8wo"] | None,
+        str | None,
         Arg(
             "Online quantization of unquantized linear weights to int8, with one scale per output channel, while they "
             "are loaded: int8wo is weight-only, int8dq also quantizes activations, per token. The names are torchao's; "
             "the implementation is srv's own.",
+            choices=tuple(ONLINE_METHODS),
+            further_choices=further_names,
             planned_values=tuple((method, _ONLINE_QUANTIZATION) for method in _OTHER_ONLINE_METHODS),
             metavar="METHOD",
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.models.architectures.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from srv.quantization.registry import find
 
 _GIB = 2**30
 
@@ -28,8 +29,9 @@ def _model_divides(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
-    if context["torchao_config"] is not None:
-        return f"weights quantized to int8 cannot be sharded yet (torchao_config is {context['torchao_config']})"
+    online = find(context["torchao_config"])
+    if online is not None and online.sharding is not None:
+        return f"{online.sharding} (torchao_config is {online.name})"
     in_blocks = not context["dequantize_weights"] and context["load_format"] != "dummy"
     sizes = divisions(model, in_blocks=in_blocks)
     if isinstance(sizes, str):

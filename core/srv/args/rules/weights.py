@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from functools import partial
 
+from srv.platform.capabilities import missing_capability
 from srv.platform.facts import Constraint, Default, ResolutionContext
-from srv.quantization import modelslim
-from srv.quantization import w8a8_int8 as int8
+from srv.quantization.method import QuantMethod
+from srv.quantization.registry import find, method_of
 from srv.specs import ModelFacts
-
-_INT8_METHODS = (modelslim.NAME, int8.NAME)
-# Value of `torchao_config` -> required capability.
-_ONLINE_CAPABILITIES: Mapping[str, str] = MappingProxyType({"int8dq": "w8a8", "int8wo": "int8_weights"})
 
 
 def _method(model: ModelFacts) -> str | None:
     """The value of `quantization` for a checkpoint; None if it is not quantized, or by an unsupported method."""
-    if model.format == "gguf":
-        return "gguf"
-    return model.quantization if model.quantization in _INT8_METHODS else None
+    method = method_of(model)
+    return None if method is None else method.name
 
 
 def _method_fits(context: ResolutionContext) -> str | None:
@@ -30,24 +25,34 @@ def _method_fits(context: ResolutionContext) -> str | None:
     return f"the weights of {model.path} {actual}"
 
 
-def _method_from_user(context: ResolutionContext) -> bool:
-    """Whether the user sets `int8.NAME` for a checkpoint whose configuration does not name a method."""
+def _method_from_user(context: ResolutionContext) -> QuantMethod | None:
+    """The method that the user sets for a checkpoint whose configuration names none, if it allows that."""
     model = context.model
-    plain = model is not None and model.format != "gguf" and model.quantization is None
-    return plain and context["quantization"] == int8.NAME
-
-
-def _has_int8_weights(context: ResolutionContext) -> str | None:
-    if context.model is None or not _method_from_user(context) or context.model.int8_params:
+    if model is None or model.quantization is not None or method_of(model) is not None:
         return None
-    return f"none of the weights of {context.model.path} are 8-bit integers"
+    method = find(context["quantization"])
+    return None if method is None or method.accepts is None else method
+
+
+def _weights_fit(context: ResolutionContext) -> str | None:
+    method = _method_from_user(context)
+    if context.model is None or method is None or method.accepts is None:
+        return None
+    return method.accepts(context.model)
+
+
+def _quantizes_online(context: ResolutionContext) -> str | None:
+    method = find(context["torchao_config"])
+    if method is None or method.online:
+        return None
+    return f"{method.name} is a method of quantized checkpoints, and does not quantize weights while they are loaded"
 
 
 def _not_quantized_yet(context: ResolutionContext) -> str | None:
     model, online_method = context.model, context["torchao_config"]
     if model is None or online_method is None:
         return None
-    method = _method(model) or model.quantization or ("8-bit integers" if model.int8_params else None)
+    method = _method(model) or model.quantization or ("8-bit integers" if model.stored_types.get("int8") else None)
     if method is None:
         return None
     return (
@@ -61,18 +66,13 @@ def _native_layers(context: ResolutionContext) -> str | None:
     return "the layers of transformers support unquantized weights only"
 
 
-def _int8_supported(context: ResolutionContext) -> str | None:
-    if context["quantization"] not in _INT8_METHODS or "w8a8" in context.capabilities:
+def _ops_supported(argument: str, context: ResolutionContext) -> str | None:
+    """Whether the platform has the ops of the method; one whose weights can be dequantized needs none."""
+    method = find(context[argument])
+    capability = None if method is None else missing_capability(method.ops, context.capabilities)
+    if method is None or method.dequantizable or capability is None:
         return None
-    return "the platform does not support int8 matrix multiplication (capability w8a8)"
-
-
-def _online_quantization_supported(context: ResolutionContext) -> str | None:
-    method = context["torchao_config"]
-    capability = _ONLINE_CAPABILITIES.get(method)
-    if capability is None or capability in context.capabilities:
-        return None
-    return f"the platform does not support weights quantized with {method} (capability {capability})"
+    return f"the platform does not support weights quantized with {method.name} (capability {capability})"
 
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
@@ -90,9 +90,10 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "quantization",
         "no_integers",
-        _has_int8_weights,
+        _weights_fit,
         "Leave it out; --torchao-config int8dq quantizes weights to 8 bits while they are loaded.",
     ),
+    Constraint("torchao_config", "other_method", _quantizes_online, "Leave it out."),
     Constraint(
         "torchao_config",
         "quantized_already",
@@ -113,10 +114,13 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "quantization",
         "capability_missing",
-        _int8_supported,
+        partial(_ops_supported, "quantization"),
         "Use an unquantized checkpoint of the model, or another platform.",
     ),
     Constraint(
-        "torchao_config", "capability_missing", _online_quantization_supported, "Leave it out, or use another platform."
+        "torchao_config",
+        "capability_missing",
+        partial(_ops_supported, "torchao_config"),
+        "Leave it out, or use another platform.",
     ),
 )

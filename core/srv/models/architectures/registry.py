@@ -47,7 +47,7 @@ def find(name: str) -> Architecture | None:
     if any(entry.name == name for entry in entries(GROUP)):
         from srv.models.architectures import third_party  # most installations do not need it
 
-        return third_party.find(name, taken=name in BUILT_IN)
+        return third_party.ARCHITECTURES.find(name, taken=name in BUILT_IN)
     return _built_in(name) if name in BUILT_IN else None
 
 

@@ -13,6 +13,7 @@ import msgspec
 from srv.dist.group import is_divisible
 from srv.models.architectures.registry import native_config
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.quantization import registry as quantization
 from srv.specs import ModelFacts
 
 MAX_LISTED_RANKS = 64  # legal sizes are listed up to this one
@@ -63,7 +64,10 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
 
     `in_blocks`: the matrices of a GGUF file stay quantized.
     """
-    if model.int8_params or (model.quantization is not None and model.format != "gguf"):
+    method = quantization.method_of(model)
+    if method is not None and method.sharding is not None:
+        return method.sharding
+    if method is None and (model.quantization is not None or model.stored_types.get("int8")):
         return "weights quantized to int8 cannot be sharded yet"
     try:
         config = native_config(model.architecture, model.config)

@@ -57,7 +57,8 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
     header, path = meta.header, meta.header.path
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
-    quantization, dtype = _types(header)
+    stored_types = _stored_types(header)
+    quantization, dtype = _types(header, stored_types)
     context = usable_context(config, config["max_position_embeddings"])
     return ModelFacts(
         name=path.stem,
@@ -74,11 +75,11 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=context,
-        parameters=sum(math.prod(t.shape) for t in header.tensors.values() if t.name != ROPE_FREQ_FACTORS),
+        parameters=sum(stored_types.values()),
         weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
         cache_groups=attention_groups(_windows(config), kv_heads, head_dim, head_dim, context),
         end_tokens=_end_tokens(meta),
-        gguf_quantized_params=sum(math.prod(t.shape) for t in header.tensors.values() if t.type.name in OP_TYPES),
+        stored_types=stored_types,
         column_block=_column_block(header),
     )
 
@@ -231,14 +232,20 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
         return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
 
 
-def _types(header: GGUFHeader) -> tuple[str | None, str]:
-    """(quantization, dtype): the type in which most of the model's parameters are stored."""
-    parameters: Counter[str] = Counter()
+def _stored_types(header: GGUFHeader) -> dict[str, int]:
+    """The number of parameters that are stored in each type."""
+    counts: Counter[str] = Counter()
     for tensor in header.tensors.values():
-        parameters[tensor.type.name] += math.prod(tensor.shape)
+        if tensor.name != ROPE_FREQ_FACTORS:
+            counts[tensor.type.name] += math.prod(tensor.shape)
+    return dict(counts)
+
+
+def _types(header: GGUFHeader, parameters: Mapping[str, int]) -> tuple[str | None, str]:
+    """(quantization, dtype): the type in which most of the model's parameters are stored."""
     quantized = {tensor.type.name for tensor in header.tensors.values() if tensor.type.quantized}
     if quantized:
-        return f"gguf:{max(quantized, key=lambda name: parameters[name])}", "float16"
+        return f"gguf:{max(quantized, key=lambda name: parameters.get(name, 0))}", "float16"
     dtype = max(parameters, key=lambda name: parameters[name]) if parameters else "F32"
     return None, UNQUANTIZED_DTYPES.get(dtype, "float32")
 

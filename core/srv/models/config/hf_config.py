@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ from srv.models.architectures.registry import name_of_type, native_config, with_
 from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
-from srv.quantization import modelslim
-from srv.quantization import w8a8_int8 as int8
-from srv.quantization.modelslim import read_description
+from srv.quantization import registry as quantization
 from srv.specs import ModelFacts, attention_groups
 
 # Field names of the same quantity in different configurations, the most common first.
@@ -52,6 +51,7 @@ def read_folder(path: Path) -> ModelFacts:
 def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None) -> ModelFacts:
     architecture = _architecture(path, config)
     sizes = _sizes(path, architecture, config)
+    stored_types = _stored_types(checkpoint)
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
     context = usable_context(_text_config(config), sizes["context"])
@@ -61,8 +61,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         format="config" if checkpoint is None else "safetensors",
         architecture=architecture,
         config=with_defaults(architecture, config),
-        dtype=_dtype(config, checkpoint),
-        quantization=_quantization(path, config),
+        dtype=_dtype(config, stored_types),
+        quantization=quantization.detect(path, _text_config(config)),
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         layers=sizes["layers"],
@@ -70,13 +70,13 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=context,
-        parameters=_parameters(architecture, config, sizes, checkpoint),
+        parameters=sum(stored_types.values()) if checkpoint else _parameters(architecture, config, sizes),
         weight_bytes=sum(tensor.size for tensor in checkpoint.tensors.values()) if checkpoint else 0,
         cache_groups=attention_groups(
             _windows(architecture, config, sizes["layers"]), kv_heads, head_dim, head_dim, context
         ),
         end_tokens=_end_tokens(with_defaults(architecture, config), generation),
-        int8_params=_stored_params(checkpoint, "int8") if checkpoint else 0,
+        stored_types=stored_types,
         pooling=_pooling(path),
     )
 
@@ -161,33 +161,25 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
     return int(given or heads)
 
 
-def _dtype(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
+def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int]) -> str:
     """The dtype of most of the stored parameters; without weights, that of the configuration."""
-    if checkpoint is not None:
-        counts = {dtype: _stored_params(checkpoint, dtype) for dtype in ("float64", "float32", "float16", "bfloat16")}
-        if any(counts.values()):
-            return max(counts, key=lambda name: counts[name])
+    counts = {dtype: stored_types.get(dtype, 0) for dtype in ("float64", "float32", "float16", "bfloat16")}
+    if any(counts.values()):
+        return max(counts, key=lambda name: counts[name])
     text = _text_config(config)
     return str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
-def _stored_params(checkpoint: Checkpoint, dtype: str) -> int:
-    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values() if tensor.dtype == dtype)
+def _stored_types(checkpoint: Checkpoint | None) -> dict[str, int]:
+    """The number of parameters that are stored in each dtype."""
+    counts: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values() if checkpoint else ():
+        counts[tensor.dtype] += math.prod(tensor.shape)
+    return dict(counts)
 
 
-def _quantization(path: Path, config: Mapping[str, Any]) -> str | None:
-    if read_description(path, config) is not None:
-        return modelslim.NAME
-    scheme = _text_config(config).get("quantization_config")
-    return int8.method(scheme) if isinstance(scheme, Mapping) else None
-
-
-def _parameters(
-    architecture: str, config: Mapping[str, Any], sizes: Mapping[str, int], checkpoint: Checkpoint | None
-) -> int:
-    """The parameter count of the checkpoint, else of the native layers, else an estimate of 12 h² per layer."""
-    if checkpoint is not None:
-        return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+def _parameters(architecture: str, config: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
+    """The parameter count of the native layers, else an estimate of 12 h² per layer."""
     try:
         return native_config(architecture, config).parameters
     except UnsupportedConfig:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
+from srv.models.layers.op_layer import OpLayer
 from srv.platform.interface import Communicator
 
 
-class TokenEmbedding(nn.Module, ABC):
-    """Looks up one row per token: int64 [T] -> [T, hidden] of the model's dtype.
+class TokenEmbedding(OpLayer, ABC):
+    """Looks up one row of `inputs` elements per token: int64 [T] -> [T, inputs] of the model's dtype.
 
     `name`: the name that checkpoints give to the layer, without ".weight". `vocab`: the rows of the checkpoint's matrix
     that this rank holds; tokens count from the first of them.
     """
 
-    def __init__(self, name: str, vocab: Slice) -> None:
+    def __init__(self, dtype: torch.dtype, name: str, vocab: Slice, hidden: int) -> None:
         super().__init__()
+        self.dtype, self.inputs = dtype, hidden
         self.name, self.vocab = name, vocab
 
     @abstractmethod
@@ -36,12 +41,19 @@ class TokenEmbedding(nn.Module, ABC):
 class Embedding(TokenEmbedding):
     """Rows of `weight` [vocab, hidden], in the model's dtype."""
 
-    def __init__(self, context: BuildContext, name: str, vocab: Slice, hidden: int) -> None:
-        super().__init__(name, vocab)
-        self.weight = context.empty(vocab.end - vocab.begin, hidden)
+    op = "embedding"
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def __init__(self, context: BuildContext, name: str, vocab: Slice, hidden: int) -> None:
+        super().__init__(context.dtype, name, vocab, hidden)
+        self.weight = context.empty(vocab.end - vocab.begin, hidden)
+        self.kernel = self.lookup
+
+    def lookup(self, tokens: Tensor) -> Tensor:
+        """The default kernel: torch's own operator."""
         return F.embedding(tokens, self.weight)
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return ({"weight": self.weight},)
 
     def weight_views(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.weight}

@@ -11,9 +11,9 @@ Owns weights on the model's device, and the names that checkpoints give to them,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
+from srv.models.layers.op_layer import OpLayer
 
 Split: TypeAlias = Literal["out", "in"]
 
@@ -35,26 +36,21 @@ class Sharding(NamedTuple):
 WHOLE = Sharding()
 
 
-class Projection(nn.Module, ABC):
+class Projection(OpLayer, ABC):
     """A linear layer [T, in] -> [T, out], computed by a kernel that the platform may replace.
 
     `output_sizes`: the number of outputs on this rank of each linear layer of the checkpoint that this one fuses (for
     example q_proj, k_proj and v_proj), by its name. Their weights are consecutive rows of this layer's weight.
     `sharding`: which part of the checkpoint's layers these are.
-    `kernel` is what `forward` calls. Other layers call it directly, because the overhead of `nn.Module.__call__` would
-    show in a step with so many products. A platform's `post_load` may set it to a kernel that works on a repacked
-    weight, and may then replace the loaded weight by an empty tensor.
     """
 
-    kernel: Callable[[Tensor], Tensor]
-
-    def __init__(self, output_sizes: Mapping[str, int], sharding: Sharding = WHOLE) -> None:
+    def __init__(
+        self, dtype: torch.dtype, output_sizes: Mapping[str, int], inputs: int, sharding: Sharding = WHOLE
+    ) -> None:
         super().__init__()
+        self.dtype, self.inputs = dtype, inputs
         self.output_sizes = dict(output_sizes)
         self.sharding = sharding
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.kernel(x)
 
     @abstractmethod
     def weight_views(self) -> dict[str, Tensor]:
@@ -85,8 +81,10 @@ class Linear(Projection):
     """y = x Wᵀ + b in the model's dtype.
 
     weight [out, in], bias [out] or None. With `tied`, `weight` is also that of the embedding: it is loaded there, and
-    must not be repacked. Of ranks that hold columns, only the first adds the bias; the others load it and drop it.
+    must not be changed. Of ranks that hold columns, only the first adds the bias; the others load it and drop it.
     """
+
+    op = "linear"
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class Linear(Projection):
         weight: nn.Parameter | None = None,
         sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(output_sizes, sharding)
+        super().__init__(context.dtype, output_sizes, inputs, sharding)
         self.tied = weight is not None
         outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs) if weight is None else weight
@@ -108,6 +106,9 @@ class Linear(Projection):
     def multiply(self, x: Tensor) -> Tensor:
         """The default kernel: torch's own matrix product."""
         return F.linear(x, self.weight, self.bias)
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return ({"weight": self.weight, "bias": self.bias},)
 
     def weight_views(self) -> dict[str, Tensor]:
         views = {} if self.tied else self.part_views("weight", self.weight)

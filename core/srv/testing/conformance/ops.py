@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from srv.platform.capabilities import OPS_OF
 from srv.platform.interface import OpArgs, OpImpl
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
@@ -21,11 +22,6 @@ from srv.testing.conformance.setups import declared_dtypes, dtype_of
 CONTRACTS = "srv_kernels.contracts:CONTRACTS"
 VIOLATIONS = "srv_kernels.contracts:violations"
 MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # the ops that the layers of every model use
-OPS_OF = {
-    "w8a8": ("linear_w8a8", "linear_w8a8_static"),
-    "int8_weights": ("linear_int8",),
-    "gguf_blocks": ("linear_gguf", "rows_gguf"),
-}  # the ops that layers use if a capability is declared
 _SIZE = 64  # of every dimension when `supports_args` is called
 
 

@@ -1,0 +1,74 @@
+"""What core must know of a quantization method, as data. Torch-free.
+
+A method is two files: its facts (a `QuantMethod`), which `srv plan` reads without torch, and its layers, which are
+imported when a model is built. Must not know any method by name: `srv.quantization.registry` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from srv.specs import ModelFacts
+
+GROUP = "srv.quantization"  # the entry points of other distributions
+
+_KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype
+
+
+class StoredModel(NamedTuple):
+    """What the layers and the storage format of a method are made for.
+
+    `types`: the dtype of each stored tensor, or its quantization type in a GGUF file, by its Hugging Face name; {} if
+    there are no weights.
+    """
+
+    facts: ModelFacts
+    types: Mapping[str, str]
+
+
+def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
+    """For methods that do not follow from the configuration of a checkpoint."""
+    return False
+
+
+def stored_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """Integers of a checkpoint count as stored, all other parameters as `item_size` bytes."""
+    kept = {dtype: count for dtype, count in model.stored_types.items() if dtype in _KEPT_BYTES}
+    integers = sum(count * _KEPT_BYTES[dtype] for dtype, count in kept.items())
+    return (model.parameters - sum(kept.values())) * item_size + integers
+
+
+class QuantMethod(NamedTuple):
+    """The facts of one quantization method.
+
+    `name`: the value of `--quantization`, or of `--torchao-config` if `online`. `layers`: "module:Class" of a
+    `srv.models.layers.factory.LayerFactory` that is made with a BuildContext and a StoredModel. `storage`:
+    "module:Class" of a `srv.models.formats.storage.StorageFormat` that is made with a StoredModel; None if tensors are
+    stored as the layers hold them. `ops`: the op contracts that the layers need.
+
+    `detect(folder, config)`: whether a Hugging Face checkpoint is of this method, from its folder and its config.json
+    (with the fields of a nested text model); a clause if it is stored in the format of this method, but in a form that
+    the layers do not support. It may raise ModelError. `accepts(model)`: for a checkpoint whose configuration names no
+    method, if the user sets this one: the clause that says why its weights are not of this method, or None. A method
+    without `accepts` must be detected.
+
+    `weight_bytes(model, item_size, projection_params)`: bytes of the weights of the whole model on a device, at most;
+    `item_size` is that of the model's dtype, `projection_params` the number of weights of its linear layers without the
+    output layer. `sharding`: the clause that says why the layers cannot be sharded over ranks; None if they can.
+    `online`: the method quantizes the weights of an unquantized checkpoint while they are loaded. `dequantizable`: the
+    loader can dequantize the weights instead, so the method is used only if that is not asked for, and for native
+    layers.
+    """
+
+    name: str
+    layers: str
+    storage: str | None = None
+    ops: tuple[str, ...] = ()
+    detect: Callable[[Path, Mapping[str, Any]], bool | str] = not_detected
+    accepts: Callable[[ModelFacts], str | None] | None = None
+    weight_bytes: Callable[[ModelFacts, int, int], int] = stored_bytes
+    sharding: str | None = "weights quantized by this method cannot be sharded yet"
+    online: bool = False
+    dequantizable: bool = False

@@ -1,0 +1,54 @@
+"""The layers of modelslim checkpoints, and the conversion of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from srv.models.formats.storage import StorageFormat
+from srv.models.layers.context import BuildContext
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection, Split
+from srv.quantization import modelslim
+from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.quantization.method import StoredModel
+
+
+class ModelslimLayerFactory(LayerFactory):
+    """The layers of a checkpoint, each by the type in its description; embeddings are not quantized."""
+
+    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+        super().__init__(context)
+        self._description = modelslim.read_description(Path(model.facts.path), model.facts.config)
+
+    def linear(
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        quant_type = self._description.quant_type(output_sizes)
+        if quant_type == modelslim.STATIC:
+            return StaticInt8Linear(self.context, output_sizes, inputs)  # its quant_bias contains the bias
+        if quant_type == modelslim.DYNAMIC:
+            return DynamicInt8Linear(self.context, output_sizes, inputs, bias, offset=True)
+        return super().linear(output_sizes, inputs, bias, split, unit)
+
+
+class ModelslimStorageFormat(StorageFormat):
+    """The format of modelslim, whose description says which tensors are redundant.
+
+    Checkpoints for float16 store `deq_scale` as int64 [out] whose lower 32 bits are those of a float32, because one
+    kernel takes it so. `input_offset` is a whole number that may have any dtype.
+    """
+
+    def __init__(self, model: StoredModel) -> None:
+        self._description = modelslim.read_description(Path(model.facts.path), model.facts.config)
+
+    def unused(self, names: Collection[str]) -> set[str]:
+        return modelslim.redundant(names, self._description)
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        if name.endswith(".deq_scale") and stored.dtype is torch.int64:
+            stored = (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
+        return {name: stored.float() if name.endswith(".input_offset") else stored}

@@ -1,0 +1,103 @@
+"""The quantization methods, by their names. Torch-free; layers are imported when a model is built.
+
+    srv.quantization           <method> = package.module:METHOD                       (a third party's method)
+
+The file of a method is imported when it is needed. `srv.quantization.third_party` checks those of other distributions
+(docs/adr/0022-quantization-methods.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from srv.platform.installed import entries
+from srv.quantization.method import GROUP, QuantMethod
+from srv.specs import ModelFacts
+
+# "module:attribute" in this package, by name. Detection asks them in this order.
+CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
+    {"gguf": "gguf:METHOD", "modelslim": "modelslim:METHOD", "w8a8_int8": "w8a8_int8:METHOD"}
+)
+ONLINE_METHODS: Mapping[str, str] = MappingProxyType({"int8dq": "int8_online:INT8DQ", "int8wo": "int8_online:INT8WO"})
+BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
+
+
+def further_names() -> tuple[str, ...]:
+    """The names of the methods of other distributions; none is loaded."""
+    return tuple(dict.fromkeys(entry.name for entry in entries(GROUP)))
+
+
+def detectable_names() -> tuple[str, ...]:
+    """The names of the methods that may be recognised in a Hugging Face checkpoint, without loading any others."""
+    return (*(method.name for method in _built_in_checkpoints() if not method.dequantizable), *further_names())
+
+
+def find(name: str | None) -> QuantMethod | None:
+    """The method of a name; None if there is none. The type of a GGUF file may follow its name: "gguf:Q4_1".
+
+    Raises PluginError if a third party's method of that name is faulty, or if two distributions claim the name.
+    """
+    name = (name or "").partition(":")[0]
+    if name in further_names():
+        from srv.quantization import third_party  # most installations do not need it
+
+        return third_party.find(name, taken=name in BUILT_IN)
+    return _built_in(name) if name in BUILT_IN else None
+
+
+def method_of(model: ModelFacts) -> QuantMethod | None:
+    """The method of a checkpoint: its file format may be one. None if it is not quantized, or by an unknown method."""
+    return find(model.format if model.format in CHECKPOINT_METHODS else model.quantization)
+
+
+def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, dequantize: bool) -> QuantMethod | None:
+    """The method by which native layers hold the weights; None for unquantized layers.
+
+    `quantization`, `online`: the values of `--quantization` and `--torchao-config`. `dequantize`: weights are
+    dequantized where the loader can.
+    """
+    method = find(online or quantization or model.quantization)
+    return None if method is not None and method.dequantizable and dequantize else method
+
+
+def detect(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The name of the method of a Hugging Face checkpoint, or the one that its configuration states if none fits.
+
+    None if it is not quantized. Methods of other distributions are asked only if the configuration states a method.
+    """
+    for method in _built_in_checkpoints():
+        if method.detect(folder, config) is True:
+            return method.name
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping):
+        return None
+    name = str(stated.get("quant_method", "unknown"))
+    if not further_names():
+        return name
+    from srv.quantization import third_party
+
+    return third_party.detect(name, folder, config) or name
+
+
+def unsupported_form(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The clause of a method that knows the format of a checkpoint, but not the form in which it is stored."""
+    answers = [method.detect(folder, config) for method in _built_in_checkpoints()]
+    if further_names():
+        from srv.quantization import third_party
+
+        answers += [third_party.answer(name, folder, config) for name in further_names()]
+    return next((answer for answer in answers if isinstance(answer, str)), None)
+
+
+def _built_in_checkpoints() -> Iterator[QuantMethod]:
+    return map(_built_in, CHECKPOINT_METHODS)
+
+
+def _built_in(name: str) -> QuantMethod:
+    module, _, attribute = BUILT_IN[name].partition(":")
+    method: QuantMethod = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    return method

@@ -1,0 +1,89 @@
+"""Quantization methods of other distributions: entry points of the group `srv.quantization`. Torch-free.
+
+Must not know the methods of `srv` itself. `srv.platform.extensions` checks what is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from srv.errors import ModelError, PluginError
+from srv.platform.extensions import Extensions, contested
+from srv.quantization.method import GROUP, QuantMethod
+
+METHODS = Extensions(
+    GROUP,
+    QuantMethod,
+    "quantization method",
+    "docs/quantization.md",
+    types={
+        "name": str,
+        "layers": str,
+        "storage": (str, type(None)),
+        "ops": tuple,
+        "sharding": (str, type(None)),
+        "online": bool,
+        "dequantizable": bool,
+    },
+    functions=("detect", "weight_bytes"),
+    targets=("layers", "storage"),
+)
+
+
+def find(name: str, *, taken: bool = False) -> QuantMethod | None:
+    """The method of this name, whose functions name the distribution in their errors; or None.
+
+    `taken`: `srv` has a method of this name, which none may replace. The ModelErrors of `detect` are passed on.
+    """
+    method = METHODS.find(name, taken=taken)
+    if method is None:
+        return None
+    return method._replace(
+        detect=partial(METHODS.call, name, "detect", method.detect, expected=(ModelError,)),
+        accepts=None if method.accepts is None else partial(METHODS.call, name, "accepts", method.accepts),
+        weight_bytes=partial(METHODS.call, name, "weight_bytes", method.weight_bytes),
+    )
+
+
+def detect(stated: str, folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The name of the method that recognises a checkpoint, whose configuration states the method `stated`.
+
+    A method of that name is the only one asked, and raises ModelError if it does not support the checkpoint. Otherwise
+    all are asked; if none fits, the first fault is raised, because the faulty one may be the one that was needed.
+    """
+    names = METHODS.names()
+    if stated in names:
+        return _checked(stated, folder, config)
+    found: list[str] = []
+    faults: list[PluginError] = []
+    for name in names:
+        try:
+            if answer(name, folder, config) is True:
+                found.append(name)
+        except PluginError as error:
+            faults.append(error)
+    if len(found) > 1:
+        owners = [METHODS.provider(name) for name in found]
+        raise contested(f"quantization methods {' and '.join(found)}", owners, "the same checkpoint")
+    if not found and faults:
+        raise faults[0]
+    return found[0] if found else None
+
+
+def _checked(name: str, folder: Path, config: Mapping[str, Any]) -> str:
+    supported = answer(name, folder, config)
+    if supported is True:
+        return name
+    owner = METHODS.provider(name)
+    reason = f"its weights are quantized with {name}, in a form that the method of {owner} does not load"
+    reason += f": {supported}" if supported else ""
+    raise ModelError("unsupported_quantization", str(folder), reason, "Use the checkpoint in full precision")
+
+
+def answer(name: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
+    """What the `detect` of a method says of a checkpoint."""
+    method = find(name)
+    return method is not None and method.detect(folder, config)

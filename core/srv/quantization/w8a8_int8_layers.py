@@ -1,0 +1,47 @@
+"""The layers of w8a8_int8 checkpoints, and the conversion of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from srv.models.formats.storage import StorageFormat
+from srv.models.layers.context import BuildContext
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection, Split
+from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.method import StoredModel
+from srv.quantization.w8a8_int8 import INT8, read_description
+
+_SCALE = ".weight_scale"
+
+
+class W8A8LayerFactory(LayerFactory):
+    """Int8 layers where the checkpoint stores int8 weights; embeddings are not quantized."""
+
+    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+        super().__init__(context)
+        self._description = read_description(model)
+
+    def linear(
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        if self._description.quant_type(output_sizes) == INT8:
+            return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
+        return super().linear(output_sizes, inputs, bias, split, unit)
+
+
+class W8A8StorageFormat(StorageFormat):
+    """One scale per output channel, [out, 1] or [out]."""
+
+    def __init__(self, model: StoredModel) -> None:
+        """The format is the same for every model."""
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return {
+            name: (*shape, 1) if name.endswith(_SCALE) and len(shape) == 1 else shape for name, shape in stored.items()
+        }
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        return {name: stored.unsqueeze(1) if name.endswith(_SCALE) and stored.dim() == 1 else stored}
