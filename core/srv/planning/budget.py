@@ -122,8 +122,8 @@ def weight_bytes(config: Config, model: ModelFacts) -> int:
     dequantize = weights.dequantize_weights or config.model.model_impl == "transformers"
     dequantize = dequantize or config.model.load_format == "dummy"
     method = chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
-    count = stored_bytes if method is None else method.weight_bytes
-    whole = count(model, item_size(config.model.dtype), _projection_params(model))
+    item = item_size(config.model.dtype)
+    whole = stored_bytes(model, item) if method is None else method.weight_bytes(model, item, _projection_params(model))
     return math.ceil(whole * rank_share(model, config.parallel.tp_size))
 
 

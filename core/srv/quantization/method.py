@@ -33,7 +33,7 @@ def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
     return False
 
 
-def stored_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+def stored_bytes(model: ModelFacts, item_size: int, projection_params: int = 0) -> int:
     """Integers of a checkpoint count as stored, all other parameters as `item_size` bytes."""
     kept = {dtype: count for dtype, count in model.stored_types.items() if dtype in _KEPT_BYTES}
     integers = sum(count * _KEPT_BYTES[dtype] for dtype, count in kept.items())
