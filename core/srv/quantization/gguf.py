@@ -5,9 +5,10 @@ Must not know the file format (`srv.models.formats`), only which of its types la
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from srv.models.formats.gguf_types import OP_TYPES
 from srv.quantization.method import QuantMethod
-from srv.specs import ModelFacts
 
 
 def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
@@ -24,3 +25,6 @@ METHOD = QuantMethod(
     sharding=None,
     dequantizable=True,
 )
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts

@@ -5,8 +5,9 @@ Weights of linear layers have one scale per output channel. The names of the met
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from srv.quantization.method import QuantMethod
-from srv.specs import ModelFacts
 
 
 def is_quantized(layer: str) -> bool:
@@ -36,3 +37,6 @@ INT8WO = INT8DQ._replace(
     layers="srv.quantization.int8_online_layers:WeightOnlyLayerFactory",
     ops=("linear_int8",),
 )
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from srv.specs import ModelFacts
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
+
 
 GROUP = "srv.quantization"  # the entry points of other distributions
 

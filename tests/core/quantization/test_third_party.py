@@ -73,8 +73,8 @@ class AcmeLinear(Projection):
         return ({"weight": self.integers, "weight_scale": self.scales, "bias": self.bias},)
 
     def weight_views(self):
-        views = self.shard_views("weight", self.integers) | self.shard_views("scale", self.scales)
-        return views if self.bias is None else views | self.shard_views("bias", self.bias)
+        views = self.part_views("weight", self.integers) | self.part_views("scale", self.scales)
+        return views if self.bias is None else views | self.part_views("bias", self.bias)
 
 
 class AcmeLayerFactory(LayerFactory):
