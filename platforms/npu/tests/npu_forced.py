@@ -13,7 +13,7 @@ from srv.models.base import CausalLM, ForwardContext, ModelInputs, torch_dtype
 from srv.models.build import build
 from srv.models.read import read_facts
 from srv.platform.facts import DeviceFacts
-from srv.platform.interface import AttentionBatch, BackendContext, Platform
+from srv.platform.interface import BackendContext, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
 from srv.specs import KVLayout, ModelFacts
@@ -40,7 +40,7 @@ class Forced:
         with torch.inference_mode():
             for chunk in chunks:
                 table = torch.arange(1, 1 + -(-(done + chunk) // PAGE), dtype=torch.int32)[None].to(device)
-                attend = StepAttention(self.attention, AttentionBatch([chunk], [done + chunk], table))
+                attend = StepAttention([self.attention], [chunk], [done + chunk], [table])
                 ids = torch.tensor(tokens[done : done + chunk]).to(device)
                 inputs = ModelInputs(ids, torch.arange(done, done + chunk).to(device))
                 parts.append(self.model.logits(self.model(inputs, ForwardContext(attend))).float().cpu())

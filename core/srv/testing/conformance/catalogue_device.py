@@ -307,7 +307,7 @@ L2 = (
         "what the pages behind a sliding window hold does not change the result",
         "These pages are freed and may belong to other requests; do not read them, or select with torch.where instead "
         "of multiplying by a weight of 0, which keeps NaN.",
-        (*_PAGED, "attention.window"),
+        (*_PAGED, "attention.extend", "attention.window"),
     ),
     _reference_check(
         "attention.soft_cap",

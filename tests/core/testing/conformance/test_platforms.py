@@ -50,7 +50,16 @@ KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf", "attention.int8_kv")
 RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")
 TOY = frozenset((*KEPT, *RANKS, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
 NPU = frozenset(
-    (*KEPT, *RANKS, "op.others", "attention.window", "attention.soft_cap", "engine.float32", "engine.bfloat16")
+    (
+        *KEPT,
+        *RANKS,
+        "op.others",
+        "attention.window",
+        "attention.window_pages",
+        "attention.soft_cap",
+        "engine.float32",
+        "engine.bfloat16",
+    )
 )
 
 CASES = (
