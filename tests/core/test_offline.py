@@ -226,14 +226,15 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
 
 
 def test_stop_strings_end_outputs_within_drafts_at_the_same_token(llm: LLM, model: Path) -> None:
-    """Strings of one to five tokens, some of which begin in one step and end in the next."""
-    prompt = "abc"
-    text = llm.generate(prompt, max_tokens=60, **GREEDY)[0].text
-    stops = [text[begin : begin + length] for begin in range(0, 100, 2) for length in (2, 4, 6, 10)]
-    fields = {**GREEDY, "max_tokens": 60, "overrides": [{"stop": stop} for stop in stops]}
-    expected = llm.generate([prompt] * len(stops), **fields)
+    """Strings of one to five tokens in texts that go on with the letters that they repeat, so that drafts are right."""
+    text = "abc" + llm.generate("abc", max_tokens=60, **GREEDY)[0].text
+    half = len(text) // 2
+    cases = [(text[:end], text[end + 2 : end + 2 + size]) for end in range(half, half + 50) for size in (2, 4, 6, 10)]
+    prompts = [prompt for prompt, _ in cases]
+    fields = {**GREEDY, "max_tokens": 20, "overrides": [{"stop": stop} for _, stop in cases]}
+    expected = llm.generate(prompts, **fields)
     with LLM(model, speculative_algorithm="NGRAM", **ARGUMENTS) as drafted:
-        found = drafted.generate([prompt] * len(stops), **fields)
+        found = drafted.generate(prompts, **fields)
         stats = drafted._run(drafted._client.stats())
     assert [output.outputs for output in found] == [output.outputs for output in expected]
     assert {output.outputs[0].finish_reason for output in found} == {FinishReason.STOP}
