@@ -88,6 +88,8 @@ def group_lines(config: Config, model: ModelFacts, groups: Sequence[PageGroup]) 
     for number, (group, size) in enumerate(zip(groups, bytes_per_page(config, model), strict=True)):
         held = f"{group.pages} pages, {group.pages * group.page_size} tokens, {_bytes((group.pages + 1) * size)}"
         lines.append((_name("pages", number), held if number == 0 else f"{held}: {division.reason(number)}"))
+    if config.memory.swa_full_tokens_ratio is not None and len(groups) == 1:
+        lines.append(("ratio", "swa_full_tokens_ratio has no effect: all layers have the same window, or none"))
     return lines
 
 

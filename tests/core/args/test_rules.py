@@ -154,6 +154,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
         {"enable_hierarchical_cache": True, "disable_radix_cache": True},
         ("enable_hierarchical_cache", "excluded"),
     ),
+    ({"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True}, ("swa_full_tokens_ratio", "excluded")),
     ({"enable_hierarchical_cache": True, "enable_lmcache": True}, ("enable_lmcache", "excluded")),
     ({"hicache_storage_backend": "mooncake"}, ("hicache_mem_layout", "excluded")),
     (

@@ -127,6 +127,12 @@ def test_the_ratio_of_a_window_can_be_chosen() -> None:
     assert 10 * LAYER * (budget.pages[0] + 1) + 30 * LAYER * (budget.pages[1] + 1) <= 7 * GIB
 
 
+def test_a_ratio_without_effect_says_so() -> None:
+    assert "ratio" not in dict(windowed(swa_full_tokens_ratio=0.5).breakdown)
+    one_group = compute(config(swa_full_tokens_ratio=0.5), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert "has no effect" in dict(one_group.breakdown)["ratio"]
+
+
 def test_a_model_with_windows_only_takes_requests_of_any_length() -> None:
     only = (SlidingWindow((0, 1), 4, 64, 64, 100),)
     given = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=520)

@@ -44,6 +44,12 @@ def _mooncake_needs_kernel_copies(context: ResolutionContext) -> str | None:
     return "mooncake stores whole pages, which only the copy method kernel can gather"
 
 
+def _ratio_of_separate_pools(context: ResolutionContext) -> str | None:
+    if context["swa_full_tokens_ratio"] is None or not context["disable_hybrid_swa_memory"]:
+        return None
+    return "all layers share one pool (disable_hybrid_swa_memory is true)"
+
+
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "hicache_mem_layout",
@@ -65,6 +71,13 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "swa_full_tokens_ratio",
+        "excluded",
+        _ratio_of_separate_pools,
+        "Leave one of the two out.",
+        reads=("disable_hybrid_swa_memory",),
+    ),
     Constraint(
         "enable_hierarchical_cache",
         "excluded",
