@@ -81,9 +81,9 @@ FAULTS = (
     ),
     Fault(
         name="window-behind-a-prefix-not-checked",
-        file="core/srv/memory/radix.py",
+        file="core/srv/memory/window_pages.py",
         text="            if missing < 0:\n",
-        planted="            if missing < units * ratio:\n",
+        planted="            if missing < units * self._ratio:\n",
         effect="A request continues a prefix whose last window was freed.",
         tests=(_RADIX, _CACHE),
     ),

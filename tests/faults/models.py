@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         name="every-layer-rotated",
-        file="core/srv/models/architectures/decoder.py",
+        file="core/srv/models/architectures/attention.py",
         text="if config.rotated[index]:",
         planted="if config.rotated:",
         effect="SmolLM3 applies rotary embeddings in layers that were trained without them.",
@@ -108,9 +108,9 @@ FAULTS = (
     ),
     Fault(
         name="logits-multiplied",
-        file="core/srv/models/architectures/decoder.py",
-        text="logits = logits / self._logits_divisor",
-        planted="logits = logits * self._logits_divisor",
+        file="core/srv/models/architectures/layer_stack.py",
+        text="logits = logits / self.logits_divisor",
+        planted="logits = logits * self.logits_divisor",
         effect="Granite samples from a far too sharp distribution.",
         tests=(_DECODER,),
     ),

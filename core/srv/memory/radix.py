@@ -84,7 +84,9 @@ class RadixTree:
     def __init__(self, groups: Sequence[PageGroup]) -> None:
         self.unit = shared_unit(groups)
         self.ratios = tuple(self.unit // group.page_size for group in groups)
-        self.windows = {number: WindowPages(number) for number, group in enumerate(groups) if group.window is not None}
+        self.windows = {
+            number: WindowPages(number, group, self.unit) for number, group in enumerate(groups) if group.window
+        }
         self.unlocked = 0
         self.locked = 0
         self.version = 0
@@ -105,10 +107,8 @@ class RadixTree:
             if node.locks == 0:
                 unlocked += matching
         if not self.windows:
-            held = tuple([units * ratio for ratio in self.ratios])
-            return Match(
-                units, units * self.unit, held, (0,) * len(held), tuple([unlocked * ratio for ratio in self.ratios])
-            )
+            held, free = (tuple([count * ratio for ratio in self.ratios]) for count in (units, unlocked))
+            return Match(units, units * self.unit, held, (0,) * len(held), free)
         return self._match_windows(path, units)
 
     def present(self, namespace: str, tokens: tuple[int, ...], limit: int) -> int:
@@ -126,7 +126,7 @@ class RadixTree:
         while shortened and units:
             shortened = False
             for group, mask in present.items():
-                usable = self._usable_units(group, mask, units)
+                usable = self.windows[group].usable_units(mask, units)
                 shortened |= usable < units
                 units = usable
         locked, begin = 0, 0
@@ -144,20 +144,6 @@ class RadixTree:
         held = tuple(end - begin for begin, end in zip(trimmed, ends, strict=True))
         return Match(units, units * self.unit, held, tuple(trimmed), tuple(unlocked))
 
-    def _usable_units(self, group: int, present: bytes, units: int) -> int:
-        """The largest number of units, at most `units`, after which no page of the window before is missing.
-
-        present: for each page of the path, whether the tree has it.
-        """
-        ratio = self.ratios[group]
-        while units:
-            first = self._groups[group].first_needed_page(units * self.unit)
-            missing = present.rfind(0, first, units * ratio)
-            if missing < 0:
-                return units
-            units = (present.rfind(1, 0, missing) + 1) // ratio  # up to the last page before those that are missing
-        return 0
-
     def acquire(self, namespace: str, tokens: tuple[int, ...], limit: int) -> tuple[Node, tuple[list[int], ...]]:
         """Lock the longest cached prefix of at most `limit` units; `unlock(node)` releases it.
 
@@ -171,10 +157,7 @@ class RadixTree:
         self.lock(node)
         tables = tuple([page for part in path for page in part.pages[group]] for group in range(len(self._groups)))
         for group, window in self.windows.items():
-            table = tables[group]
-            first = self._groups[group].first_needed_page(len(table) * self._groups[group].page_size)
-            table[:first] = [0] * first
-            window.acquire(table[first:])
+            window.acquire_last(tables[group])
         return node, tables
 
     def insert(
@@ -190,15 +173,14 @@ class RadixTree:
         path = self._path(namespace, tokens, count)
         node = path[-1]
         present = sum(part.count for part in path)
-        for group in self.windows:
-            self._fill_holes(group, path, tables[group])
+        for group, window in self.windows.items():
+            window.fill_holes(path, tables[group])
         if present < count:
-            unit = self.unit
-            key = tokens[present * unit : count * unit]
+            key = tokens[present * self.unit : count * self.unit]
             pages = tuple(
                 list(table[present * ratio : count * ratio]) for table, ratio in zip(tables, self.ratios, strict=True)
             )
-            leaf = Node(node, key[:unit], key, count - present, pages)
+            leaf = Node(node, key[: self.unit], key, count - present, pages)
             leaf.last_used = self._clock
             node.children[leaf.label] = leaf
             self._nodes += 1
@@ -208,19 +190,6 @@ class RadixTree:
             self._push_evictable(leaf)
             node = leaf
         return node, present
-
-    def _fill_holes(self, group: int, path: Sequence[Node], table: Sequence[int]) -> None:
-        """Give the nodes of a path the lease's own pages where theirs are missing."""
-        window, begin = self.windows[group], 0
-        for node in path:
-            pages = node.pages[group]
-            if 0 in pages:
-                own_pages = table[begin : begin + len(pages)]
-                for place, (page, own) in enumerate(zip(pages, own_pages, strict=True)):
-                    if not page and own and own not in window:
-                        pages[place] = own
-                        window.add((own,), node)
-            begin += len(pages)
 
     def lock(self, node: Node) -> None:
         """Protect a node and all its ancestors from eviction."""
@@ -239,9 +208,7 @@ class RadixTree:
         current: Node | None = node
         while current is not None:
             if current.locks == 0:
-                raise IntegrityError(
-                    f"prefix tree: a node of {current.count} units was unlocked more often than locked"
-                )
+                raise IntegrityError(f"prefix tree: a node of {current.count} units was unlocked but not locked")
             current.locks -= 1
             parent = current.parent
             if current.locks == 0:
@@ -253,10 +220,7 @@ class RadixTree:
     def evict(self, count: int) -> Pages:
         """Evict at least `count` units, least recently used first (or all unlocked ones); returns their pages."""
         evicted: tuple[list[int], ...] = tuple([] for _ in self._groups)
-        while count > 0:
-            node = self._least_recently_used()
-            if node is None:
-                break
+        while count > 0 and (node := self._least_recently_used()) is not None:
             keep = max(min(node.count - count, node.count - node.count // MIN_EVICTED_DIVISOR), 0)
             count -= node.count - keep
             self._truncate(node, keep, evicted)
@@ -321,9 +285,8 @@ class RadixTree:
             node = node.children.get(tokens[matched * size : (matched + 1) * size])
             if node is None:
                 return
-            matching = self._common_units(
-                node.key, tokens[matched * size : (matched + min(node.count, limit - matched)) * size]
-            )
+            end = matched + min(node.count, limit - matched)
+            matching = self._common_units(node.key, tokens[matched * size : end * size])
             yield node, matching
             if matching < node.count:
                 return

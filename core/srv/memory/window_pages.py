@@ -1,36 +1,37 @@
 """The prefix tree's pages of one sliding-window group: which node has each, and how many leases use it.
 
-Owns the order in which they are evicted. A page of a full-attention group stays in its node until the node is evicted
-from the tree; a page of a window is also evicted alone, because only the last ones of a prefix are needed to go on from
-there. The node then has 0 in its place.
+Owns the order in which they are evicted, and how far a prefix can be used without those that are missing. A page of a
+full-attention group stays in its node until the node is evicted from the tree; a page of a window is also evicted
+alone, because only the last ones of a prefix are needed to go on from there. The node then has 0 in its place.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from srv.errors import IntegrityError
+from srv.memory.groups import PageGroup
 
 if TYPE_CHECKING:
     from srv.memory.radix import Node
 
 
 class WindowPages:
-    """The pages of cache group `group` that are in the tree."""
+    """The pages of cache group number `group` in a tree of units of `unit` tokens."""
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, group: int, facts: PageGroup, unit: int) -> None:
         self.group = group
+        self._facts = facts
+        self._unit = unit
+        self._ratio = unit // facts.page_size  # pages per unit
         self._nodes: dict[int, Node] = {}
         self._leases: dict[int, int] = {}  # page -> number of leases that use it
         self._unused: OrderedDict[int, None] = OrderedDict()  # pages without leases, the longest unused first
 
     def __contains__(self, page: int) -> bool:
         return page in self._nodes
-
-    def __len__(self) -> int:
-        return len(self._nodes)
 
     @property
     def unused(self) -> int:
@@ -39,6 +40,32 @@ class WindowPages:
 
     def is_unused(self, page: int) -> bool:
         return page in self._unused
+
+    def usable_units(self, present: bytes, units: int) -> int:
+        """The largest number of units, at most `units`, after which no page of the window before is missing.
+
+        present: for each page of a path of nodes, whether the tree has it.
+        """
+        while units:
+            first = self._facts.first_needed_page(units * self._unit)
+            missing = present.rfind(0, first, units * self._ratio)
+            if missing < 0:
+                return units
+            units = (present.rfind(1, 0, missing) + 1) // self._ratio  # up to the last page before the missing ones
+        return 0
+
+    def fill_holes(self, path: Sequence[Node], table: Sequence[int]) -> None:
+        """Give the nodes of a path the pages of a lease's table where theirs are missing, as `add` does."""
+        begin = 0
+        for node in path:
+            pages = node.pages[self.group]
+            if 0 in pages:
+                own_pages = table[begin : begin + len(pages)]
+                for place, (page, own) in enumerate(zip(pages, own_pages, strict=True)):
+                    if not page and own and own not in self:
+                        pages[place] = own
+                        self.add((own,), node)
+            begin += len(pages)
 
     def add(self, pages: Iterable[int], node: Node) -> None:
         """The node takes over pages of the one lease that has them and goes on using them. Ignores 0."""
@@ -53,9 +80,11 @@ class WindowPages:
             if page:
                 self._nodes[page] = node
 
-    def acquire(self, pages: Iterable[int]) -> None:
-        """One lease more uses these pages."""
-        for page in pages:
+    def acquire_last(self, table: list[int]) -> None:
+        """One lease more uses the pages of the last window of a prefix; those before become 0 in its page table."""
+        first = self._facts.first_needed_page(len(table) * self._facts.page_size)
+        table[:first] = [0] * first
+        for page in table[first:]:
             self._leases[page] += 1
             self._unused.pop(page, None)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
-
 GROUP = "srv.quantization"  # the entry points of other distributions
 
 _KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype

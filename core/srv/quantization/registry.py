@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from srv.platform.installed import entries
 from srv.quantization.method import GROUP, QuantMethod
 
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
 # "module:attribute" in this package, by name. Detection asks them in this order.
 CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
     {"gguf": "gguf:METHOD", "modelslim": "modelslim:METHOD", "w8a8_int8": "w8a8_int8:METHOD"}
 )
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts
 ONLINE_METHODS: Mapping[str, str] = MappingProxyType({"int8dq": "int8_online:INT8DQ", "int8wo": "int8_online:INT8WO"})
 BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
 

@@ -7,8 +7,8 @@ without drafts. Draft number j is accepted if all before it are: with an accepta
 there are many drafts where steps are bound by memory, and few or none where they are bound by computing, or where the
 text does not repeat itself. A new request is expected to be like those before it. A request without drafts tries one
 now and then, more rarely each time that it is rejected, because texts change; and rarely from the beginning, if those
-of earlier requests were rejected. Where drafts are dear, requests try
-theirs in the same steps: the first draft of a step costs the most.
+of earlier requests were rejected. Where drafts are dear, requests try theirs in the same steps: the first draft of a
+step costs the most.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class FakeExecutor:
     def _append_pages(self, slot: _Slot, row: Row) -> None:
         for group, table, new, pool in zip(self.groups, slot.tables, row.new_pages, self._kv, strict=True):
             behind = group.first_needed_page(row.computed - row.drafts_in_flight)
-            absent = max(0, behind - len(table)) if group.window else 0  # pages that the row does not need may be 0
+            absent = max(0, behind - len(table))  # pages that the row does not need may be 0
             table.extend(new)
             assert all(0 < page < len(pool) for page in new[absent:]), f"pages {new} are not all in 1..{len(pool) - 1}"
             assert len(set(table[behind:])) == len(table[behind:]), "a page is in the table twice"

@@ -1,0 +1,60 @@
+"""The attention of native decoders. Must not know the KV pool: `context.attend` reads and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from srv.models.architectures.decoder_config import DecoderConfig
+from srv.models.base import ForwardContext
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.norm import RMSNorm
+from srv.platform.interface import AttentionLayer, OpArgs
+
+
+class Attention(nn.Module):
+    """Grouped-query attention, usually with rotary embeddings; queries, keys and values come from one fused matrix.
+
+    `norm`: the class of the norms of queries and keys, in models that have them.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, factory: LayerFactory, prefix: str, index: int, norm: type[RMSNorm] = RMSNorm
+    ) -> None:
+        super().__init__()
+        context, dim = factory.context, config.head_dim
+        counts = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
+        output_sizes = {f"{prefix}.{name}": count * dim for name, count in counts.items()}
+        self.qkv_proj = factory.linear(output_sizes, config.hidden_size, config.qkv_bias, split="out", unit=dim)
+        self.head_counts = [outputs // dim for outputs in self.qkv_proj.output_sizes.values()]
+        self.total_heads = sum(self.head_counts)
+        heads, kv_heads, _ = self.head_counts
+        group, place = context.cache_place(index)
+        scale, window = config.attention_scale, config.windows[index]
+        self.layer = AttentionLayer(place, heads, kv_heads, dim, scale, window, group=group)
+        output = {f"{prefix}.o_proj": config.hidden_size}
+        self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = norm(context, dim, config.norm_eps, with_residual=False)
+            self.k_norm = norm(context, dim, config.norm_eps, with_residual=False)
+        self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
+        if config.rotated[index]:
+            sizes = {"head_dim": dim, "rotary_dim": config.rope.rotary_dim}
+            self._rotary = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
+
+    def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, context: ForwardContext) -> Tensor:
+        """x [T, hidden], positions int64 [T], cos_sin float32 [P, rotary_dim] -> [T, hidden]."""
+        layer = self.layer
+        qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
+        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm.forward(q.reshape(-1, layer.head_dim)).view(-1, layer.heads, layer.head_dim)
+            k = self.k_norm.forward(k.reshape(-1, layer.head_dim)).view(-1, layer.kv_heads, layer.head_dim)
+        if self._rotary is not None:
+            q, k = self._rotary(q, k, cos_sin, positions)
+        else:
+            q, k = q.contiguous(), k.contiguous()  # as backends receive them from the rotary op
+        attended = context.attend(layer, q, k, v)
+        return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
