@@ -6,7 +6,7 @@ Owns request ids (`rid`) and graceful shutdown. Must not know protocols or text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from srv.errors import RequestError
 from srv.server.client import EngineClient
@@ -19,8 +19,11 @@ RESPONSE_FLUSH_SECONDS = 2.0  # after the engine has drained: time for responses
 class Ticket:
     """One active HTTP request: its sequence ids at the engine by request id. Close it exactly once."""
 
-    def __init__(self, lifecycle: Lifecycle, sequences_by_rid: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, sequences_by_rid: dict[str, tuple[str, ...]], batch: str | None = None
+    ) -> None:
         self.sequences_by_rid = sequences_by_rid
+        self.batch = batch
         self._lifecycle = lifecycle
 
     def is_aborted(self, sequence: str) -> bool:
@@ -45,6 +48,7 @@ class Lifecycle:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._active: dict[str, tuple[str, ...]] = {}  # request id -> ids of its sequences at the engine
+        self._batches: dict[str, tuple[str, ...]] = {}  # id of a batch -> request ids of its prompts
         self._serial = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,31 +88,40 @@ class Lifecycle:
         if FinishReason.ABORT in finishes:
             raise RequestError("the request was aborted", code="request_aborted", status=499)
 
-    def admit(self, requests: Sequence[tuple[str, int]]) -> Ticket:
-        """Register request ids, each with its number of sequences, in order.
+    def admit(self, requests: Sequence[tuple[str, int]], batch: str | None = None) -> Ticket:
+        """Register request ids, each with its number of sequences, in order. `batch`: an id by which all are aborted.
 
-        Raises RequestError if the server is draining, or if an id is in use or occurs twice in `requests`.
+        Raises RequestError if the server is draining, or if an id is in use or occurs twice.
         """
         self.check_accepting()
         sequences_by_rid: dict[str, tuple[str, ...]] = {}
+        if batch is not None:
+            self._check_unused(batch, ())
         for rid, sequences in requests:
-            if rid in self._active or rid in sequences_by_rid:
-                reason = "it occurs twice" if rid in sequences_by_rid else "a request with this id is running"
-                raise RequestError(
-                    f"rid = {rid!r} is refused: {reason}; use another one",
-                    code="duplicate_request",
-                    param="rid",
-                    status=409,
-                )
+            self._check_unused(rid, sequences_by_rid)
             # The serial keeps engine ids unique if a client reuses an id while the engine is still aborting the
             # previous request.
             self._serial += 1
             sequences_by_rid[rid] = tuple(f"{rid}.{self._serial}.{index}" for index in range(sequences))
         self._active |= sequences_by_rid
+        if batch is not None:
+            self._batches[batch] = tuple(sequences_by_rid)
         self._idle.clear()
-        return Ticket(self, sequences_by_rid)
+        return Ticket(self, sequences_by_rid, batch)
+
+    def _check_unused(self, rid: str, others: Container[str]) -> None:
+        if rid in self._active or rid in self._batches or rid in others:
+            reason = "it occurs twice" if rid in others else "a request with this id is running"
+            raise RequestError(
+                f"rid = {rid!r} is refused: {reason}; use another one",
+                code="duplicate_request",
+                param="rid",
+                status=409,
+            )
 
     def _close(self, ticket: Ticket) -> None:
+        if ticket.batch is not None:
+            self._batches.pop(ticket.batch, None)
         for rid in ticket.sequences_by_rid:
             self._active.pop(rid, None)
         self.aborted.difference_update(ticket.sequences)
@@ -116,8 +129,12 @@ class Lifecycle:
             self._idle.set()
 
     def abort(self, rids: Sequence[str] | None) -> int:
-        """Abort these client requests (None: all) and return their number. Raises RequestError (404)."""
-        selected = list(self._active if rids is None else dict.fromkeys(rids))
+        """Abort these client requests (None: all) and return their number; an id of a batch stands for its prompts.
+
+        Raises RequestError (404) if one is not running.
+        """
+        given = self._active if rids is None else rids
+        selected = list(dict.fromkeys(rid for one in given for rid in self._batches.get(one, (one,))))
         if missing := [rid for rid in selected if rid not in self._active]:
             raise RequestError(
                 f"no request with rid = {missing[0]!r} is running", code="request_not_found", param="rid", status=404

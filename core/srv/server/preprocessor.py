@@ -206,18 +206,29 @@ class RequestPreprocessor:
         return tokens
 
     async def prepare(
-        self, prompt: Prompt, sampling: Sampling, *, param: str, default_max_tokens: int | None, special: bool = True
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        param: str,
+        default_max_tokens: int | None,
+        special: bool = True,
+        field: Callable[[str], str] = str,
     ) -> TokenizedPrompt:
-        """Tokenize and check one prompt. `default_max_tokens` None: as many as fit. Raises RequestError."""
+        """Tokenize and check one prompt. Raises RequestError.
+
+        default_max_tokens: None: as many as fit. param: the request's field with the prompt. field(name): that with the
+        field `name` of `Sampling`, by default of the same name.
+        """
         tokens = await self.tokenize(prompt, param=param, special=special)
         available = self._settings.request_token_limit - len(tokens)
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             max_tokens = available if default_max_tokens is None else min(available, default_max_tokens)
             max_tokens = max(max_tokens, min(sampling.min_tokens, available))
-        self._check_lengths(len(tokens), max_tokens, available, sampling)
-        params = self._params(sampling, max(1, max_tokens))
-        self._check_stop(sampling)
+        self._check_lengths(len(tokens), max_tokens, available, sampling, field)
+        params = self._params(sampling, max(1, max_tokens), field)
+        self._check_stop(sampling, field("stop"))
         return TokenizedPrompt(
             text=prompt if isinstance(prompt, str) else None,
             tokens=tokens,
@@ -250,33 +261,37 @@ class RequestPreprocessor:
             return f"the model's context is {settings.context_length} tokens", "context_length_exceeded"
         return f"the KV pool holds {settings.max_request_tokens} tokens per request", "request_too_large"
 
-    def _check_lengths(self, prompt_tokens: int, max_tokens: int, available: int, sampling: Sampling) -> None:
+    def _check_lengths(
+        self, prompt_tokens: int, max_tokens: int, available: int, sampling: Sampling, field: Callable[[str], str]
+    ) -> None:
+        max_name, min_name = field("max_tokens"), field("min_tokens")
         if max_tokens > available:
             limit, code = self._limit()
             raise RequestError(
-                f"max_tokens = {max_tokens} is refused: with the prompt of {prompt_tokens} tokens it is"
+                f"{max_name} = {max_tokens} is refused: with the prompt of {prompt_tokens} tokens it is"
                 f" {prompt_tokens + max_tokens}, but {limit}; request at most {available}",
                 code=code,
-                param="max_tokens",
+                param=max_name,
             )
         if sampling.min_tokens > max_tokens:
             raise RequestError(
-                f"min_tokens = {sampling.min_tokens} is refused: it is greater than max_tokens = {max_tokens}",
+                f"{min_name} = {sampling.min_tokens} is refused: it is greater than {max_name} = {max_tokens}",
                 code="invalid_value",
-                param="min_tokens",
+                param=min_name,
             )
 
-    def _check_stop(self, sampling: Sampling) -> None:
-        if len(sampling.stop) > self._settings.max_stop_strings:
+    def _check_stop(self, sampling: Sampling, param: str) -> None:
+        count, limit = len(sampling.stop), self._settings.max_stop_strings
+        if count > limit:
             raise RequestError(
-                f"stop has {len(sampling.stop)} strings, the limit is {self._settings.max_stop_strings}; remove some",
+                f"{param} has {count} strings, the limit is {limit}; remove some",
                 code="invalid_value",
-                param="stop",
+                param=param,
             )
 
-    def _params(self, sampling: Sampling, max_tokens: int) -> SamplingParams:
-        self.check_tokens(sampling.stop_token_ids, "stop_token_ids")
-        self.check_tokens([token for token, _ in sampling.logit_bias], "logit_bias")
+    def _params(self, sampling: Sampling, max_tokens: int, field: Callable[[str], str]) -> SamplingParams:
+        self.check_tokens(sampling.stop_token_ids, field("stop_token_ids"))
+        self.check_tokens([token for token, _ in sampling.logit_bias], field("logit_bias"))
         options = {name: getattr(sampling, name) for name in SamplingOptions.__struct_fields__}
         if sampling.temperature < GREEDY_BELOW:
             options["temperature"] = 0.0

@@ -117,9 +117,9 @@ def _top_k(value: object) -> int:
         return -1
     if type(value) is not int:
         raise field_error("int_type", "must be an integer")
-    if value != -1 and not 1 <= value <= MAX_TOKENS:
+    if value != -1 and value < 1:
         raise field_error("invalid_value", "must be -1 (keep all tokens) or at least 1")
-    return value
+    return min(value, MAX_TOKENS)  # no vocabulary has more
 
 
 _STRINGS_SCHEMA = str | list[str] | None

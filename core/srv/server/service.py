@@ -36,16 +36,16 @@ class Service:
         return await read_json(request, self._limits)
 
     def start(
-        self, prompts: Sequence_[TokenizedPrompt], rids: Sequence_[str], arrival: float
+        self, prompts: Sequence_[TokenizedPrompt], rids: Sequence_[str], arrival: float, batch: str | None = None
     ) -> tuple[Ticket, RequestGroup]:
-        """Admit a client request with one id, or one id per prompt.
+        """Admit a client request with one id, or one id per prompt and possibly another one for all of them.
 
         The caller must close the ticket when the response has ended. Raises RequestError or EngineDead.
         """
         counts = [len(prompt.seeds) for prompt in prompts]
         if len(rids) == 1:
             counts = [sum(counts)]
-        ticket = self.lifecycle.admit(list(zip(rids, counts, strict=True)))
+        ticket = self.lifecycle.admit(list(zip(rids, counts, strict=True)), batch)
         try:
             return ticket, RequestGroup(self._sequences(prompts, ticket, arrival))
         except BaseException:

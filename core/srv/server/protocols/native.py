@@ -90,6 +90,11 @@ def _sampling_params(value: object, param: str) -> Sampling:
     return NativeSampling.parse({} if value is None else value, param).sampling()
 
 
+def _spelled(parent: str, name: str) -> str:
+    """The request's field for a field of `Sampling`."""
+    return f"{parent}.{NativeSampling.spelled[name]}"
+
+
 def _rid(value: object, param: str) -> str | None:
     if value is None or (isinstance(value, str) and 0 < len(value) <= MAX_RID_LENGTH):
         return value
@@ -218,10 +223,10 @@ class NativeGenerate:
         self.service.lifecycle.check_accepting()
         body = GenerateBody.parse(await self.service.body(request))
         prompts, batch, param = _prompts(body)
-        rids = self._rids(body, len(prompts), batch)
+        name, rids = self._rids(body, len(prompts), batch)
         tokenized = await self._tokenize(body, prompts, batch, param)
         as_list = batch or any(len(tokenized_prompt.seeds) > 1 for tokenized_prompt in tokenized)
-        ticket, group = self.service.start(tokenized, rids, arrival)
+        ticket, group = self.service.start(tokenized, rids, arrival, name)
         formatter = NativeFormatter(self.service, body, arrival)
         if body.stream:
             return EventStream(self._events(formatter, group, rids, as_list), ticket.close)
@@ -232,11 +237,12 @@ class NativeGenerate:
         shown = [formatter.format(result, rids[result.sequence.prompt_index]) for result in results]
         return Response(msgspec.json.encode(shown if as_list else shown[0]), media_type="application/json")
 
-    def _rids(self, body: GenerateBody, count: int, batch: bool) -> list[str]:
+    def _rids(self, body: GenerateBody, count: int, batch: bool) -> tuple[str | None, list[str]]:
+        """The id of the batch, if it has one of its own, and one id per prompt."""
         rids = _per_prompt(body.rid, count, batch, "rid", _rid)
         if batch and isinstance(body.rid, str):
-            rids = [f"{body.rid}-{index}" for index in range(count)]
-        return [rid or uuid.uuid4().hex for rid in rids]
+            return body.rid, [f"{body.rid}-{index}" for index in range(count)]
+        return None, [rid or uuid.uuid4().hex for rid in rids]
 
     async def _tokenize(
         self, body: GenerateBody, prompts: list[Prompt], batch: bool, param: str
@@ -261,10 +267,14 @@ class NativeGenerate:
         for index, prompt in enumerate(prompts):
             sampling = _with_logprobs(params[index], requested[index], starts[index], top_counts[index])
             sampling = msgspec.structs.replace(sampling, hidden_states=hidden_states[index])
-            name = f"{param}[{index}]" if batch else param
+            parent = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
             tokenized.append(
                 await self.service.preprocessor.prepare(
-                    prompt, sampling, param=name, default_max_tokens=DEFAULT_NEW_TOKENS
+                    prompt,
+                    sampling,
+                    param=f"{param}[{index}]" if batch else param,
+                    default_max_tokens=DEFAULT_NEW_TOKENS,
+                    field=partial(_spelled, parent),
                 )
             )
             _check_start(starts[index], len(tokenized[-1].tokens))

@@ -47,7 +47,8 @@ class GenerateBody(RequestBody):
         None, description=f"Sampling parameters; max_new_tokens is {DEFAULT_NEW_TOKENS} by default."
     )
     rid: Annotated[object, _or_list({"type": "string", "maxLength": MAX_RID_LENGTH})] = Field(
-        None, description="The request id, for example for /abort_request."
+        None,
+        description="The request id, for example for /abort_request; that of a batch stands for all of its prompts.",
     )
     return_logprob: Annotated[object, _or_list({"type": "boolean"})] = Field(
         None, description="Return log-probabilities."

@@ -76,7 +76,7 @@ def anyio_backend() -> str:
         (COMPLETION, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
         (COMPLETION, {"prompt": "a", "top_p": 1.1}, "top_p", "1.1"),
         (COMPLETION, {"prompt": "a", "top_k": 0}, "top_k", "-1"),
-        (COMPLETION, {"prompt": "a", "top_k": 10**12}, "top_k", "-1"),
+        (COMPLETION, {"prompt": "a", "top_k": -(10**12)}, "top_k", "-1"),
         (COMPLETION, {"prompt": "a", "min_p": 2}, "min_p", "2"),
         (COMPLETION, {"prompt": "a", "repetition_penalty": 0}, "repetition_penalty", "0.01"),
         (COMPLETION, {"prompt": "a", "frequency_penalty": 3}, "frequency_penalty", "2"),

@@ -195,6 +195,39 @@ async def test_abort_by_id_ends_the_response_with_abort(abort: dict[str, object]
         assert sum(isinstance(message, Abort) for message in server.engine.received) == 1
 
 
+async def test_the_id_of_a_batch_aborts_all_of_its_prompts() -> None:
+    async with serving(FakeEngine(hold=True)) as server:
+        pending = asyncio.create_task(server.post("/generate", text=["a", "b"], rid="all"))
+        await eventually(lambda: len(server.engine.running) == 2)
+        taken = await server.post("/generate", text="a", rid="all")
+        assert (taken.status_code, taken.json()["error"]["code"]) == (409, "duplicate_request")
+        assert (await server.post("/abort_request", rid=["all", "all-1"])).json() == {"aborted": 2}
+        assert [one["meta_info"]["finish_reason"]["type"] for one in (await pending).json()] == ["abort"] * 2
+        assert not server.engine.running
+        assert (await server.post("/abort_request", rid="all")).status_code == 404
+
+
+@every(
+    ("params", "field"),
+    [
+        ({"max_new_tokens": 8192}, "max_new_tokens"),
+        ({"max_new_tokens": 2, "min_new_tokens": 5}, "min_new_tokens"),
+        ({"logit_bias": {"49152": 100}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop": ["x"] * 20}, "stop"),
+    ],
+)
+async def test_refusals_that_need_the_model_name_the_fields_of_the_request(
+    params: dict[str, object], field: str
+) -> None:
+    async with serving() as server:
+        for text, given, name in (("a", params, "sampling_params"), (["a", "b"], [{}, params], "sampling_params[1]")):
+            answer = await server.post("/generate", text=text, sampling_params=given)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == f"{name}.{field}"
+            assert answer.json()["error"]["message"].startswith(f"{name}.{field} ")
+
+
 async def test_openai_requests_are_aborted_by_their_rid_too() -> None:
     async with serving(FakeEngine(hold=True)) as server:
         waiting = asyncio.create_task(server.post("/v1/completions", prompt="a", rid="mine", n=2))

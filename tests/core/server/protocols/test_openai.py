@@ -296,6 +296,13 @@ async def test_prompt_logprobs_extension() -> None:
         assert second == {"98": {"logprob": pytest.approx(-0.098), "rank": 1, "decoded_token": "b"}}
 
 
+async def test_a_top_k_beyond_any_vocabulary_keeps_all_tokens() -> None:
+    async with serving() as server:
+        for value in (2**31, 10**18):
+            assert (await server.post("/v1/completions", prompt="a", top_k=value)).status_code == 200
+        assert [spec.params.top_k for spec in generated(server.engine)] == [-1, -1]
+
+
 async def test_every_sampling_field_reaches_the_engine() -> None:
     async with serving() as server:
         response = await server.post(
