@@ -153,12 +153,11 @@ class RadixTree:
         if self.windows:
             limit = self.match(namespace, tokens, limit).units
         path = self._path(namespace, tokens, limit)
-        node = path[-1]
-        self.lock(node)
+        self.lock(path[-1])
         tables = tuple([page for part in path for page in part.pages[group]] for group in range(len(self._groups)))
         for group, window in self.windows.items():
             window.acquire_last(tables[group])
-        return node, tables
+        return path[-1], tables
 
     def insert(
         self, namespace: str, tokens: tuple[int, ...], tables: Sequence[Sequence[int]], count: int
@@ -171,8 +170,7 @@ class RadixTree:
         missing in those leading units, and the caller goes on using, and must release, all that the tree takes.
         """
         path = self._path(namespace, tokens, count)
-        node = path[-1]
-        present = sum(part.count for part in path)
+        node, present = path[-1], sum(part.count for part in path)
         for group, window in self.windows.items():
             window.fill_holes(path, tables[group])
         if present < count:

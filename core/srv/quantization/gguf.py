@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from srv.models.formats.gguf_types import OP_TYPES
 from srv.quantization.method import QuantMethod
 
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
 
 def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
     """Quantized weights count as one byte, and one 16-bit scale per 16 of them: enough for every platform's packing."""
@@ -25,6 +28,3 @@ METHOD = QuantMethod(
     sharding=None,
     dequantizable=True,
 )
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts

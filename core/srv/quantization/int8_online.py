@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from srv.quantization.method import QuantMethod
 
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
 
 def is_quantized(layer: str) -> bool:
     """Whether the linear layer of this name is quantized: all within decoder layers, and never the output layer.
@@ -37,6 +40,3 @@ INT8WO = INT8DQ._replace(
     layers="srv.quantization.int8_online_layers:WeightOnlyLayerFactory",
     ops=("linear_int8",),
 )
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 from srv.quantization.description import QuantDescription
 from srv.quantization.method import QuantMethod, StoredModel
 
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
 NAME = "w8a8_int8"
 INT8 = "W8A8_DYNAMIC"
 COMPRESSED_TENSORS = "compressed-tensors"
@@ -27,9 +30,6 @@ PROJECTIONS = (
     *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts
 _LM_HEAD = "lm_head"
 # The values that a config group must have for weights and activations; None means that the field is absent.
 _REQUIRED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {

@@ -89,7 +89,9 @@ class Chat(OpenAIEndpoint):
         prompt = await self.render(fields.messages, fields.add_generation_prompt, fields.chat_template_kwargs)
         # The rendered template contains the special tokens.
         tokens = await preprocessor.encode(prompt, False, "messages")
-        tokenized_prompt = await preprocessor.prepare(tokens, sampling, param="messages", default_max_tokens=None)
+        tokenized_prompt = await preprocessor.prepare(
+            tokens, sampling, param="messages", default_max_tokens=None, field=fields.field_of
+        )
         return ParsedRequest(
             fields, fields.stream_options, [tokenized_prompt], ChatFormatter(self.service.text, fields)
         )

@@ -128,6 +128,11 @@ class ChatBody(SamplingBody):
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
     echo: Annotated[object, Refused("it belongs to /v1/completions", (None, False))] = None
 
+    def field_of(self, name: str) -> str:
+        """The field of this request with the field `name` of `Sampling`."""
+        newer = name == "max_tokens" and self.max_completion_tokens is not None
+        return "max_completion_tokens" if newer else self.spelled[name]
+
 
 CHAT_INPUT = "conversations as input; send text"
 

@@ -131,6 +131,7 @@ def anyio_backend() -> str:
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "constrained"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "logprobs = true"),
         (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": 10**6}, "max_completion_tokens", "request at most"),
         (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens", "at least 1"),
         (
             CHAT,
