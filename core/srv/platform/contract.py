@@ -70,12 +70,6 @@ def check_platform(
     _check_values(cast(Platform, live), distribution, name)
 
 
-def graphs_of(platform: Platform) -> Graphs | None:
-    """The platform's captured steps; None if it has none, or was written for contract 1.0."""
-    graphs: Graphs | None = getattr(platform, "graphs", None)
-    return graphs
-
-
 def join(platform: Platform, group: RankGroup) -> Communicator:
     """The platform's communicator for a group of several ranks, checked.
 
@@ -165,7 +159,7 @@ def _check_values(live: Platform, distribution: str, name: str | None) -> None:
                 f"is a {type(impl).__name__}",
                 "Return srv.platform.interface.OpImpl objects",
             )
-    graphs = graphs_of(live)
+    graphs = live.graphs
     if graphs is not None:
         for member in ("capture", "replay"):
             _check_method(graphs, vars(Graphs)[member], distribution, f"{kind}.graphs.{member}")

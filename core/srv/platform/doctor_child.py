@@ -93,7 +93,7 @@ class Examination:
         left, right = ((numbers % divisor == 0).to(torch.float32) for divisor in (2, 3))
         on_device = [each.to(self._device, getattr(torch, name)) for each in (left, right)]
         product = on_device[0] @ on_device[1]
-        self._platform.record_event(self._device).synchronize()
+        self._platform.streams(self._device).compute.record().synchronize()
         what = f"a {SIZE} x {SIZE} matrix product in {name}"
         if torch.equal(product.to("cpu", torch.float32), left @ right):
             yield Finding("computation", "ok", f"{what} is correct")

@@ -14,6 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from srv.dist.group import RankGroup
+from srv.platform.streams import Streams
+from srv.platform.transfers import Transfers
 from srv.specs import KVLayout
 
 
@@ -36,13 +38,6 @@ class Check:
     ok: bool
     detail: str
     remedy: str = ""
-
-
-class Event(Protocol):
-    """A point in a device's stream of work."""
-
-    def synchronize(self) -> None:
-        """Block this thread until everything enqueued before the event is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +123,15 @@ class AttentionBatch:
 class BackendContext:
     """The constructor argument of a backend of any family.
 
-    `max_rows`: the most rows that one step may have; for a sampling backend, the most rows of logits.
+    `max_rows`: the most rows that one step may have; for a sampling backend, the most rows of logits. `transfers`:
+    host values that a step needs on the device go through its `upload` or `update`.
     """
 
     platform: Platform
     device: torch.device
     kv: KVBuffers | None
     max_rows: int
+    transfers: Transfers
 
 
 class AttentionBackend(Protocol):
@@ -192,7 +189,8 @@ class SamplingBackend(Protocol):
 
         Filters apply in the order temperature, top-k, top-p, min-p. The sampled token is the first one, in the
         backend's own fixed order of the kept tokens, with a cumulative probability above `uniform`.
-        Equal logits and equal noise give equal tokens, whatever other rows the batch has.
+        Equal logits and equal noise give equal tokens, whatever other rows the batch has. Later calls must not
+        overwrite the result.
         """
 
 
@@ -222,12 +220,11 @@ class Graphs(Protocol):
         synchronizes: no copy to the host, no event. Memory that it allocates belongs to the graph from then on.
         """
 
-    def replay(self, key: int, metadata: Any) -> None:
+    def replay(self, key: int, metadata: Sequence[Any]) -> None:
         """Enqueue the graph recorded under `key`, after applying the host lengths of this step's attention metadata.
 
-        `metadata` is what the attention backend's `plan` has just returned for a batch with `graph=key`; of several
-        cache groups, that of the first one, whose lengths are those of all. Where steps overlap, the previous replay of
-        `key` may still be running.
+        `metadata`: of each cache group, what its attention backend's `plan` has just returned for a batch with
+        `graph=key`. Where steps overlap, the previous replay of `key` may still be running.
         """
 
 
@@ -274,11 +271,22 @@ class Platform(Protocol):
     def memory(self, device: torch.device) -> Memory:
         """Free and total memory of the device now."""
 
-    def record_event(self, device: torch.device) -> Event:
-        """Record an event at the current end of the device's default stream."""
+    def streams(self, device: torch.device) -> Streams:
+        """The streams of this worker, after `init_worker`. `compute` is the one that work goes to outside `use`."""
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """New host memory, from and to which copies with `non_blocking=True` run without the host: page-locked, where
+        the device has such copies. Uninitialized. A platform that computes in host memory returns an ordinary tensor.
+        """
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
         """Allocate a KV pool of `pages` pages and page 0, zeroed where reading unwritten memory could give NaN."""
+
+    def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
+        """Enqueue copies of whole pages, over all layers, in the current stream: `pages` are (from, to).
+
+        Both pools have the same layout. Either may be in `staging` memory instead of on the device.
+        """
 
     @property
     def ops(self) -> Sequence[OpImpl]:

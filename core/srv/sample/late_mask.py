@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from srv.platform.transfers import Transfers
 from srv.sample.processors import SampleRow
 from srv.sample.verify import DraftRows
 from srv.sched.late import LateInputs
@@ -19,8 +20,8 @@ _Masked = tuple[torch.Tensor, torch.Tensor]  # indices of rows, int64 [n]; wheth
 class LateMasks:
     """Applies the masks of one step: those between `set` and `clear`. Other steps have none."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
         self._masks: dict[int, bytes] = {}
 
     def set(self, late: LateInputs) -> None:
@@ -42,8 +43,8 @@ class LateMasks:
             return None
         packed = np.stack([np.frombuffer(mask, dtype=np.uint8) for _, mask in masked])
         allowed = np.unpackbits(packed, axis=1, count=self._vocab_size, bitorder="little").astype(bool)
-        indices = torch.tensor([index for index, _ in masked], dtype=torch.int64)
-        return indices.to(self._device), torch.from_numpy(~allowed).to(self._device)
+        indices = self._transfers.upload_integers([index for index, _ in masked])
+        return indices, self._transfers.upload(~allowed)
 
     def apply(self, logits: torch.Tensor, prepared: _Masked) -> None:
         rows, forbidden = prepared

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from srv.platform.transfers import Transfers
 from srv.types import TokenLogprob
 
 _CHUNK_ELEMENTS = 1 << 24  # 64 MiB of temporary float32 memory
@@ -59,7 +60,7 @@ def _best(token: int, logprob: float, top: list[tuple[int, float]]) -> tuple[tup
     return tuple(sorted(top, key=lambda pair: (-pair[1], pair[0])))
 
 
-def score(logits: torch.Tensor, targets: torch.Tensor, top: int | Sequence[int] = 0) -> Scores:
+def score(logits: torch.Tensor, targets: torch.Tensor, transfers: Transfers, top: int | Sequence[int] = 0) -> Scores:
     """Log-probabilities of `targets` under softmax(logits), with ranks and the most likely alternatives.
 
     logits: [n, vocab] of any float dtype, unchanged; targets: int64 [n] on the same device. `top`: number
@@ -75,11 +76,11 @@ def score(logits: torch.Tensor, targets: torch.Tensor, top: int | Sequence[int] 
         torch.cat(column) if len(parts) > 1 else column[0] for column in zip(*parts, strict=True)
     )
     return Scores(
-        tokens=targets.to("cpu", non_blocking=True),
-        logprobs=logprobs.to("cpu", non_blocking=True),
-        ranks=ranks.to("cpu", non_blocking=True),
-        top_tokens=top_tokens.to("cpu", non_blocking=True),
-        top_logprobs=top_logprobs.to("cpu", non_blocking=True),
+        tokens=transfers.download(targets),
+        logprobs=transfers.download(logprobs),
+        ranks=transfers.download(ranks),
+        top_tokens=transfers.download(top_tokens),
+        top_logprobs=transfers.download(top_logprobs),
         tops=tops,
     )
 

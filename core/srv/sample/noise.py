@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srv.platform.transfers import Transfers
+
 Words = npt.NDArray[np.uint64]  # 32-bit words, in 64-bit integers, so that products keep their upper half
 Floats = npt.NDArray[np.float64]
 
@@ -108,9 +110,10 @@ class DeviceNoise:
     _POSITIONS = 64
     _BLOCKS = 4
 
-    def __init__(self, max_slots: int, device: torch.device) -> None:
+    def __init__(self, max_slots: int, transfers: Transfers) -> None:
+        self._transfers = transfers
         width = self._BLOCKS * self._POSITIONS
-        self._values = torch.zeros((max_slots, width), dtype=torch.float64, device=device)
+        self._values = torch.zeros((max_slots, width), dtype=torch.float64, device=transfers.device)
         self._block = np.full((max_slots, self._BLOCKS), -1, dtype=np.int64)
         self._seed = np.full((max_slots, self._BLOCKS), -1, dtype=np.int64)
 
@@ -129,5 +132,5 @@ class DeviceNoise:
     def _fill(self, slot: int, seed: int, block: int, place: int) -> None:
         positions = block * self._POSITIONS + np.arange(self._POSITIONS)
         values = torch.from_numpy(uniform(np.full(self._POSITIONS, seed), positions))
-        self._values[slot, place * self._POSITIONS : (place + 1) * self._POSITIONS].copy_(values)
+        self._transfers.update(self._values[slot, place * self._POSITIONS : (place + 1) * self._POSITIONS], values)
         self._block[slot, place], self._seed[slot, place] = block, seed

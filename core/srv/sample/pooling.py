@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from srv.platform.transfers import Transfers
 from srv.sched.plan import Start
 from srv.types import Pooling, PoolingParams
 
@@ -57,7 +58,8 @@ class Vectors:
 class Pooler:
     """The state of each slot whose request has PoolingParams. Used from one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
         self._params: dict[int, PoolingParams] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._sums: dict[int, Tensor] = {}  # float32 [hidden] on the device, for mean pooling
@@ -77,7 +79,7 @@ class Pooler:
     def pool(self, hidden: Tensor, rows: Sequence[VectorRow]) -> Vectors:
         """hidden: [T, hidden] of the model's dtype, after the last norm. Rows without PoolingParams return theirs."""
         values = [self._value(hidden[row.begin : row.end], row) for row in rows]
-        return Vectors(tuple(None if each is None else each.to("cpu", non_blocking=True) for each in values))
+        return Vectors(tuple(None if each is None else self._transfers.download(each) for each in values))
 
     def _value(self, hidden: Tensor, row: VectorRow) -> Tensor | None:
         params = self._params.get(row.slot)

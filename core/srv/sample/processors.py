@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srv.platform.transfers import Transfers
 from srv.sample.verify import DraftRows
 from srv.sched.plan import Start
 from srv.types import SamplingParams
@@ -100,10 +101,10 @@ class Penalties:
     the prompt, bool [vocab]. The storage grows with the number of such slots.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
-        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        self._prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=transfers.device)
+        self._prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=transfers.device)
         self._factors: npt.NDArray[np.float32] = np.zeros((0, 3), dtype=np.float32)
         self._storage: dict[int, int] = {}  # slot -> storage row
         self._free: list[int] = []
@@ -118,8 +119,9 @@ class Penalties:
         prompt = np.asarray(start.request.tokens, dtype=np.int64)
         output = np.asarray(start.output, dtype=np.int64)
         counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
-        self._counts[row].copy_(torch.from_numpy(counts))
-        self._prompt[row].copy_(torch.from_numpy(np.bincount(prompt, minlength=self._vocab_size) > 0))
+        self._transfers.update(self._counts[row], torch.from_numpy(counts))
+        in_prompt = np.bincount(prompt, minlength=self._vocab_size) > 0
+        self._transfers.update(self._prompt[row], torch.from_numpy(in_prompt))
         self._factors[row] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         self._forget()
 
@@ -135,8 +137,8 @@ class Penalties:
 
     def _grow(self) -> None:
         old, new = len(self._counts), max(4, 2 * len(self._counts))
-        counts = torch.zeros((new, self._vocab_size), dtype=torch.int32, device=self._device)
-        prompt = torch.zeros((new, self._vocab_size), dtype=torch.bool, device=self._device)
+        counts = torch.zeros((new, self._vocab_size), dtype=torch.int32, device=self._transfers.device)
+        prompt = torch.zeros((new, self._vocab_size), dtype=torch.bool, device=self._transfers.device)
         counts[:old].copy_(self._counts)
         prompt[:old].copy_(self._prompt)
         self._counts, self._prompt = counts, prompt
@@ -153,18 +155,18 @@ class Penalties:
         return found
 
     def _bundle(self, count: int, concerned: tuple[tuple[int, int, int], ...]) -> _PenalisedRows:
-        indices = torch.tensor([index for index, _, _ in concerned], dtype=torch.int64).to(self._device)
+        indices = self._transfers.upload_integers([index for index, _, _ in concerned])
         storage = [self._storage[slot] for _, slot, _ in concerned]
         before = [(row, index - back) for row, (index, _, draft) in enumerate(concerned) for back in range(draft)]
-        factors = torch.from_numpy(self._factors[storage]).to(self._device)
+        factors = self._transfers.upload(self._factors[storage])
         return _PenalisedRows(
             None if len(concerned) == count else indices,
-            torch.tensor(storage, dtype=torch.int64).to(self._device),
+            self._transfers.upload_integers(storage),
             factors[:, 0:1],
             factors[:, 1:2],
             factors[:, 2:3],
-            torch.tensor([row for row, _ in before], dtype=torch.int64).to(self._device),
-            torch.tensor([draft for _, draft in before], dtype=torch.int64).to(self._device),
+            self._transfers.upload_integers([row for row, _ in before]),
+            self._transfers.upload_integers([draft for _, draft in before]),
         )
 
     def apply(self, logits: torch.Tensor, prepared: _PenalisedRows) -> None:
@@ -174,7 +176,7 @@ class Penalties:
         """Each position counts the drafts before it as output."""
         counts = self._counts.index_select(0, prepared.storage)
         tokens = drafts.fed.index_select(0, prepared.drafts)
-        ones = torch.ones(len(tokens), dtype=torch.int32, device=self._device)
+        ones = torch.ones(len(tokens), dtype=torch.int32, device=self._transfers.device)
         self._penalise(logits, prepared, counts.index_put_((prepared.draft_rows, tokens), ones, accumulate=True))
 
     def _penalise(self, logits: torch.Tensor, prepared: _PenalisedRows, counts: torch.Tensor) -> None:
@@ -210,7 +212,7 @@ class Penalties:
         indices = torch.tensor([index for index, _ in concerned], dtype=torch.int64)
         storage = torch.tensor([self._storage[slot] for _, slot in concerned], dtype=torch.int64)
         ones = torch.ones(len(concerned), dtype=torch.int32)
-        return tuple(tensor.to(self._device) for tensor in (indices, storage, ones))
+        return tuple(self._transfers.upload(tensor) for tensor in (indices, storage, ones))
 
 
 class _Entries(NamedTuple):
@@ -222,21 +224,21 @@ class _Entries(NamedTuple):
     before: torch.Tensor  # int64: an entry holds at positions below this one
 
 
-def _entries(cells: Sequence[tuple[int, int, float, int]], device: torch.device) -> _Entries:
+def _entries(cells: Sequence[tuple[int, int, float, int]], transfers: Transfers) -> _Entries:
     rows, tokens, values, before = zip(*cells, strict=True)
     return _Entries(
-        torch.tensor(rows, dtype=torch.int64).to(device),
-        torch.tensor(tokens, dtype=torch.int64).to(device),
-        torch.tensor(values, dtype=torch.float32).to(device),
-        torch.tensor(before, dtype=torch.int64).to(device),
+        transfers.upload_integers(rows),
+        transfers.upload_integers(tokens),
+        transfers.upload(torch.tensor(values, dtype=torch.float32)),
+        transfers.upload_integers(before),
     )
 
 
 class LogitBias:
     """Adds the request's biases to single tokens; two biases for one token are added up."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
         self._bias: dict[int, tuple[tuple[int, float], ...]] = {}
         self._prepared = _Latest()
 
@@ -259,7 +261,7 @@ class LogitBias:
 
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
         cells = [(index, token, bias, 0) for index, slot in concerned for token, bias in self._bias[slot]]
-        return _entries(cells, self._device)
+        return _entries(cells, self._transfers)
 
     def apply(self, logits: torch.Tensor, prepared: _Entries) -> None:
         logits.index_put_((prepared.rows, prepared.tokens), prepared.values, accumulate=True)
@@ -280,8 +282,8 @@ class MinTokens:
     The number of generated tokens follows from the row's position, which the host knows unless drafts are in flight.
     """
 
-    def __init__(self, vocab_size: int, end_tokens: frozenset[int], device: torch.device) -> None:
-        self._vocab_size, self._end_tokens, self._device = vocab_size, end_tokens, device
+    def __init__(self, vocab_size: int, end_tokens: frozenset[int], transfers: Transfers) -> None:
+        self._vocab_size, self._end_tokens, self._transfers = vocab_size, end_tokens, transfers
         self._masked: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> first free position, token ids
         self._prepared = _Latest()
 
@@ -311,7 +313,7 @@ class MinTokens:
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
         masked = [(index, *self._masked[slot]) for index, slot in concerned]
         cells = [(index, token, float("-inf"), free) for index, free, tokens in masked for token in tokens]
-        return _entries(cells, self._device)
+        return _entries(cells, self._transfers)
 
     def apply(self, logits: torch.Tensor, prepared: _Entries) -> None:
         logits.index_put_((prepared.rows, prepared.tokens), prepared.values)

@@ -1,7 +1,7 @@
 """From logits to tokens: processors, then the sampling backend, then log-probabilities.
 
 Owns their order and the result of each row. The backend samples the tokens. Must not know any device, and never
-synchronizes with it: copies of results to the host are started here and read later.
+synchronizes with it: copies of results to the host are requested here and read later.
 
     logits ──► processors ──► backend.sample ──► tokens ──► processors observe them
        └────────────── log-probabilities of those tokens, before processors ──► host
@@ -54,9 +54,8 @@ class SampledBatch:
     """The result of `Sampler.sample` or `Sampler.sample_drafts`.
 
     `tokens`: int64 [rows, or positions] on the device, for the next step; 0 for a row with an error. `accepted`: int64
-    [rows] on the device, how many of each row's tokens count; None without drafts. The other tensors are being
-    copied to the host: call `to_host` when an event that was recorded after `sample` is complete. Until then `_noise`,
-    which is being copied to the device, must be kept alive too.
+    [rows] on the device, how many of each row's tokens count; None without drafts. The other tensors are
+    copied to the host: call `to_host` when the copies of the step are done (`StepCopies.wait`).
     """
 
     tokens: torch.Tensor
@@ -64,7 +63,6 @@ class SampledBatch:
     _host_finite: torch.Tensor
     _scores: Scores | None
     _scored: tuple[int, ...]
-    _noise: torch.Tensor | None
     accepted: torch.Tensor | None = None
     _host_accepted: torch.Tensor | None = None
     _begins: Sequence[int] = ()
@@ -141,7 +139,7 @@ class Sampler:
             tokens = self._backend.sample(self._batch(processed, noise, metadata))
             tokens = tokens.masked_fill(~finite, 0)
         self.state.observe(metadata.slots, tokens)
-        return _with_host_copies(logits, tokens, finite, metadata, noise=noise)
+        return self._with_host_copies(logits, tokens, finite, metadata)
 
     def sample_drafts(self, logits: torch.Tensor, rows: Sequence[SampleRow], drafts: DraftRows) -> SampledBatch:
         """Sample every position of rows with drafts, and count the accepted tokens in the state.
@@ -164,7 +162,7 @@ class Sampler:
             tokens = self._backend.sample(self._batch(processed, noise, metadata)).masked_fill(~finite, 0)
         accepted = shape.accepted(drafts.fed, tokens)
         self.state.observe_kept(metadata.slots, tokens, shape.kept(accepted))
-        return _with_host_copies(logits, tokens, finite, metadata, accepted=accepted, begins=shape.begins)
+        return self._with_host_copies(logits, tokens, finite, metadata, accepted=accepted, begins=shape.begins)
 
     def _draw_on_device(
         self, rows: Sequence[SampleRow], metadata: _SamplingMetadata, drafts: DraftRows
@@ -173,11 +171,11 @@ class Sampler:
         if metadata.all_greedy:
             return None
         if self._device_noise is None:
-            self._device_noise = DeviceNoise(self.state.max_slots, self.state.device)
+            self._device_noise = DeviceNoise(self.state.max_slots, self.state.transfers)
         earliest = [row.position - row.drafts_in_flight for row in rows]
         latest = [row.position for row in rows]
         self._device_noise.ensure(metadata.slots, metadata.seeds.tolist(), earliest, latest)
-        slots = torch.from_numpy(metadata.slot_array).to(self.state.device)
+        slots = self.state.transfers.upload(metadata.slot_array)
         return self._device_noise.draw(slots, drafts.positions)
 
     def _active_processors(self, rows: Sequence[SampleRow]) -> list[tuple[LogitsProcessor, Any]]:
@@ -193,7 +191,7 @@ class Sampler:
         return torch.from_numpy(self._noise.draw(metadata.slot_array, metadata.seeds, positions))
 
     def _batch(self, logits: torch.Tensor, noise: torch.Tensor | None, metadata: _SamplingMetadata) -> SamplingBatch:
-        uniform = metadata.zeros if noise is None else noise.to(self.state.device, non_blocking=True)
+        uniform = metadata.zeros if noise is None else self.state.transfers.upload(noise)
         return SamplingBatch(
             logits=logits,
             temperature=metadata.temperature,
@@ -215,7 +213,7 @@ class Sampler:
         return latest
 
     def _build(self, slots: tuple[int, ...]) -> _SamplingMetadata:
-        state, device = self.state, self.state.device
+        state, transfers = self.state, self.state.transfers
         at = np.asarray(slots, dtype=np.int64)
         temperature, top_k, top_p, min_p = state.temperature[at], state.top_k[at], state.top_p[at], state.min_p[at]
         random = temperature > 0.0
@@ -227,18 +225,18 @@ class Sampler:
             version=state.version,
             slot_array=at,
             seeds=state.seed[at],
-            temperature=torch.from_numpy(temperature).to(device),
-            top_k=torch.from_numpy(top_k).to(device),
-            top_p=torch.from_numpy(top_p).to(device),
-            min_p=torch.from_numpy(min_p).to(device),
-            zeros=torch.zeros(len(slots), dtype=torch.float64).to(device),
+            temperature=transfers.upload(temperature),
+            top_k=transfers.upload(top_k),
+            top_p=transfers.upload(top_p),
+            min_p=transfers.upload(min_p),
+            zeros=torch.zeros(len(slots), dtype=torch.float64, device=transfers.device),
             all_greedy=not random.any(),
             any_top_k=limits.size > 0,
             any_top_p=bool((top_p[random] < 1.0).any()),
             any_min_p=bool((min_p[random] > 0.0).any()),
             largest_top_k=int(limits.max(initial=0)),
             scored=tuple(tops),
-            scored_index=torch.tensor(list(tops), dtype=torch.int64).to(device),
+            scored_index=transfers.upload_integers(list(tops)),
             tops=tuple(tops.values()),
         )
 
@@ -248,35 +246,34 @@ class Sampler:
             raise InternalError(f"a token must be sampled for slot {slot}, but the slot has no request")
         return params
 
-
-def _with_host_copies(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    finite: torch.Tensor,
-    metadata: _SamplingMetadata,
-    *,
-    noise: torch.Tensor | None = None,
-    accepted: torch.Tensor | None = None,
-    begins: Sequence[int] = (),
-) -> SampledBatch:
-    """The result of a step: computes log-probabilities where requested, and starts the copies to the host."""
-    scores = None
-    if len(metadata.scored) == len(metadata.slots):
-        scores = score(logits, tokens, metadata.tops)
-    elif metadata.scored:
-        index = metadata.scored_index
-        scores = score(logits.index_select(0, index), tokens.index_select(0, index), metadata.tops)
-    return SampledBatch(
-        tokens,
-        tokens.to("cpu", non_blocking=True),
-        finite.to("cpu", non_blocking=True),
-        scores,
-        metadata.scored,
-        noise,
-        accepted,
-        None if accepted is None else accepted.to("cpu", non_blocking=True),
-        begins,
-    )
+    def _with_host_copies(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        finite: torch.Tensor,
+        metadata: _SamplingMetadata,
+        *,
+        accepted: torch.Tensor | None = None,
+        begins: Sequence[int] = (),
+    ) -> SampledBatch:
+        """The result of a step: computes log-probabilities where requested, and requests the copies to the host."""
+        scores, transfers = None, self.state.transfers
+        if len(metadata.scored) == len(metadata.slots):
+            scores = score(logits, tokens, transfers, metadata.tops)
+        elif metadata.scored:
+            index = metadata.scored_index
+            scored = logits.index_select(0, index), tokens.index_select(0, index)
+            scores = score(*scored, transfers, metadata.tops)
+        return SampledBatch(
+            tokens,
+            transfers.download(tokens),
+            transfers.download(finite),
+            scores,
+            metadata.scored,
+            accepted,
+            None if accepted is None else transfers.download(accepted),
+            begins,
+        )
 
 
 def _processed(logits: torch.Tensor, active: Sequence[tuple[LogitsProcessor, Any]]) -> torch.Tensor:

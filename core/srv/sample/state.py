@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from srv.platform.transfers import Transfers
 from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties
 from srv.sched.plan import Start
 from srv.types import SamplingParams
@@ -29,10 +30,10 @@ class SamplerState:
         max_slots: int,
         vocab_size: int,
         end_tokens: frozenset[int],
-        device: torch.device,
+        transfers: Transfers,
         extra: Sequence[LogitsProcessor] = (),
     ) -> None:
-        self.max_slots, self.vocab_size, self.device = max_slots, vocab_size, device
+        self.max_slots, self.vocab_size, self.transfers = max_slots, vocab_size, transfers
         self.params: list[SamplingParams | None] = [None] * max_slots
         self.version = 0
         self.temperature = np.zeros(max_slots, dtype=np.float32)
@@ -41,9 +42,9 @@ class SamplerState:
         self.min_p = np.zeros(max_slots, dtype=np.float32)
         self.seed = np.zeros(max_slots, dtype=np.int64)
         self.processors: tuple[LogitsProcessor, ...] = (
-            Penalties(vocab_size, device),
-            LogitBias(device),
-            MinTokens(vocab_size, end_tokens, device),
+            Penalties(vocab_size, transfers),
+            LogitBias(transfers),
+            MinTokens(vocab_size, end_tokens, transfers),
             *extra,
         )
 

@@ -17,6 +17,8 @@ from itertools import accumulate
 
 import torch
 
+from srv.platform.transfers import Transfers
+
 
 class DraftShape:
     """The number of positions of each row to sample, and the indices that follow from it, on the device.
@@ -24,19 +26,22 @@ class DraftShape:
     counts: 1 + drafts of each row. The positions of all rows are concatenated: n in total.
     """
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int], transfers: Transfers) -> None:
+        def on_device(values: object) -> torch.Tensor:
+            return transfers.upload(torch.tensor(values))
+
         self.counts = tuple(counts)
         ends = list(accumulate(self.counts))
         self.begins = [end - count for end, count in zip(ends, self.counts, strict=True)]
         self.drafts = tuple(draft for count in self.counts for draft in range(count))  # before each position
         widest = max(self.counts)
         columns = [[begin + min(j, count - 1) for j in range(widest)] for begin, count in self._spans()]
-        self._columns = torch.tensor(columns).to(device)  # [rows, widest], the index of each position
-        self._used = torch.tensor([[j < count for j in range(widest)] for count in self.counts]).to(device)
-        self._first = torch.tensor([draft == 0 for draft in self.drafts]).to(device)
-        self._draft = torch.tensor(self.drafts).to(device)
-        self._owner = torch.tensor([row for row, count in enumerate(self.counts) for _ in range(count)]).to(device)
-        self._begin = torch.tensor(self.begins).to(device)
+        self._columns = on_device(columns)  # [rows, widest], the index of each position
+        self._used = on_device([[j < count for j in range(widest)] for count in self.counts])
+        self._first = on_device([draft == 0 for draft in self.drafts])
+        self._draft = on_device(self.drafts)
+        self._owner = on_device([row for row, count in enumerate(self.counts) for _ in range(count)])
+        self._begin = on_device(self.begins)
 
     def _spans(self) -> list[tuple[int, int]]:
         return list(zip(self.begins, self.counts, strict=True))

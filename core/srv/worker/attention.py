@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
+from srv.platform.transfers import Transfers
 
 
 class PlannedAttention:
@@ -59,7 +60,8 @@ class _SplitMetadata:
 class SplitAttention:
     """Two backends over one KV pool: rows with one query token go to `decode`, longer rows to `extend`."""
 
-    def __init__(self, extend: AttentionBackend, decode: AttentionBackend) -> None:
+    def __init__(self, extend: AttentionBackend, decode: AttentionBackend, transfers: Transfers) -> None:
+        self._transfers = transfers
         self._extend = extend
         self._decode = decode
 
@@ -75,19 +77,18 @@ class SplitAttention:
     ) -> tuple[Any, torch.Tensor | None]:
         if not rows:
             return None, None
-        device = batch.page_table.device
         begins = [0]
         for length in batch.query_lens:
             begins.append(begins[-1] + length)
         tokens = [token for row in rows for token in range(begins[row], begins[row + 1])]
-        index = torch.tensor(rows).to(device)
+        index = self._transfers.upload_integers(rows)
         selected = AttentionBatch(
             query_lens=[batch.query_lens[row] for row in rows],
             kv_lens=[batch.kv_lens[row] for row in rows],
             page_table=batch.page_table[index],
             lengths=None if batch.lengths is None else batch.lengths[index],
         )
-        return backend.plan(selected), torch.tensor(tokens).to(device)
+        return backend.plan(selected), self._transfers.upload_integers(tokens)
 
     def forward(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Any

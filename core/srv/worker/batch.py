@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from srv.models.base import ModelInputs
+from srv.platform.transfers import Transfers
 from srv.sample.pooling import VectorRow
 from srv.sample.verify import DraftRows
 from srv.sched.plan import Row
@@ -24,8 +25,6 @@ class Inputs:
     then those to score; None: every position, in order. sampled: indices of the plan's rows that sample.
     scores: (index, targets) for each row with positions to score; targets are int64, one token per scored position.
     vectors: the rows whose hidden states are pooled or returned, by index.
-    sources: host tensors that are being copied to the device asynchronously. They must be kept alive until the step
-    has finished.
     lengths: int32 [rows] on the device, the true KV lengths, if `kv_lens` are only upper bounds.
     drafts: the positions to sample in a step with drafts, or after one. drafts_only: every row computes the last known
     token of its request and its drafts, nothing else.
@@ -38,13 +37,12 @@ class Inputs:
     sampled: list[int]
     scores: list[tuple[int, IntArray]]
     vectors: dict[int, VectorRow]
-    sources: tuple[torch.Tensor, ...] = ()
     lengths: torch.Tensor | None = None
     drafts: DraftRows | None = None
     drafts_only: bool = False
 
 
-def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
+def build(rows: Sequence[Row], slots: Slots, transfers: Transfers) -> Inputs:
     """The inputs of a step. Every tensor is built on the host as a whole and copied to the device once."""
     if slots.all_decode(rows) and all(row.sample and not row.score and not row.vectors for row in rows):
         return _decode(rows, slots)
@@ -55,55 +53,46 @@ def build(rows: Sequence[Row], slots: Slots, device: torch.device) -> Inputs:
     positions = np.arange(total, dtype=np.int64) + np.repeat(computed - (ends - lens), lens)
     sampled = [index for index, row in enumerate(rows) if row.sample]
     scores = [(index, slots.score_targets(row)) for index, row in enumerate(rows) if row.score]
-    tokens, token_sources = _tokens(rows, slots, ends, device)
-    host_positions = torch.from_numpy(positions)
     return Inputs(
-        model=ModelInputs(tokens, host_positions.to(device, non_blocking=True)),
+        model=ModelInputs(_tokens(rows, slots, ends, transfers), transfers.upload(positions)),
         query_lens=lens.tolist(),
         kv_lens=(computed + lens).tolist(),
-        outputs=outputs_of(rows, sampled, ends, scores, device),
+        outputs=outputs_of(rows, sampled, ends, scores, transfers),
         sampled=sampled,
         scores=scores,
         vectors=vector_rows(rows, ends),
-        sources=(host_positions, *token_sources),
     )
 
 
 def _decode(rows: Sequence[Row], slots: Slots) -> Inputs:
     """The inputs of a decode-only step: each row feeds its last sampled token and samples the next one."""
     computed = [row.computed for row in rows]
-    positions, sources = slots.positions(computed)
     return Inputs(
-        model=ModelInputs(slots.last_tokens(tuple([row.slot for row in rows])), positions),
+        model=ModelInputs(slots.last_tokens(tuple([row.slot for row in rows])), slots.positions(computed)),
         query_lens=[1] * len(rows),
         kv_lens=[position + 1 for position in computed],
         outputs=None,
         sampled=list(range(len(rows))),
         scores=[],
         vectors={},
-        sources=sources,
     )
 
 
-def _tokens(
-    rows: Sequence[Row], slots: Slots, ends: IntArray, device: torch.device
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The step's input tokens on the device, and the host tensors that they are copied from."""
+def _tokens(rows: Sequence[Row], slots: Slots, ends: IntArray, transfers: Transfers) -> torch.Tensor:
+    """The step's input tokens on the device."""
     known = [slots.known_tokens(row) for row in rows]
     fed_back = [index for index, ids in enumerate(known) if ids is None]
     last = tuple([rows[index].slot for index in fed_back])
     if len(fed_back) == len(rows):
-        return slots.last_tokens(last), ()
+        return slots.last_tokens(last)
     host = np.zeros(int(ends[-1]), dtype=np.int64)
     for ids, row, end in zip(known, rows, ends, strict=True):
         if ids is not None:
             host[end - row.scheduled : end] = ids
-    source = torch.from_numpy(host)
-    tokens = source.to(device, non_blocking=True)
+    tokens = transfers.upload(host)
     if fed_back:
-        indices = torch.from_numpy(ends[fed_back] - 1).to(device)
-        tokens[indices] = slots.last_tokens(last)
-    return tokens, (source,)
+        tokens[transfers.upload(ends[fed_back] - 1)] = slots.last_tokens(last)
+    return tokens
 
 
 def vector_rows(rows: Sequence[Row], ends: IntArray) -> dict[int, VectorRow]:
@@ -116,7 +105,7 @@ def vector_rows(rows: Sequence[Row], ends: IntArray) -> dict[int, VectorRow]:
 
 
 def outputs_of(
-    rows: Sequence[Row], sampled: list[int], ends: IntArray, scores: list[tuple[int, IntArray]], device: torch.device
+    rows: Sequence[Row], sampled: list[int], ends: IntArray, scores: list[tuple[int, IntArray]], transfers: Transfers
 ) -> torch.Tensor | None:
     """Token-axis positions whose logits are needed; None: every position, in order."""
     needed = [ends[index] - np.arange(rows[index].sample, 0, -1) for index in sampled]
@@ -126,4 +115,4 @@ def outputs_of(
     flat = np.concatenate(needed) if needed else np.zeros(0, dtype=np.int64)
     if not scores and len(flat) == int(ends[-1]):
         return None
-    return torch.from_numpy(flat).to(device)
+    return transfers.upload(flat)

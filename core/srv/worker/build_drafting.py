@@ -8,6 +8,7 @@ import torch
 
 from srv.args.config import Config
 from srv.planning.steps import draft_count
+from srv.platform.transfers import Transfers
 from srv.speculative.ngram import NgramDrafter
 from srv.worker.drafting import Drafting
 from srv.worker.histories import Histories
@@ -15,7 +16,7 @@ from srv.worker.histories import Histories
 _ROWS = (1, 4, 16)
 
 
-def drafting(config: Config, slots: int, width: int, device: torch.device) -> Drafting | None:
+def drafting(config: Config, slots: int, width: int, transfers: Transfers) -> Drafting | None:
     """The drafter, with histories for `slots` requests of at most `width` tokens; None without a drafter."""
     if not draft_count(config):
         return None
@@ -24,7 +25,7 @@ def drafting(config: Config, slots: int, width: int, device: torch.device) -> Dr
         config.speculative.speculative_ngram_max_match_window_size,
     )
     with torch.inference_mode():
-        return Drafting(drafter, Histories(slots, width, device), device)
+        return Drafting(drafter, Histories(slots, width, transfers), transfers)
 
 
 def step_seconds(seconds: Callable[[int, int], float], drafts: int, rows: int) -> tuple[tuple[int, float], ...]:

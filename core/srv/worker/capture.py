@@ -14,8 +14,8 @@ from srv.args.statement import amount_text
 from srv.errors import PlatformUnavailable
 from srv.models.base import CausalLM, torch_dtype
 from srv.planning.steps import rows_to_capture
-from srv.platform.contract import graphs_of
 from srv.platform.interface import AttentionBackend, Graphs, Platform
+from srv.platform.transfers import Transfers
 from srv.worker.graphs import CapturedSteps, StaticBuffers
 
 CaptureReport = tuple[tuple[str, str], ...]  # (quantity, explanation), as in the breakdown of the memory budget
@@ -29,7 +29,7 @@ def capture_steps(
     *,
     pages: Sequence[int],
     vocab_size: int,
-    device: torch.device,
+    transfers: Transfers,
 ) -> tuple[CapturedSteps | None, CaptureReport]:
     """Capture the configured row counts and report time and memory used; (None, ()) if capture is disabled.
 
@@ -39,9 +39,10 @@ def capture_steps(
     rows = rows_to_capture(config)
     if not rows:
         return None, ()
+    device = transfers.device
     before = platform.memory(device).free
     with torch.inference_mode():
-        buffers = StaticBuffers(rows[-1], pages, vocab_size, torch_dtype(config.model.dtype), device)
+        buffers = StaticBuffers(rows[-1], pages, vocab_size, torch_dtype(config.model.dtype), transfers)
     captured = CapturedSteps(
         model, decode, _graphs(platform), buffers, rows, padding=not config.graphs.disable_graph_padding
     )
@@ -53,7 +54,7 @@ def capture_steps(
 
 
 def _graphs(platform: Platform) -> Graphs:
-    graphs = graphs_of(platform)
+    graphs = platform.graphs
     if graphs is None:
         raise PlatformUnavailable(
             platform.name,

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from srv.models.base import ModelInputs
+from srv.platform.transfers import Transfers
 from srv.sample.processors import SampleRow
 from srv.sample.sampler import SampledBatch
 from srv.sample.verify import DraftRows, DraftShape
@@ -34,9 +35,9 @@ class _Shape:
     `decode`: indices of the rows that begin with the slot's last token.
     """
 
-    def __init__(self, rows: Sequence[Row], decode: Sequence[int], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[Row], decode: Sequence[int], transfers: Transfers) -> None:
         def indices(values: Sequence[int] | IntArray) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64).to(device)
+            return transfers.upload(torch.tensor(values, dtype=torch.int64))
 
         lens = np.array([row.scheduled for row in rows])
         self.ends = np.cumsum(lens)
@@ -59,16 +60,16 @@ class _Shape:
         self.sampled_places = indices(
             [self.ends[index] - rows[index].sample + at for index in self.sampled for at in range(rows[index].sample)]
         )
-        self.drafts = DraftShape([rows[index].sample for index in self.sampled], device) if self.sampled else None
+        self.drafts = DraftShape([rows[index].sample for index in self.sampled], transfers) if self.sampled else None
 
 
 class Drafting:
     """The drafter of one rank, and the histories that it reads."""
 
-    def __init__(self, drafter: Drafter, histories: Histories, device: torch.device) -> None:
+    def __init__(self, drafter: Drafter, histories: Histories, transfers: Transfers) -> None:
         self._drafter = drafter
         self._histories = histories
-        self._device = device
+        self._transfers = transfers
         self._latest: tuple[object, _Shape] | None = None
         self._one_each: tuple[tuple[int, ...], torch.Tensor] | None = None
 
@@ -84,12 +85,11 @@ class Drafting:
         """The inputs of such a step, as `srv.worker.batch.build` makes those of other steps."""
         shape = self._shape(rows, slots)
         known = self._histories.lengths
-        computed = torch.tensor([row.computed for row in rows])
-        begins = computed.to(self._device, non_blocking=True, copy=True)
+        begins = self._transfers.upload_integers([row.computed for row in rows])
         begins[shape.decode] = known[shape.decode_slots] - 1
-        tokens, source = self._tokens(rows, slots, shape)
+        tokens = self._tokens(rows, slots, shape)
         scores = [(index, slots.score_targets(row)) for index, row in enumerate(rows) if row.score]
-        outputs = outputs_of(rows, shape.sampled, shape.ends, scores, self._device)
+        outputs = outputs_of(rows, shape.sampled, shape.ends, scores, self._transfers)
         fed = tokens if outputs is None else tokens[shape.sampled_places]
         return Inputs(
             model=ModelInputs(tokens, begins[shape.owner] + shape.offset),
@@ -99,7 +99,6 @@ class Drafting:
             sampled=shape.sampled,
             scores=scores,
             vectors=vector_rows(rows, shape.ends),
-            sources=(source, computed),
             lengths=(begins + shape.lens).int() if any(row.drafts_in_flight for row in rows) else None,
             drafts=DraftRows(shape.drafts, fed, known[shape.sampled_slots]) if shape.drafts else None,
             drafts_only=all(row.scheduled == 1 + row.drafts and row.sample for row in rows),
@@ -109,18 +108,17 @@ class Drafting:
         decode = tuple([index for index, row in enumerate(rows) if row.computed >= slots.known_length(row.slot)])
         key = decode, tuple([(row.slot, row.scheduled, row.sample, row.drafts) for row in rows])
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, _Shape(rows, decode, self._device)
+            self._latest = key, _Shape(rows, decode, self._transfers)
         return self._latest[1]
 
-    def _tokens(self, rows: Sequence[Row], slots: Slots, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens of all rows on the device, and the host tensor that they are copied from."""
+    def _tokens(self, rows: Sequence[Row], slots: Slots, shape: _Shape) -> torch.Tensor:
+        """The tokens of all rows on the device."""
         host = np.zeros(shape.total, dtype=np.int64)
         for row, end in zip(rows, shape.ends, strict=True):
             ids = slots.known_tokens(row) if row.computed < slots.known_length(row.slot) else None
             if ids is not None:
                 host[end - row.scheduled : end] = ids
-        source = torch.from_numpy(host)
-        tokens = source.to(self._device, non_blocking=True, copy=True)
+        tokens = self._transfers.upload(host)
         history, lengths = self._histories.tokens, self._histories.lengths
         last = lengths[shape.decode_slots] - 1
         tokens[shape.decode_begins] = history[shape.decode_slots, last].long()
@@ -130,12 +128,12 @@ class Drafting:
                 history[shape.drafted_slots, :longest], lengths[shape.drafted_slots], shape.most_drafts
             )
             tokens[shape.draft_places] = drafts.flatten()[shape.draft_columns]
-        return tokens, source
+        return tokens
 
     def append(self, slots: tuple[int, ...], sampled: SampledBatch, drafts: DraftRows | None) -> torch.Tensor:
         """Append what these slots have sampled to their histories; returns the last token of each, int64 [slots]."""
         if self._one_each is None or self._one_each[0] != slots:
-            self._one_each = slots, torch.tensor(slots, dtype=torch.int64).to(self._device)
+            self._one_each = slots, self._transfers.upload_integers(slots)
         index = self._one_each[1]
         if drafts is None or sampled.accepted is None:
             self._histories.append(index, sampled.tokens)

@@ -26,6 +26,7 @@ import torch
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
+from srv.platform.transfers import Transfers
 from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
 from srv.worker.slots import PageTables
@@ -38,7 +39,8 @@ class StaticBuffers:
     longest context. logits: [rows, vocab] in the model's dtype. All of them are on the device and never move.
     """
 
-    def __init__(self, rows: int, columns: Sequence[int], vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: Sequence[int], vocab: int, dtype: torch.dtype, transfers: Transfers) -> None:
+        device, self._transfers = transfers.device, transfers
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self.pages = [torch.zeros((rows, width), dtype=torch.int32, device=device) for width in columns]
@@ -52,8 +54,8 @@ class StaticBuffers:
     def fill(self, count: int, inputs: Inputs, tables: PageTables) -> None:
         """Copy the step's inputs into the first rows, and pad to `count` rows.
 
-        tables: the page tables on the host, with at most as many columns as `pages`. The caller keeps them alive until
-        the step has finished and must not modify them: the same tensor is not copied a second time.
+        tables: the page tables on the host, with at most as many columns as `pages`. The caller must not modify them:
+        the same tensor is not copied a second time.
         """
         rows = tables[0].shape[0]
         if self._shape != (count, rows):
@@ -75,7 +77,7 @@ class StaticBuffers:
         pages, (rows, width) = self.pages[group], table.shape
         if width < self._widths[group]:
             pages[:, width : self._widths[group]].zero_()
-        pages[:rows, :width].copy_(table, non_blocking=True)
+        self._transfers.update(pages[:rows, :width], table)
         if rows < count:
             pages[rows:count, :width].zero_()
         self._widths[group], self._tables[group] = width, table
@@ -144,13 +146,13 @@ class CapturedSteps:
         Returns its logits, [tokens, vocab], valid until the next replay in device order.
         """
         self._buffers.fill(count, inputs, tables)
-        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths)[0])
+        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
         logits, rows = self._logits[count], len(inputs.kv_lens)
         return logits if rows == count else logits[:rows]
 
     def rehearse(self, count: int) -> None:
         """Enqueue the step of `count` rows with padding only. For use before the first step."""
-        self._graphs.replay(count, self._plan(count, ())[0])
+        self._graphs.replay(count, self._plan(count, ()))
 
     def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> list[Any]:
         """The attention metadata of each cache group for a step padded to `count` rows.
@@ -169,10 +171,7 @@ class CapturedSteps:
 
 
 def one_token_per_row(inputs: Inputs, tables: PageTables) -> tuple[Inputs, PageTables]:
-    """The same step with a row for each token; tables: the page tables on the host.
-
-    The caller keeps the tables that are returned alive until the step has finished (`StaticBuffers.fill`).
-    """
+    """The same step with a row for each token; tables: the page tables on the host."""
     owner = torch.arange(len(inputs.query_lens)).repeat_interleave(torch.tensor(inputs.query_lens))
     pairs = zip(inputs.query_lens, inputs.kv_lens, strict=True)
     bounds = [length for queries, kv in pairs for length in range(kv - queries + 1, kv + 1)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from srv.platform.transfers import Transfers
 from srv.sample.verify import DraftShape
 from srv.sched.plan import Start
 
@@ -18,13 +19,14 @@ from srv.sched.plan import Start
 class Histories:
     """Histories of `slots` slots, of at most `width` tokens each."""
 
-    def __init__(self, slots: int, width: int, device: torch.device) -> None:
+    def __init__(self, slots: int, width: int, transfers: Transfers) -> None:
+        device, self._transfers = transfers.device, transfers
         self.tokens = torch.zeros((slots, width), dtype=torch.int32, device=device)
         self.lengths = torch.ones(slots, dtype=torch.int64, device=device)
 
     def start(self, start: Start) -> None:
         known = np.asarray(start.tokens, dtype=np.int32)
-        self.tokens[start.slot, : len(known)].copy_(torch.from_numpy(known))
+        self._transfers.update(self.tokens[start.slot, : len(known)], torch.from_numpy(known))
         self.lengths[start.slot] = len(known)
 
     def append(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:

@@ -29,6 +29,7 @@ from srv.platform.contract import create_platform, join
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.platform.transfers import Transfers
 from srv.sample.late_mask import LateMasks
 from srv.sample.sampler import Sampler
 from srv.sample.state import SamplerState
@@ -104,13 +105,14 @@ class RankWorker:
 
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
+        transfers = Transfers(self.platform, self.device)
         pools = [self.platform.kv_buffers(*group) for group in self._pool_groups(budget)]
-        context = BackendContext(platform=self.platform, device=self.device, kv=None, max_rows=rows)
+        context = BackendContext(self.platform, self.device, None, rows, transfers)
         sampling = replace(context, max_rows=rows * (1 + draft_count(config)))
         max_pages = [group.pages_for(budget.max_request_tokens) for group in budget.groups]
-        late = LateMasks(model.vocab_size, self.device) if self._spec.late_inputs else None
+        late = LateMasks(model.vocab_size, transfers) if self._spec.late_inputs else None
         end_tokens = frozenset(model.end_tokens)
-        state = SamplerState(rows, model.vocab_size, end_tokens, self.device, extra=(late,) if late else ())
+        state = SamplerState(rows, model.vocab_size, end_tokens, transfers, extra=(late,) if late else ())
         attention = [self._attention(replace(context, kv=kv)) for kv in pools]
         if self._communicator is not None:
             self._communicator.barrier()  # capturing runs steps, and the ranks have to begin together
@@ -121,18 +123,17 @@ class RankWorker:
             [decode for _, decode in attention],
             pages=max_pages,
             vocab_size=model.vocab_size,
-            device=self.device,
+            transfers=transfers,
         )
         self.runner = Runner(
             model=self.model,
             attention=[backend for backend, _ in attention],
             sampler=Sampler(self._backend("sampling_backend", sampling), state),
-            slots=Slots(rows, max_pages, self.device),
-            platform=self.platform,
-            device=self.device,
+            slots=Slots(rows, max_pages, transfers),
+            transfers=transfers,
             captured=captured,
             late=late,
-            drafting=drafting(config, rows, budget.max_request_tokens, self.device),
+            drafting=drafting(config, rows, budget.max_request_tokens, transfers),
         )
         return Allocation(sum(map(_bytes, pools)), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 
@@ -151,7 +152,7 @@ class RankWorker:
         if backends["prefill_attention_backend"] == backends["decode_attention_backend"]:
             return backend, backend
         decode: AttentionBackend = self._backend("decode_attention_backend", context)
-        return SplitAttention(extend=backend, decode=decode), decode
+        return SplitAttention(backend, decode, context.transfers), decode
 
     def _backend(self, slot: str, context: BackendContext) -> Any:
         """Import and construct the backend that was chosen for this backend slot."""

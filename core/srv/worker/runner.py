@@ -19,7 +19,8 @@ import torch
 
 from srv.errors import InternalError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.platform.interface import AttentionBackend, Event, Platform
+from srv.platform.interface import AttentionBackend
+from srv.platform.transfers import StepCopies, Transfers
 from srv.sample.late_mask import LateMasks
 from srv.sample.logprobs import Scores, score
 from srv.sample.pooling import NON_FINITE, Pooler, Vectors
@@ -38,22 +39,23 @@ from srv.worker.slots import PageTables, Slots
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that is enqueued on the device. `collect` is called once, possibly from another thread.
-
-    tables: the page tables on the host. Like `Inputs.sources`, they are kept alive until the step has finished.
-    """
+    """A step that is enqueued on the device. `collect` is called once, possibly from another thread."""
 
     plan: Plan
     inputs: Inputs
-    tables: PageTables
     sampled: SampledBatch | None
     scores: tuple[Scores, ...]
     vectors: Vectors | None
-    event: Event
+    copies: StepCopies
     replayed: bool
 
     def collect(self) -> Result:
-        self.event.synchronize()
+        self.copies.wait()
+        result = self._result()
+        self.copies.release()
+        return result
+
+    def _result(self) -> Result:
         sampled: list[tuple[SampledToken, ...]] = []
         if self.sampled is not None and self.sampled.accepted is not None:
             sampled = self.sampled.accepted_to_host()
@@ -76,7 +78,6 @@ class _Forwarded(NamedTuple):
 
     plan: Plan
     inputs: Inputs
-    tables: PageTables
     hidden: torch.Tensor | None
     logits: torch.Tensor | None
     replayed: bool
@@ -103,8 +104,7 @@ class Runner:
         attention: Sequence[AttentionBackend],
         sampler: Sampler,
         slots: Slots,
-        platform: Platform,
-        device: torch.device,
+        transfers: Transfers,
         captured: CapturedSteps | None = None,
         drafting: Drafting | None = None,
         late: LateMasks | None = None,
@@ -113,12 +113,11 @@ class Runner:
         self._attention = attention
         self._sampler = sampler
         self._slots = slots
-        self._platform = platform
-        self._device = device
+        self._transfers = transfers
         self._captured = captured
         self._drafting = drafting
         self._late = late
-        self._pooler = Pooler()
+        self._pooler = Pooler(transfers)
         self._waiting: _Forwarded | None = None  # the last launched step, if it waits for late inputs
 
     def launch(self, plan: Plan) -> LaunchedStep | None:
@@ -127,17 +126,18 @@ class Runner:
         A plan with late rows is enqueued up to its logits only, and None is returned; `sample` goes on.
         """
         self._waiting = None
+        self._transfers.begin()
         with torch.inference_mode():
             self._update_slots(plan)
             if self._drafting is not None and self._drafting.concerns(plan.rows):
                 inputs = self._drafting.build(plan.rows, self._slots)
             else:
-                inputs = batch.build(plan.rows, self._slots, self._device)
+                inputs = batch.build(plan.rows, self._slots, self._transfers)
             count = self._captured.count_for(inputs) if self._captured else None
             tables = self._slots.page_tables(tuple([row.slot for row in plan.rows]))
             if count is not None and inputs.drafts_only:
                 inputs, tables = one_token_per_row(inputs, tables)
-            forwarded = _Forwarded(plan, inputs, tables, *self._forward(inputs, tables, count), count is not None)
+            forwarded = _Forwarded(plan, inputs, *self._forward(inputs, tables, count), count is not None)
         if plan.late:
             self._waiting = forwarded
             return None
@@ -161,8 +161,7 @@ class Runner:
             sampled = self._sample(plan.rows, inputs, done.logits)
             scores = self._score(plan.rows, inputs, done.logits)
             vectors = None if hidden is None else self._pooler.pool(hidden, list(inputs.vectors.values()))
-        event = self._platform.record_event(self._device)
-        return LaunchedStep(plan, inputs, done.tables, sampled, scores, vectors, event, done.replayed)
+        return LaunchedStep(plan, inputs, sampled, scores, vectors, self._transfers.end(), done.replayed)
 
     def seconds(self, rows: int, tokens: int, repeats: int = 5) -> float:
         """The time of a step of this many decode rows of `tokens` tokens each, captured or eager as it would be.
@@ -172,8 +171,8 @@ class Runner:
         best = math.inf
         captured = self._captured.count_of(rows * tokens) if self._captured else None
         with torch.inference_mode():
-            ids = torch.zeros(rows * tokens, dtype=torch.int64, device=self._device)
-            pages = torch.zeros((rows, tokens), dtype=torch.int32, device=self._device)
+            ids = torch.zeros(rows * tokens, dtype=torch.int64, device=self._transfers.device)
+            pages = torch.zeros((rows, tokens), dtype=torch.int32, device=self._transfers.device)
             for _ in range(repeats):
                 begin = time.perf_counter()
                 if self._captured and captured is not None:
@@ -182,7 +181,7 @@ class Runner:
                     lens = [tokens] * rows
                     attend = StepAttention(self._attention, lens, lens, [pages] * len(self._attention))
                     self._model.logits(self._model(ModelInputs(ids, ids), ForwardContext(attend)))
-                self._platform.record_event(self._device).synchronize()
+                self._transfers.streams.compute.record().synchronize()
                 best = min(best, time.perf_counter() - begin)
         return best
 
@@ -224,7 +223,7 @@ class Runner:
         if self._captured and count is not None:
             replayed = self._captured.replay(count, inputs, tables)
             return None, replayed if inputs.outputs is None else _select(replayed, inputs.outputs)
-        pages = [table.to(self._device, non_blocking=True) for table in tables]
+        pages = [self._transfers.upload(table) for table in tables]
         attend = StepAttention(self._attention, inputs.query_lens, inputs.kv_lens, pages, inputs.lengths)
         hidden = self._model(inputs.model, ForwardContext(attend))
         selected = hidden if inputs.outputs is None else _select(hidden, inputs.outputs)
@@ -255,8 +254,8 @@ class Runner:
         for index, targets in inputs.scores:
             assert logits is not None
             end = begin + len(targets)
-            target_tokens = torch.from_numpy(targets).to(self._device)
-            scores.append(score(logits[begin:end], target_tokens, self._slots.prompt_logprobs(rows[index].slot)))
+            target_tokens, top = self._transfers.upload(targets), self._slots.prompt_logprobs(rows[index].slot)
+            scores.append(score(logits[begin:end], target_tokens, self._transfers, top))
             begin = end
         return tuple(scores)
 

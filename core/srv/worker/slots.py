@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from srv.errors import InternalError
+from srv.platform.transfers import Transfers
 from srv.sched.plan import Row, Start
 from srv.types import SamplingParams
 
@@ -38,14 +39,14 @@ class _SlotSelection:
 class Slots:
     """State of `count` slots, each with at most `max_pages[g]` pages in cache group g."""
 
-    def __init__(self, count: int, max_pages: Sequence[int], device: torch.device) -> None:
+    def __init__(self, count: int, max_pages: Sequence[int], transfers: Transfers) -> None:
         self._tokens: list[IntArray | None] = [None] * count
         self._prompt_tokens = [0] * count
         self._prompt_logprobs = [0] * count
         self._tables = [np.zeros((count, width), dtype=np.int32) for width in max_pages]
         self._used = [np.zeros(count, dtype=np.int64) for _ in max_pages]
-        self._device = device
-        self._last = torch.zeros(count, dtype=torch.int64, device=device)
+        self._transfers = transfers
+        self._last = torch.zeros(count, dtype=torch.int64, device=transfers.device)
         self._last_positions: list[int] = []  # the values of `_positions`
         self._positions = self._last[:0]
         self._selection = _SlotSelection((), self._last[:0], None)
@@ -125,8 +126,7 @@ class Slots:
     def _page_table(self, group: int, slots: tuple[int, ...]) -> torch.Tensor:
         """The slots' page tables, int32 [len(slots), columns] on the host; `columns` is the longest table's length.
 
-        Returns the tensor of the last call if nothing has changed since; otherwise a new one, so that an asynchronous
-        copy of the old tensor to the device is not disturbed.
+        Returns the tensor of the last call if nothing has changed since; otherwise a new one.
         """
         key, cached = (slots, self._table_version), self._cached_tables[group]
         if cached is not None and cached[0] == key:
@@ -142,20 +142,18 @@ class Slots:
         selection = self._select(slots)
         return selection.view if selection.index is None else self._last.index_select(0, selection.index)
 
-    def positions(self, values: list[int]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """`values` as int64 on the device, valid until the next call, and the host tensors that they are copied from.
+    def positions(self, values: list[int]) -> torch.Tensor:
+        """`values` as int64 on the device, valid until the next call.
 
         If every position is the previous one plus one, as in consecutive decode steps, the tensor on the device is
         incremented and nothing is copied.
         """
         if [value + 1 for value in self._last_positions] == values:
             self._positions.add_(1)
-            sources: tuple[torch.Tensor, ...] = ()
         else:
-            source = torch.tensor(values, dtype=torch.int64)
-            self._positions, sources = source.to(self._device, non_blocking=True, copy=True), (source,)
+            self._positions = self._transfers.upload_integers(values)
         self._last_positions = values
-        return self._positions, sources
+        return self._positions
 
     def store_last_tokens(self, slots: tuple[int, ...], tokens: torch.Tensor) -> None:
         """Store the tokens just sampled, int64 [len(slots)] on the device, as the slots' last tokens."""
@@ -170,6 +168,6 @@ class Slots:
             first, count = slots[0], len(slots)
             index = None
             if slots != tuple(range(first, first + count)):
-                index = torch.tensor(slots, dtype=torch.int64).to(self._device)
+                index = self._transfers.upload_integers(slots)
             self._selection = _SlotSelection(slots, self._last[first : first + count], index)
         return self._selection

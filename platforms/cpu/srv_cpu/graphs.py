@@ -6,7 +6,7 @@ For few rows, the kernels of a step take less time than Python needs to call the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,6 +42,6 @@ class CpuGraphs:
         self._replays[key] = run if reason else graph.replay
         return output
 
-    def replay(self, key: int, metadata: AttentionMetadata) -> None:
+    def replay(self, key: int, metadata: Sequence[AttentionMetadata]) -> None:
         """`plan` has already copied the lengths to where the captured attention reads them."""
         self._replays[key]()

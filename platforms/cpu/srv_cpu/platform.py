@@ -13,8 +13,10 @@ import torch
 
 from srv.dist.group import RankGroup
 from srv.models.base import torch_dtype
-from srv.platform.interface import Check, Communicator, Event, Graphs, KVBuffers, Memory, OpImpl
+from srv.platform.interface import Check, Communicator, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
+from srv.platform.page_copies import copy_page_runs
+from srv.platform.streams import Streams, host_streams
 from srv.specs import KVLayout
 from srv_cpu.host import share_threads, threads
 from srv_cpu.linear import pack
@@ -29,19 +31,11 @@ logger = logging.getLogger(__name__)
 _NO_KERNELS = "Install a C++ compiler and reinstall srv-kernels, or run: python -m srv_kernels.cpu.build"
 
 
-class _Done:
-    """An event of a synchronous device: all work before it is already done."""
-
-    def synchronize(self) -> None:
-        return None
-
-
 class CpuPlatform:
     """Implements `srv.platform.interface.Platform` for the machine's processors."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._done = _Done()
 
     @property
     def name(self) -> str:
@@ -71,8 +65,14 @@ class CpuPlatform:
         free = min(psutil.virtual_memory().available // ranks, max(total - used, 0))
         return Memory(free=free, total=total)
 
-    def record_event(self, device: torch.device) -> Event:
-        return self._done
+    def streams(self, device: torch.device) -> Streams:
+        return host_streams()
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
+        copy_page_runs(source, target, pages)
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
         """A pool that takes physical memory only as it is written to.

@@ -17,7 +17,6 @@ sequence lengths as host integers, so a captured graph records them: each replay
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +32,6 @@ from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE
 from srv_npu.platform import NpuPlatform
 from srv_npu.sdk import Sdk
 
-_HOST_COPIES = 8  # more steps than are ever in flight at once
 _CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it all but one
 
 Ints = npt.NDArray[np.int64]
@@ -113,9 +111,7 @@ class AscendAttention:
             )
         # True where a key is masked out; the operator applies this one square mask to rows of any length.
         self._mask = torch.ones(MASK, MASK, dtype=torch.bool).triu_(1).to(self._device)
-        # torch_npu reads the host memory of a non-blocking copy only when its queue reaches the copy, and holds no
-        # reference to it.
-        self._host_copies: deque[Tensor] = deque(maxlen=_HOST_COPIES)
+        self._transfers = context.transfers
         self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
 
     # Planning, once per step
@@ -157,9 +153,7 @@ class AscendAttention:
         positions = np.arange(int(ends[-1])) + np.repeat(kv_lens - ends, queries)
         rows = np.repeat(np.arange(len(queries)), queries)
         entries = np.stack((rows * table.shape[1] + positions // PAGE, positions % PAGE))
-        source = torch.from_numpy(entries)
-        self._host_copies.append(source)
-        moved = source.to(self._device, non_blocking=True)
+        moved = self._transfers.upload(entries)
         pages = table.flatten().index_select(0, moved[0])
         return (pages * PAGE + moved[1].to(torch.int32)).unsqueeze(1)
 
@@ -168,7 +162,7 @@ class AscendAttention:
         rows = np.flatnonzero(queries == 1)
         if len(rows) == 0:
             return None
-        tokens, index = (torch.from_numpy(each).to(self._device) for each in (ends[rows] - 1, rows))
+        tokens, index = (self._transfers.upload(each) for each in (ends[rows] - 1, rows))
         return Decode(tokens, None, [kv_lens[row] for row in rows], table.index_select(0, index))
 
     # Attention, once per layer

@@ -12,7 +12,7 @@ an update would use the lengths of the capture. The new lengths are in the step'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +54,15 @@ class NpuGraphs:
         self._graphs[key] = _Captured(graph, npu.Event())
         return output
 
-    def replay(self, key: int, metadata: Any) -> None:
-        """See `srv.platform.interface.Graphs`. InternalError if nothing was captured under this key."""
+    def replay(self, key: int, metadata: Sequence[Any]) -> None:
+        """See `srv.platform.interface.Graphs`. InternalError if nothing was captured under this key.
+
+        All cache groups have the same lengths.
+        """
         captured = self._graphs.get(key)
         if captured is None:
             raise InternalError(f"cannot replay a step of {key} rows: no graph was captured for that number of rows")
         captured.replayed.synchronize()
-        captured.graph.update(cpu_update_input=[{"actual_seq_lengths_kv": metadata.kv_lens}])
+        captured.graph.update(cpu_update_input=[{"actual_seq_lengths_kv": metadata[0].kv_lens}])
         captured.graph.replay()
         captured.replayed.record()

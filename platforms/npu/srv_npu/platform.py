@@ -10,13 +10,15 @@ import torch
 
 from srv.errors import InternalError, PlatformUnavailable
 from srv.models.base import torch_dtype
-from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpImpl
+from srv.platform.interface import Check, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
+from srv.platform.page_copies import copy_page_runs
+from srv.platform.streams import Streams, accelerator_streams
 from srv.specs import KVLayout
 from srv_npu.graphs import NpuGraphs
 from srv_npu.limits import KV_ORDER
 from srv_npu.ops import Operators, implementations
-from srv_npu.sdk import NAME, Sdk, load_sdk
+from srv_npu.sdk import NAME, Sdk, load_sdk, pinned
 from srv_npu.weights import cast_weights
 
 logger = logging.getLogger(__name__)
@@ -68,12 +70,14 @@ class NpuPlatform:
         free, total = self._sdk().npu.mem_get_info(device)
         return Memory(free=free, total=total)
 
-    def record_event(self, device: torch.device) -> Event:
-        npu = self._sdk().npu
-        event = npu.Event()
-        event.record(npu.current_stream(device))
-        recorded: Event = event
-        return recorded
+    def streams(self, device: torch.device) -> Streams:
+        return accelerator_streams(self._sdk().npu, device)
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return pinned(self._sdk(), shape, dtype)
+
+    def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
+        copy_page_runs(source, target, pages)
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
         """Zeroed, so that no page holds bytes that would be read as NaN."""

@@ -13,10 +13,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from srv.errors import PlatformUnavailable
 from srv.platform.host import is_installed
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "npu"
 SIMULATOR_VARIABLE = "SRV_NPU_SIMULATOR"
@@ -75,3 +78,12 @@ def _simulator(soc: str) -> Sdk:
         remedy = f"{_UNSET_REMEDY}, or install it: pip install -e plugins/npu_simulator in a checkout of srv"
         raise PlatformUnavailable(NAME, reason, remedy, "simulator_missing")
     return cast(Sdk, importlib.import_module(_SIMULATOR).load(soc))
+
+
+def pinned(sdk: Sdk, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """New page-locked host memory. torch_npu extends `torch.empty` with it; a simulator cannot, and has a function."""
+    import torch
+
+    make = getattr(sdk.npu, "pinned", None)
+    memory: torch.Tensor = torch.empty(shape, dtype=dtype, pin_memory=True) if make is None else make(shape, dtype)
+    return memory

@@ -10,6 +10,7 @@ Importing this package does nothing. `load` registers the device with PyTorch pe
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(soc: str, *, memory: int | None = None) -> Sdk:
+def load(soc: str, *, memory: int | None = None, asynchronous: bool | None = None) -> Sdk:
     """Simulate one card in this process, and return the equivalent of the module torch_npu as an object.
 
-    soc: "a2" (Ascend 910B, 64 GiB), "a2-32g" or "a3". memory: bytes, if other than the real card's. Later calls with
+    soc: "a2" (Ascend 910B, 64 GiB), "a2-32g" or "a3". memory: bytes, if other than the real card's.
+    asynchronous: operators run only when the host waits (`srv.testing.simulated_device.deferral`); if it is left out,
+    SRV_NPU_SIMULATOR_ASYNCHRONOUS=1 says so. Later calls with
     the same arguments return the same device. Raises RuntimeError if a real torch_npu can be imported, if there is
     another PrivateUse1 backend, and for a second card; ValueError for an unknown card.
     """
@@ -40,7 +43,9 @@ def load(soc: str, *, memory: int | None = None) -> Sdk:
     from srv_npu_simulator.operators.kernel import register_operators
     from srv_npu_simulator.sdk import Sdk
 
-    accelerator = install(card, memory if memory is not None else card.memory)
+    if asynchronous is None:
+        asynchronous = os.environ.get("SRV_NPU_SIMULATOR_ASYNCHRONOUS", "0") == "1"
+    accelerator = install(card, memory if memory is not None else card.memory, asynchronous)
     if not torch._C._dispatch_has_kernel("npu::npu_rms_norm"):
         register_operators(accelerator)
     return Sdk(accelerator)

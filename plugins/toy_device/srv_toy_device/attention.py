@@ -94,6 +94,7 @@ class ToyPagedAttention:
         if context.kv is None:
             raise ValueError("toy_paged attends over a KV pool, but none was allocated")
         self._device = context.device
+        self._transfers = context.transfers
         self._page_size = context.kv.layout.page_size
         self._keys = [_as_slots(buffer) for buffer in context.kv.keys]
         self._values = [_as_slots(buffer) for buffer in context.kv.values]
@@ -148,7 +149,7 @@ class ToyPagedAttention:
         return pages * self._page_size + positions % self._page_size
 
     def _on_device(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device)
+        return self._transfers.upload_integers(values)
 
     def forward(
         self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Metadata | GraphMetadata

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,8 +26,11 @@ class ToyGraphs:
         self._graphs[key] = graph
         return output
 
-    def replay(self, key: int, metadata: GraphMetadata) -> None:
-        """A capture records the lengths, which are host integers; without the update a replay would use those."""
+    def replay(self, key: int, metadata: Sequence[GraphMetadata]) -> None:
+        """A capture records the lengths, which are host integers; without the update a replay would use those.
+
+        All cache groups have the same lengths.
+        """
         graph = self._graphs[key]
-        graph.update(lengths=metadata.lengths)
+        graph.update(lengths=metadata[0].lengths)
         graph.replay()

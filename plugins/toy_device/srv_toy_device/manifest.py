@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeResult
 from srv_toy_device.facts import DEVICE_NAME, FACTS, VARIANT
-from srv_toy_device.settings import device_memory
+from srv_toy_device.settings import asynchronous, device_memory
 
 if TYPE_CHECKING:
     from srv.platform.interface import Platform
@@ -29,6 +29,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     """Look for a PyTorch that supports backends written in Python, by its files, without importing it."""
     try:
         memory = device_memory(os.environ)
+        asynchronous(os.environ)
     except ValueError as error:
         return ProbeResult(False, str(error), "Correct or unset it.", "bad_setting")
     torch = importlib.util.find_spec("torch")

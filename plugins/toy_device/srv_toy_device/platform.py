@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from srv.errors import PlatformUnavailable
-from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpArgs, OpImpl
+from srv.platform.interface import Check, Graphs, KVBuffers, Memory, OpArgs, OpImpl
+from srv.platform.page_copies import copy_page_runs
+from srv.platform.streams import Streams, accelerator_streams
 from srv.specs import KVLayout
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import KV_ORDER
@@ -56,8 +58,14 @@ class ToyPlatform:
         free, total = self._accelerator.mem_get_info(device)
         return Memory(free=free, total=total)
 
-    def record_event(self, device: torch.device) -> Event:
-        return self._accelerator.default_stream(device).record_event()
+    def streams(self, device: torch.device) -> Streams:
+        return accelerator_streams(self._accelerator, device)
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self._accelerator.pinned(shape, dtype)
+
+    def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
+        copy_page_runs(source, target, pages)
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
         if layout.order != KV_ORDER:

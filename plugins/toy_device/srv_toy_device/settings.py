@@ -1,6 +1,7 @@
 """The settings of the simulated accelerator. The manifest reads them too, so no torch is imported.
 
 SRV_TOY_MEMORY: memory of the device, in bytes or as a number with KiB, MiB or GiB ("512MiB"). 2 GiB if unset.
+SRV_TOY_ASYNCHRONOUS: 1 to run operators only when the host waits, for tests of streams and copies; 0 if unset.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 MEMORY_VARIABLE = "SRV_TOY_MEMORY"
+ASYNCHRONOUS_VARIABLE = "SRV_TOY_ASYNCHRONOUS"
 DEFAULT_MEMORY = 2 << 30
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -28,3 +30,11 @@ def device_memory(environ: Mapping[str, str]) -> int:
             "write a number of bytes, or one with KiB, MiB or GiB, such as 512MiB"
         )
     return size
+
+
+def asynchronous(environ: Mapping[str, str]) -> bool:
+    """Whether the device runs operators only when the host waits. ValueError, naming the variable, unless 0 or 1."""
+    text = environ.get(ASYNCHRONOUS_VARIABLE, "0")
+    if text not in ("0", "1"):
+        raise ValueError(f"{ASYNCHRONOUS_VARIABLE} = {text!r} (set by the environment) is neither 0 nor 1")
+    return text == "1"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
 from srv.sample.pooling import Pooler, VectorRow
 from srv.sched.plan import Start
@@ -26,7 +27,7 @@ def values(data: bytes | None) -> torch.Tensor:
 
 
 def test_a_mean_over_chunks_is_summed_in_float32() -> None:
-    pooler = Pooler()
+    pooler = Pooler(HOST_TRANSFERS)
     started(pooler, 2, 12, pooling=Pooling.MEAN)
     results = [
         pooler.pool(HIDDEN[a:b], [VectorRow(2, 0, b - a, computed=b)]).to_host() for a, b in ((0, 5), (5, 6), (6, 12))
@@ -36,7 +37,7 @@ def test_a_mean_over_chunks_is_summed_in_float32() -> None:
 
 
 def test_rows_of_one_step_are_pooled_by_their_own_parameters() -> None:
-    pooler = Pooler()
+    pooler = Pooler(HOST_TRANSFERS)
     started(pooler, 0, 4, pooling=Pooling.MEAN)
     started(pooler, 1, 5, pooling=Pooling.LAST, dimensions=2)
     started(pooler, 3, 9)
@@ -49,7 +50,7 @@ def test_rows_of_one_step_are_pooled_by_their_own_parameters() -> None:
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "its step failed"])
 def test_a_slot_that_starts_again_has_no_sum_of_its_last_request(ended: bool) -> None:
-    pooler = Pooler()
+    pooler = Pooler(HOST_TRANSFERS)
     started(pooler, 0, 8, pooling=Pooling.MEAN)
     pooler.pool(HIDDEN[:4], [VectorRow(0, 0, 4, computed=4)])
     if ended:
@@ -61,7 +62,7 @@ def test_a_slot_that_starts_again_has_no_sum_of_its_last_request(ended: bool) ->
 
 
 def test_normalised_vectors_have_length_one_and_zero_stays_zero() -> None:
-    pooler = Pooler()
+    pooler = Pooler(HOST_TRANSFERS)
     for slot in (0, 1):
         request = RequestSpec(id=str(slot), tokens=(1,), params=PoolingParams(pooling=Pooling.LAST))
         pooler.start(Start(slot, request))
@@ -72,7 +73,7 @@ def test_normalised_vectors_have_length_one_and_zero_stays_zero() -> None:
 
 
 def test_a_vector_that_is_not_finite_is_reported() -> None:
-    pooler = Pooler()
+    pooler = Pooler(HOST_TRANSFERS)
     started(pooler, 0, 2, pooling=Pooling.MEAN)
     hidden = HIDDEN[:2].clone()
     hidden[1, 3] = float("inf")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
 from srv.sample.processors import SampleRow
 from srv.sample.state import SamplerState
@@ -22,7 +23,7 @@ def params(**options: Any) -> SamplingParams:
 
 
 def state(*, slots: int = 8, end: Sequence[int] = ()) -> SamplerState:
-    return SamplerState(slots, VOCAB, frozenset(end), CPU)
+    return SamplerState(slots, VOCAB, frozenset(end), HOST_TRANSFERS)
 
 
 def start(
@@ -209,7 +210,7 @@ class Allow:
 
 def test_a_custom_processor_is_applied() -> None:
     grammar = Allow()
-    target = SamplerState(4, VOCAB, frozenset(), CPU, extra=(grammar,))
+    target = SamplerState(4, VOCAB, frozenset(), HOST_TRANSFERS, extra=(grammar,))
     start(target, 0, [7])
     start(target, 1, [2])
     assert process(target, [(1, 1), (0, 1)], random_logits(2)).argmax(-1).tolist() == [2, 7]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
 from srv.errors import InternalError
 from srv.platform.interface import SamplingBatch
@@ -49,7 +50,7 @@ class GreedyBackend(FakeBackend):
 class World:
     def __init__(self, *asks: dict[str, Any], backend: FakeBackend | None = None) -> None:
         self.backend = backend or FakeBackend()
-        self.state = SamplerState(16, VOCAB, frozenset({0}), torch.device("cpu"))
+        self.state = SamplerState(16, VOCAB, frozenset({0}), HOST_TRANSFERS)
         self.sampler = Sampler(self.backend, self.state)
         for slot, ask in enumerate(asks):
             self.start(slot, **ask)
@@ -226,25 +227,25 @@ class TestScore:
     def test_values_ranks_and_alternatives(self) -> None:
         logits, targets = random_logits(5), torch.tensor([0, 7, 39, 7, 2])
         want = logits.double().log_softmax(-1)
-        for row, found in enumerate(score(logits, targets, 4).to_host()):
+        for row, found in enumerate(score(logits, targets, HOST_TRANSFERS, 4).to_host()):
             assert found.token == targets[row]
             assert found.logprob == pytest.approx(want[row, found.token].item(), abs=1e-5)
             assert found.rank == 1 + (want[row] > want[row, found.token]).sum()
             assert [token for token, _ in found.top] == want[row].topk(4).indices.tolist()
 
     def test_each_token_with_its_own_number_of_alternatives(self) -> None:
-        found = score(random_logits(3), torch.tensor([1, 2, 3]), [0, 2, 100]).to_host()
+        found = score(random_logits(3), torch.tensor([1, 2, 3]), HOST_TRANSFERS, [0, 2, 100]).to_host()
         assert [len(one.top) for one in found] == [0, 2, VOCAB]
 
     def test_chunks_join_seamlessly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         logits, targets = random_logits(7), torch.arange(7)
-        whole = score(logits, targets, 3).to_host()
+        whole = score(logits, targets, HOST_TRANSFERS, 3).to_host()
         monkeypatch.setattr("srv.sample.logprobs._CHUNK_ELEMENTS", 3 * VOCAB)
-        assert score(logits, targets, 3).to_host() == whole
+        assert score(logits, targets, HOST_TRANSFERS, 3).to_host() == whole
 
     def test_among_equals_the_scored_token_is_listed(self) -> None:
         logits = torch.zeros(VOCAB, VOCAB)
-        for found in score(logits, torch.arange(VOCAB), 2).to_host():
+        for found in score(logits, torch.arange(VOCAB), HOST_TRANSFERS, 2).to_host():
             assert found.rank == 1
             assert found.token in [token for token, _ in found.top]
             assert [token for token, _ in found.top] == sorted(token for token, _ in found.top)
@@ -252,6 +253,6 @@ class TestScore:
     def test_masked_logits_and_no_rows(self) -> None:
         logits = random_logits(1)
         logits[0, 20:] = -torch.inf
-        (found,) = score(logits, torch.tensor([30])).to_host()
+        (found,) = score(logits, torch.tensor([30]), HOST_TRANSFERS).to_host()
         assert found.logprob == -math.inf
-        assert score(logits[:0], torch.zeros(0, dtype=torch.int64), 2).to_host() == ()
+        assert score(logits[:0], torch.zeros(0, dtype=torch.int64), HOST_TRANSFERS, 2).to_host() == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
 from srv.sample.noise import DeviceNoise, uniform
 from srv.sample.verify import DraftShape
@@ -23,13 +24,13 @@ CPU = torch.device("cpu")
     ids=["all", "the last is wrong", "the first is wrong, the others fit", "the second is wrong, the last fits"],
 )
 def test_tokens_count_until_the_first_wrong_draft(fed: list[int], sampled: list[int], accepted: int) -> None:
-    shape = DraftShape([4], CPU)
+    shape = DraftShape([4], HOST_TRANSFERS)
     assert shape.accepted(torch.tensor(fed), torch.tensor(sampled)).tolist() == [accepted]
 
 
 def test_rows_of_different_lengths_are_verified_together() -> None:
     """The first token of a row was not drafted, whatever the row before it has sampled."""
-    shape = DraftShape([3, 1, 2], CPU)
+    shape = DraftShape([3, 1, 2], HOST_TRANSFERS)
     fed, sampled = torch.tensor([9, 1, 2, 4, 8, 6]), torch.tensor([1, 2, 4, 8, 6, 7])
     accepted = shape.accepted(fed, sampled)
     assert accepted.tolist() == [3, 1, 2]
@@ -42,7 +43,7 @@ def test_rows_of_different_lengths_are_verified_together() -> None:
 
 def test_noise_on_the_device_is_that_of_seed_and_position() -> None:
     """Across blocks, and after the slot was given to another seed."""
-    noise = DeviceNoise(3, CPU)
+    noise = DeviceNoise(3, HOST_TRANSFERS)
     for seed, first in ((5, 0), (5, 60), (6, 60), (6, 250), (5, 1000)):
         noise.ensure([2], [seed], [first], [first + 9])
         positions = np.arange(first, first + 10)

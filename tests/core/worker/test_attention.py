@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_naive import NAME, NaiveAttention, install
 from engine_small import Small, engine, make_small, messages
+from host_transfers import HOST_TRANSFERS
 from torch import Tensor
 
 from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer, BackendContext, KVBuffers
@@ -42,7 +43,7 @@ class Pool:
         dims = [DIM] * LAYERS + [value_dim] * LAYERS
         buffers = [torch.randn(PAGES + 1, PAGE, KV_HEADS, dim, generator=generator) for dim in dims]
         self.kv = KVBuffers(KVLayout(group, PAGE, "float32"), tuple(buffers[:LAYERS]), tuple(buffers[LAYERS:]))
-        self.backend = make(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, 8))
+        self.backend = make(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, 8, HOST_TRANSFERS))
 
     def run(self, batch: AttentionBatch, window: int | None) -> list[Tensor]:
         """The output of two layers in one step."""
@@ -79,7 +80,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 def test_two_backends_equal_one(mix: str, window: int | None, value_dim: int) -> None:
     batch = batch_of(*MIXES[mix])
     one = Pool(native, value_dim)
-    two = Pool(lambda context: SplitAttention(extend=native(context), decode=native(context)), value_dim)
+    two = Pool(lambda context: SplitAttention(native(context), native(context), HOST_TRANSFERS), value_dim)
     for mine, theirs in zip(two.run(batch, window), one.run(batch, window), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     for mine, theirs in zip(two.kv.keys + two.kv.values, one.kv.keys + one.kv.values, strict=True):
@@ -99,7 +100,9 @@ def test_each_row_goes_to_its_backend() -> None:
             return super().plan(batch)
 
     batch = batch_of(*MIXES["between one another"])
-    split = Pool(lambda context: SplitAttention(*(Recording(context, name) for name in ("extend", "decode"))))
+    split = Pool(
+        lambda context: SplitAttention(Recording(context, "extend"), Recording(context, "decode"), HOST_TRANSFERS)
+    )
     outs = split.run(batch, None)
     assert seen == {"extend": [3, 7, 19], "decode": [8, 1, 30]}
     for mine, theirs in zip(outs, Pool(NaiveAttention).run(batch, None), strict=True):

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
@@ -66,7 +67,7 @@ def steps(
     rows: tuple[int, ...] = (2, 4), padding: bool = True
 ) -> tuple[CapturedSteps, Attention, Again, StaticBuffers]:
     attention, graphs = Attention(), Again()
-    buffers = StaticBuffers(rows[-1], [5], VOCAB, torch.float32, torch.device("cpu"))
+    buffers = StaticBuffers(rows[-1], [5], VOCAB, torch.float32, HOST_TRANSFERS)
     backend = cast(AttentionBackend, attention)
     made = CapturedSteps(Model(), [backend], graphs, buffers, rows, padding=padding)
     made.capture()
@@ -171,7 +172,7 @@ def test_a_step_with_drafts_is_replayed_with_one_row_per_token() -> None:
         query_lens=[2, 1],
         kv_lens=[25, 26],
         lengths=torch.tensor([22, 23], dtype=torch.int32),
-        drafts=DraftRows(DraftShape([2, 1], torch.device("cpu")), torch.zeros(3), torch.zeros(2)),
+        drafts=DraftRows(DraftShape([2, 1], HOST_TRANSFERS), torch.zeros(3), torch.zeros(2)),
         drafts_only=True,
     )
     assert made.count_for(drafted) == 4

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
 from srv.sched.plan import Row, Start
 from srv.types import RequestSpec, SamplingParams
@@ -18,7 +19,7 @@ PROMPT = (7, 8, 9)
 
 def started(*names: int, pages: Sequence[int] = ()) -> Slots:
     """Slots that have computed their prompts; slot i has the pages 10 i + 1, ...; `pages`: the number of each."""
-    slots = Slots(8, [6], DEVICE)
+    slots = Slots(8, [6], HOST_TRANSFERS)
     for name in names:
         slots.start(Start(name, RequestSpec(id=str(name), tokens=PROMPT, params=SamplingParams(max_tokens=9))))
     for name, count in zip(names, pages, strict=False):
@@ -55,7 +56,7 @@ class TestPageTable:
 
 @pytest.mark.parametrize("names", [(0,), (2, 3, 4), (3, 2), (1, 5, 6), (7, 0)], ids=str)
 def test_last_tokens_follow_their_slots(names: tuple[int, ...]) -> None:
-    slots = Slots(8, [6], DEVICE)
+    slots = Slots(8, [6], HOST_TRANSFERS)
     everything = tuple(range(8))
     slots.store_last_tokens(everything, torch.arange(100, 108))
     slots.store_last_tokens(names, torch.arange(len(names)) + 50)
@@ -66,7 +67,7 @@ def test_last_tokens_follow_their_slots(names: tuple[int, ...]) -> None:
 
 class TestPositions:
     def test_they_advance_in_place(self) -> None:
-        slots = Slots(8, [6], DEVICE)
+        slots = Slots(8, [6], HOST_TRANSFERS)
         first, sources = slots.positions([4, 9])
         assert (first.tolist(), len(sources)) == ([4, 9], 1)
         again, sources = slots.positions([5, 10])
@@ -75,7 +76,7 @@ class TestPositions:
 
     @pytest.mark.parametrize("then", [[5, 9], [4, 9], [5], [5, 10, 3], [10, 5]], ids=str)
     def test_other_rows_are_rebuilt(self, then: list[int]) -> None:
-        slots = Slots(8, [6], DEVICE)
+        slots = Slots(8, [6], HOST_TRANSFERS)
         slots.positions([4, 9])
         found, sources = slots.positions(then)
         assert (found.tolist(), len(sources)) == (then, 1)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from every import every
+from host_transfers import HOST_TRANSFERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ class World:
         all_nan = torch.full(plain, torch.nan)
         for each in range(layers):
             self.write(each, all_nan, all_nan)
-        self.backend = backend(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, len(rows)))
+        self.backend = backend(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, len(rows), HOST_TRANSFERS))
         self._write_cached(layers)
 
     def keys(self, layer: int = 0) -> torch.Tensor:
@@ -495,4 +496,4 @@ def test_pool_of_another_dtype_than_the_model() -> None:
 @each_backend
 def test_a_missing_pool_is_refused(backend: Any) -> None:
     with pytest.raises(InternalError, match="without a KV pool"):
-        backend(BackendContext(cast(Any, None), torch.device("cpu"), None, 1))
+        backend(BackendContext(cast(Any, None), torch.device("cpu"), None, 1, HOST_TRANSFERS))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from every import every
+from host_transfers import HOST_TRANSFERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from srv_cpu import sampling
 from srv_cpu.sampling import CpuSampling
 from srv_kernels.cpu.library import Loaded, load
 
-CONTEXT = BackendContext(cast(Any, None), torch.device("cpu"), None, 16)
+CONTEXT = BackendContext(cast(Any, None), torch.device("cpu"), None, 16, HOST_TRANSFERS)
 
 
 def without_native() -> CpuSampling:

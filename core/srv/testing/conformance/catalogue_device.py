@@ -46,6 +46,23 @@ L1 = (
         "Record the event on the stream that torch's operators and copies use.",
     ),
     _device_check(
+        "copies.staging",
+        "staging returns new host memory of the requested shape and dtype at every call",
+        "Allocate page-locked host memory at every call; core keeps and reuses it.",
+    ),
+    _device_check(
+        "copies.ring",
+        "steps in flight read and return their own values while staging memory is reused from step to step",
+        "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there.",
+        (*_STARTED, "copies.staging"),
+    ),
+    _device_check(
+        "copies.streams",
+        "a stream that waits for an event of another stream sees what was enqueued before the event",
+        "Stream.wait delays the stream's later work, and Stream.use makes it this thread's current stream.",
+        (*_STARTED, "copies.staging", "platform.events"),
+    ),
+    _device_check(
         "platform.diagnose",
         "diagnose returns checks, and every failed one has a remedy",
         "Return a list of srv.platform.interface.Check with name and detail, and a remedy if ok is False.",
@@ -72,6 +89,12 @@ L1 = (
         "no two buffers of a pool share memory",
         "Allocate one buffer for the keys and one for the values of each layer.",
         _POOL,
+    ),
+    _device_check(
+        "copies.pages",
+        "copy_pages copies whole pages of every layer between device and staging memory, and no others",
+        "Copy each (from, to) of `pages` for all layers, keys and values alike.",
+        (*_POOL, "pool.separate", "copies.staging"),
     ),
     _device_check(
         "pool.allocator",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from srv.platform.contract import graphs_of
 from srv.platform.interface import AttentionBatch, Graphs
 from srv.testing.conformance.bench import Bench, Row
 from srv.testing.conformance.kit import Kit
@@ -25,7 +24,7 @@ LAYERS = (0, 1)
 
 def declared(kit: Kit) -> str:
     """The capability is declared if and only if the platform implements graphs."""
-    implemented, declares = graphs_of(kit.platform) is not None, "graphs" in kit.capabilities
+    implemented, declares = kit.platform.graphs is not None, "graphs" in kit.capabilities
     if declares and not implemented:
         raise Fault("it declares the capability graphs, but Platform.graphs is None")
     if implemented and not declares:
@@ -69,7 +68,7 @@ class _Captured:
     """Decode steps of one backend, captured for each of `COUNTS`."""
 
     def __init__(self, kit: Kit, setup: Setup) -> None:
-        graphs = graphs_of(kit.platform)
+        graphs = kit.platform.graphs
         if graphs is None:
             raise NotApplicable("Platform.graphs is None")
         self.kit, self.graphs = kit, graphs
@@ -117,7 +116,7 @@ class _Captured:
             for row in rows:
                 row.length += 1
         results = [self._replay(batch, moved, count) for batch, _, moved in prepared]
-        self.kit.platform.record_event(self.kit.device).synchronize()
+        self.kit.synchronize()
         for (_, inputs, _), result in zip(prepared, results, strict=True):
             for index, got in zip(LAYERS, result.to("cpu"), strict=True):
                 bench.compare(pairs, index, inputs, got[:used], what)
@@ -129,7 +128,7 @@ class _Captured:
         for static, part in zip((self._q, self._k, self._v), inputs, strict=True):
             static.zero_()
             static[:used].copy_(part)
-        self.graphs.replay(count, self._plan(count, [*batch.kv_lens, *([1] * (count - used))]))
+        self.graphs.replay(count, [self._plan(count, [*batch.kv_lens, *([1] * (count - used))])])
         return self._results[count].clone()
 
     def prompts(self, lens: Sequence[int]) -> list[Row]:

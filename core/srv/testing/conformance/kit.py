@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from srv.platform.interface import Platform
+    from srv.platform.transfers import Transfers
 
 PROBE_SECONDS = 15.0
 
@@ -108,6 +109,17 @@ class Kit:
     def device(self) -> torch.device:
         """The device of this rank."""
         return self.platform.device(self.rank)
+
+    @functools.cached_property
+    def transfers(self) -> Transfers:
+        """The copies of the live platform."""
+        from srv.platform.transfers import Transfers
+
+        return Transfers(self.platform, self.device)
+
+    def synchronize(self) -> None:
+        """Wait until everything that is enqueued for computing is done."""
+        self.transfers.streams.compute.record().synchronize()
 
     def _options(self) -> dict[str, object]:
         """Default values of the arguments that the manifest requests."""

@@ -67,15 +67,16 @@ def memory(kit: Kit) -> str:
 
 def events(kit: Kit) -> str:
     """After waiting for an event, a copy to the host that was enqueued before it is complete."""
+    compute = kit.transfers.streams.compute
     work = torch.full((512, 512), 1.0 / 512).to(kit.device)
     for index in range(5):
         result = work
         for _ in range(20):
             result = result @ work
-        copy = (result + index).to("cpu", non_blocking=True)
-        event: object = kit.platform.record_event(kit.device)
+        copy = kit.platform.staging((512, 512), torch.float32).copy_(result + index, non_blocking=True)
+        event: object = compute.record()
         if not callable(getattr(event, "synchronize", None)):
-            raise Fault(f"record_event returned a {type(event).__name__} without synchronize()")
+            raise Fault(f"the compute stream recorded a {type(event).__name__} without synchronize()")
         event.synchronize()  # type: ignore[attr-defined]
         expected = 1.0 / 512 + index
         if not bool(((copy - expected).abs() < 0.05).all()):

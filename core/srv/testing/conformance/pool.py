@@ -129,7 +129,7 @@ def _free_bytes(kit: Kit) -> int:
     process, so that differences still count freed bytes.
     """
     gc.collect()
-    kit.platform.record_event(kit.device).synchronize()
+    kit.synchronize()
     if "host_memory" in kit.capabilities:
         return -int(psutil.Process().memory_info().rss)
     return kit.platform.memory(kit.device).free
@@ -145,7 +145,7 @@ def accounting(kit: Kit) -> str:
     pages = min(free // 4, _ACCOUNTING_BYTES) // per_page
     kv = allocate_pool(kit, setup.layout, pages)
     _write_all(kv)
-    kit.platform.record_event(kit.device).synchronize()
+    kit.synchronize()
     left = kit.platform.memory(kit.device).free
     size = pages * per_page
     if free - left < size // 2:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
-from srv.platform.contract import graphs_of, join
+from srv.platform.contract import join
 from srv.platform.interface import AttentionBatch, Communicator
 from srv.testing.conformance.bench import Bench, difference
 from srv.testing.conformance.child import describe_exception, serve
@@ -153,7 +153,7 @@ def _check_captured(kit: Kit, setup: Setup, communicator: Communicator, group: R
 
     Its one row has one token, so that attention returns the token's value.
     """
-    graphs = graphs_of(kit.platform)
+    graphs = kit.platform.graphs
     assert graphs is not None  # see graph.declared
     bench = Bench(kit, setup)
     shape, table = setup.shape, torch.ones(1, 1, dtype=torch.int32, device=kit.device)
@@ -176,7 +176,7 @@ def _check_captured(kit: Kit, setup: Setup, communicator: Communicator, group: R
         output = graphs.capture(1, run)
         for factor in (1.0, 3.0):
             source.fill_(factor * (group.rank + 1))
-            graphs.replay(1, plan())
+            graphs.replay(1, [plan()])
             inputs = torch.arange(1, group.size + 1).double() * factor
             want = (inputs + inputs.sum()).view(-1, 1, 1, 1).expand(out.shape)
             error = difference(output.to("cpu"), want, setup.dtype)

@@ -164,7 +164,7 @@ def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
 
 def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64) -> Any:
     """Import a backend and build it from its context, as a worker does."""
-    context = BackendContext(kit.platform, kit.device, kv, max_rows)
+    context = BackendContext(kit.platform, kit.device, kv, max_rows, kit.transfers)
     return pkgutil.resolve_name(spec.target)(context)
 
 

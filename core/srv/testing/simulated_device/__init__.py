@@ -7,6 +7,7 @@
     tensors       device tensor <-> host view
     memory        capacity, accounting, addresses
     stream        streams and events
+    deferral      the asynchronous mode: operators run when the host waits
     graphs        operators recorded once and replayed on the same storages
     refusals      error messages
 

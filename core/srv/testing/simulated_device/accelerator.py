@@ -15,6 +15,7 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend, rename_privateuse1_backend
 
 from srv.testing.simulated_device.copies import Transfers
+from srv.testing.simulated_device.deferral import Deferral
 from srv.testing.simulated_device.graphs import WAITING, Recorder
 from srv.testing.simulated_device.kernels import (
     ALSO_DIRECT,
@@ -24,7 +25,7 @@ from srv.testing.simulated_device.kernels import (
     host_kernel_names,
     view_kernel,
 )
-from srv.testing.simulated_device.memory import DeviceMemory
+from srv.testing.simulated_device.memory import DeviceMemory, pinned
 from srv.testing.simulated_device.refusals import Refusals
 from srv.testing.simulated_device.stream import Event, Stream
 from srv.testing.simulated_device.tensors import HOST_KEY, TensorFactory
@@ -37,8 +38,9 @@ class SimulatedAccelerator:
     """`torch.<name>`: one simulated device, with the usual functions of a torch backend.
 
     It has no API for graphs, because each backend has its own; they can all use `recorder` and `graphs.Graph`.
-    capacity: bytes. operators: custom operators in torch.ops.<name>, as schema -> host function. `install` creates it
-    after PyTorch knows `name` as a device.
+    capacity: bytes. operators: custom operators in torch.ops.<name>, as schema -> host function; one with an attribute
+    `meta`, a function, has the shapes of its results from there. asynchronous: operators run when the host waits
+    (`deferral`). `install` creates it after PyTorch knows `name` as a device.
     """
 
     stream_class: type[Stream] = Stream
@@ -53,6 +55,7 @@ class SimulatedAccelerator:
         device_name: str = "",
         refusals: Refusals | None = None,
         operators: Mapping[str, Callable[..., Any]] | None = None,
+        asynchronous: bool = False,
     ) -> None:
         self.name = name
         self._device = torch.device(name, 0)
@@ -68,6 +71,16 @@ class SimulatedAccelerator:
         self.generator = torch.Generator()
         self._default_stream = self.stream_class()
         self._thread = threading.local()
+        self.deferral = Deferral(asynchronous, self.factory, self.current_stream)
+        self.transfers = Transfers(
+            self._device,
+            self.memory,
+            self.factory,
+            self.recorder,
+            self.current_stream,
+            self.reads_host_late,
+            self.deferral,
+        )
         self._libraries: list[torch.library.Library] = []
 
     # Device
@@ -109,6 +122,15 @@ class SimulatedAccelerator:
 
     def max_memory_allocated(self, device: object = None) -> int:
         return self.memory.peak
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """New page-locked host memory; `torch.empty(..., pin_memory=True)` would need C++."""
+        return pinned(shape, dtype)
+
+    @property
+    def pageable_copies(self) -> int:
+        """The number of copies between the device and host memory that is not page-locked, so far."""
+        return self.transfers.pageable
 
     def empty_cache(self) -> None:
         """Do nothing: freed memory is not cached."""
@@ -163,9 +185,7 @@ class SimulatedAccelerator:
         kernels: dict[str, Callable[..., Any]] = {
             name: self._kernel(name) for name in (*host_kernel_names(), *ALSO_DIRECT)
         }
-        kernels |= Transfers(
-            self._device, self.memory, self.factory, self.recorder, self.current_stream, self.reads_host_late
-        ).kernels()
+        kernels |= self.transfers.kernels()
         kernels |= {name: self._kernel(host_name) for name, host_name in SUBSTITUTES.items()}
         kernels |= {name: view_kernel(name) for name in VIEWS}
         aten = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -182,6 +202,8 @@ class SimulatedAccelerator:
             own.define(schema)  # type: ignore[no-untyped-call]
             own.impl(name, function, HOST_KEY)  # type: ignore[no-untyped-call]
             own.impl(name, self._kernel(f"{self.name}::{name}"), "PrivateUse1")  # type: ignore[no-untyped-call]
+            if hasattr(function, "meta"):
+                own.impl(name, function.meta, "Meta")  # type: ignore[no-untyped-call]
         self.keep_alive(own)
 
     def keep_alive(self, library: torch.library.Library) -> None:
@@ -189,7 +211,7 @@ class SimulatedAccelerator:
         self._libraries.append(library)
 
     def _kernel(self, name: str) -> Kernel:
-        return Kernel(name, self.factory, self.generator, self.recorder, self._refusals)
+        return Kernel(name, self.factory, self.generator, self.recorder, self._refusals, self.deferral)
 
 
 Accelerator = TypeVar("Accelerator", bound=SimulatedAccelerator)

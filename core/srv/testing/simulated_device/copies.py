@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv.testing.simulated_device.deferral import Deferral
 from srv.testing.simulated_device.graphs import CROSSING, READING, Call, Recorder
-from srv.testing.simulated_device.memory import DeviceMemory
-from srv.testing.simulated_device.stream import Stream, enqueue_copy
+from srv.testing.simulated_device.memory import DeviceMemory, is_pinned
+from srv.testing.simulated_device.stream import Stream, enqueue_copy, poison
 from srv.testing.simulated_device.tensors import TensorFactory, host_view, is_device_tensor
 
 
 class Transfers:
-    """Kernels that allocate device memory and copy between device and host."""
+    """Kernels that allocate device memory and copy between device and host.
+
+    pageable: copies between the device and host memory that is not pinned, so far.
+    """
 
     def __init__(
         self,
@@ -26,7 +30,10 @@ class Transfers:
         recorder: Recorder,
         current_stream: Callable[[], Stream],
         reads_late: bool,
+        deferral: Deferral,
     ) -> None:
+        self.pageable = 0
+        self._deferral = deferral
         self._device = device
         self._memory = memory
         self._factory = factory
@@ -79,7 +86,7 @@ class Transfers:
 
     def zero_(self, tensor: Tensor) -> Tensor:
         view = host_view(tensor)
-        self._memory.clear(view)
+        self._deferral.enqueue(lambda: self._memory.clear(view))
         self._record("aten::zero_", view.zero_, (), [tensor])
         return tensor
 
@@ -87,11 +94,15 @@ class Transfers:
         onto, off = is_device_tensor(destination), is_device_tensor(source)
         if onto and off:
             written, read = host_view(destination), host_view(source)
-            written.copy_(read)
+            self._deferral.enqueue(lambda: written.copy_(read))
             self._record("aten::copy_", written.copy_, (read,), [source, destination])
             return destination
         self._recorder.refuse(*CROSSING)
-        if onto:
+        if not is_pinned(source if onto else destination):
+            self.pageable += 1
+        if self._deferral.enabled:
+            self._copy_in_order(source, destination, onto, non_blocking)
+        elif onto:
             # The copy runs immediately; for a device that reads late, the host memory must still exist later.
             host_view(destination).copy_(source)
             if non_blocking and self._reads_late:
@@ -102,6 +113,23 @@ class Transfers:
             self._current_stream().synchronize()
             destination.copy_(host_view(source))
         return destination
+
+    def _copy_in_order(self, source: Tensor, destination: Tensor, onto: bool, non_blocking: bool) -> None:
+        """A copy between host and device in the asynchronous mode. A blocking one waits for the stream."""
+        host, stream = source if onto else destination, self._current_stream()
+        if non_blocking and not is_pinned(host):
+            raise RuntimeError(
+                f"a copy with non_blocking=True {'from' if onto else 'to'} host memory that is not pinned "
+                f"({host.dtype} of shape {tuple(host.shape)}): the device cannot access it by itself"
+            )
+        read, written = (source, host_view(destination)) if onto else (host_view(source), destination)
+        if non_blocking:
+            if not onto:
+                poison(written)
+            self._deferral.enqueue(lambda: written.copy_(read))
+        else:
+            stream.synchronize()
+            written.copy_(read)
 
     def copy_from_and_resize(self, source: Tensor, destination: Tensor) -> Tensor:
         return self.copy_from(source, destination.resize_(source.shape))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -128,7 +128,9 @@ class Call:
 class Graph:
     """The operators of one capture. It is created empty; `torch.<name>.graph(graph)` captures into it, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, enqueue: Callable[[Callable[[], object]], None] | None = None) -> None:
+        """`enqueue`: how to run a replay in order with the device's stream; None: at once."""
+        self._enqueue = enqueue
         self._calls: list[Call] = []
         self._memory: Blocks | None = None
 
@@ -156,14 +158,15 @@ class Graph:
         """Run the recorded operators. Raises RuntimeError if there are none."""
         if not self._calls:
             raise RuntimeError("this graph was never captured")
-        self.run()
+        if self._enqueue is None:
+            self.run()
+            return
+        calls = [replace(call, kwargs=dict(call.kwargs)) for call in self._calls]  # with the values of now
+        self._enqueue(lambda: _run(calls))
 
     def run(self) -> None:
         """Run every recorded call in order."""
-        # Captured tensors may be inference tensors, which can only be written in inference mode.
-        with torch.inference_mode():
-            for call in self._calls:
-                call.run()
+        _run(self._calls)
 
     # Called while this graph is captured
 
@@ -242,6 +245,13 @@ class Recorder:
         error = graph.capture_error(operator, args, kwargs) if graph is not None else None
         if error is not None:
             raise self._refusals.not_permitted(*error)
+
+
+def _run(calls: Sequence[Call]) -> None:
+    # Captured tensors may be inference tensors, which can only be written in inference mode.
+    with torch.inference_mode():
+        for call in calls:
+            call.run()
 
 
 def _flatten(result: Any) -> list[Any]:

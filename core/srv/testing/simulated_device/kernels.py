@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv.testing.simulated_device.graphs import Call, Graph, Recorder, random_source
+from srv.testing.simulated_device.deferral import Deferral
+from srv.testing.simulated_device.graphs import Call, Graph, Recorder, may_depend_on_data, random_source
 from srv.testing.simulated_device.placement import HOST, INDEX_ARGUMENTS, is_host_scalar, operator_name
 from srv.testing.simulated_device.refusals import Refusals
 from srv.testing.simulated_device.tensors import HOST_KEY, HOST_KEYS, ForeignTensor, TensorFactory, host_view
@@ -31,6 +32,9 @@ VIEWS = (
     "set_.source_Storage_storage_offset",
     "set_.source_Tensor",
 )
+
+# Operators that may change the shape of the argument that they write.
+RESIZING = ("resize_", "resize_as_", "squeeze_", "unsqueeze_", "transpose_", "t_", "as_strided_")
 
 # PyTorch decomposes these, but they are common enough to run in one call.
 ALSO_DIRECT = ("clone", "embedding", "stack", "index_put_", "index_put", "repeat", "_safe_softmax")
@@ -70,6 +74,7 @@ class Kernel:
     """One operator on the device. It reads its schema at the first call, because most are never called."""
 
     __slots__ = (
+        "_deferral",
         "_device_only",
         "_factory",
         "_generator",
@@ -91,8 +96,10 @@ class Kernel:
         generator: torch.Generator,
         recorder: Recorder,
         refusals: Refusals,
+        deferral: Deferral,
     ) -> None:
         self._name = name
+        self._deferral = deferral
         self._factory = factory
         self._generator = generator
         self._recorder = recorder
@@ -129,6 +136,10 @@ class Kernel:
             host_kwargs = self._to_host_kwargs(kwargs) if kwargs else {}
         except ForeignTensor:
             raise self._refusals.mixed_devices(overload._schema, args, kwargs) from None
+        if self._deferral.enabled and graph is None:
+            done, outputs = self._enqueue(overload, operator, args, host_args, host_kwargs)
+            if done:
+                return outputs
         if self._random:
             operator = self._with_device_generator(operator, host_args, host_kwargs)
         result = operator(*host_args, **host_kwargs)
@@ -140,6 +151,30 @@ class Kernel:
         if graph is not None:
             self._record(graph, operator, host_args, host_kwargs, [*args, *kwargs.values()], outputs)
         return outputs
+
+    def _enqueue(
+        self,
+        overload: torch._ops.OpOverload,
+        operator: Callable[..., Any],
+        args: Sequence[Any],
+        host_args: list[Any],
+        host_kwargs: dict[str, Any],
+    ) -> tuple[bool, Any]:
+        """Whether the operator was enqueued, and its results; if not, its stream has been waited for."""
+        in_place = len(self._written) == 1 and self._returned == (0,) and overload._schema.name.endswith("_")
+        if self._random or may_depend_on_data(overload) or (self._written and not in_place):
+            self._deferral.wait()
+            return False, None
+        if in_place and self._name not in RESIZING:
+            self._deferral.enqueue(lambda: operator(*host_args, **host_kwargs))
+            return True, args[self._written[0][0]]
+        results = None if self._written else self._deferral.results_of(operator, host_args, host_kwargs)
+        if results is None:
+            self._deferral.wait()
+            return False, None
+        targets = tuple(host_view(each) for each in (results if isinstance(results, (list, tuple)) else [results]))
+        self._deferral.enqueue(Call(self._name, operator, tuple(host_args), host_kwargs, targets).run)
+        return True, results
 
     def _record(
         self,

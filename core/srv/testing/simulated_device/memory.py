@@ -67,6 +67,18 @@ class Allocation:
         self._memory.release(self._size)
 
 
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """New host memory that the device can access by itself, uninitialized."""
+    tensor = torch.empty(shape, dtype=dtype)
+    tensor.untyped_storage().simulated_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether a host tensor is in memory from `pinned`."""
+    return getattr(tensor.untyped_storage(), "simulated_pinned", False)
+
+
 class DeviceMemory:
     """Accounts for the blocks of one device, with a capacity in bytes. It is thread-safe."""
 

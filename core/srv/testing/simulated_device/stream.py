@@ -22,9 +22,9 @@ QUEUE_LIMIT = 1024
 
 
 class Stream:
-    """A queue of operations. Created with `torch.<name>.Stream()`."""
+    """A queue of operations. Created with `torch.<name>.Stream()`; there is one device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: object = None) -> None:
         self._pending: deque[Callable[[], None]] = deque()
         # Held while an operation runs, so that a waiting thread waits until it is complete.
         self._lock = threading.RLock()

@@ -38,13 +38,13 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     stream_class = Stream
     reads_host_late = True  # torch_npu enqueues the copy with only the address
 
-    def __init__(self, soc: Soc, capacity: int) -> None:
-        super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS)
+    def __init__(self, soc: Soc, capacity: int, asynchronous: bool = False) -> None:
+        super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS, asynchronous=asynchronous)
         self.soc = soc
         self.config = SimpleNamespace(allow_internal_format=False)
         self._jit_compile = True
         self.Event = partial(Event, self.current_stream)
-        self.NPUGraph = partial(NPUGraph, self.recorder, self.memory, self.current_stream)
+        self.NPUGraph = partial(NPUGraph, self.recorder, self.memory, self.current_stream, self.deferral.enqueue)
 
     # Device
 
@@ -120,16 +120,21 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         return self.recorder.active is not None
 
 
-def install(soc: Soc, capacity: int) -> Accelerator:
+def install(soc: Soc, capacity: int, asynchronous: bool = False) -> Accelerator:
     """Register the card, once per process, and return `torch.npu`.
 
     RuntimeError if another backend has claimed PrivateUse1, or another card was simulated here before.
     """
     title = "the NPU simulator"
-    present = simulated_device.install(NAME, Accelerator, lambda: Accelerator(soc, capacity), title)
-    if present.soc != soc or present.memory.capacity != capacity:
+    present = simulated_device.install(NAME, Accelerator, lambda: Accelerator(soc, capacity, asynchronous), title)
+    loaded = _described(present.soc, present.memory.capacity, present.deferral.enabled)
+    asked = _described(soc, capacity, asynchronous)
+    if loaded != asked:
         raise RuntimeError(
-            f"{title} was loaded as {present.soc.key!r} with {present.memory.capacity} bytes here, and "
-            f"cannot become {soc.key!r} with {capacity}: one process simulates one card"
+            f"{title} was loaded as {loaded} here, and cannot become {asked}: one process simulates one card"
         )
     return present
+
+
+def _described(soc: Soc, capacity: int, asynchronous: bool) -> str:
+    return f"{soc.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"

@@ -39,8 +39,9 @@ class Task(Call):
 class Recording(Graph):
     """The capture of one graph."""
 
-    def __init__(self, can_update: bool) -> None:
-        super().__init__()
+    def __init__(self, can_update: bool, enqueue: Callable[[Callable[[], object]], None]) -> None:
+        super().__init__(enqueue)
+        self._in_order = enqueue
         self.can_update = can_update
         self._created: list[Tensor] = []
         self._own_blocks: set[int] = set()
@@ -80,13 +81,20 @@ class Recording(Graph):
                     f"NPUGraph.replay: memory that the captured {name} uses has been freed since the capture; "
                     "keep every input and output of a graph alive for as long as the graph"
                 )
-        self.run()
+        self._in_order(self.run)
 
 
 class NPUGraph:
     """`torch.npu.NPUGraph`. Capture through `torch.npu.graph(...)`."""
 
-    def __init__(self, recorder: Recorder, memory: DeviceMemory, current_stream: Callable[[], Stream]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        memory: DeviceMemory,
+        current_stream: Callable[[], Stream],
+        enqueue: Callable[[Callable[[], object]], None],
+    ) -> None:
+        self._enqueue = enqueue
         self._recorder = recorder
         self._memory = memory
         self._current_stream = current_stream
@@ -100,7 +108,7 @@ class NPUGraph:
             raise RuntimeError("NPUGraph.capture_begin: this graph holds a capture; call reset() first")
         if self._recorder.busy:
             raise RuntimeError("NPUGraph.capture_begin: another capture is under way, and captures do not nest")
-        recording = Recording(auto_dispatch_capture)
+        recording = Recording(auto_dispatch_capture, self._enqueue)
         self._recorder.begin(recording, self._memory)
         self._recording = recording
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from srv_npu_simulator.operators.attention_call import UNBOUNDED, AttentionOptions, AttentionPlan, Row
-from srv_npu_simulator.operators.attention_rules import NAME, plan_call
+from srv_npu_simulator.operators.attention_rules import NAME, ResultSizes, plan_call, result_sizes
 from srv_npu_simulator.operators.checks import Rules
 
 # The number of scores computed at once, over all heads: 256 MiB of float32.
@@ -58,6 +58,18 @@ def fused_infer_attention_score_out(
     return attention_out, softmax_lse
 
 
+def results_like(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Tensors like the results, on the device of the query."""
+    sizes = result_sizes(query, key, value, AttentionOptions(**options))
+    return query.new_empty(sizes.output), query.new_empty(sizes.lse, dtype=torch.float32)
+
+
+def workspace_like(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """A tensor like the result of `max_workspace`, on the device of the query."""
+    sizes = result_sizes(query, key, value, AttentionOptions(**options))
+    return query.new_empty(workspace_bytes(query, sizes), dtype=torch.uint8)
+
+
 def max_workspace(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """uint8: a workspace for `.out`, large enough for any lengths of keys."""
     return torch.empty(
@@ -65,7 +77,7 @@ def max_workspace(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> 
     )
 
 
-def workspace_bytes(query: Tensor, planned: AttentionPlan) -> int:
+def workspace_bytes(query: Tensor, planned: AttentionPlan | ResultSizes) -> int:
     """The workspace of a call. The real size differs, but grows with the shape too."""
     tokens = query.numel() // (planned.heads * planned.query_dim)
     return _WORKSPACE_BASE + tokens * planned.heads * (planned.value_dim + 2) * 4

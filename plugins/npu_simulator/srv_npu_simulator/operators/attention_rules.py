@@ -6,7 +6,7 @@ The result is an `AttentionPlan`: the location of the queries and keys of each s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,25 @@ def plan_call(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptio
         _output_shape(query, options.input_layout, heads, value_dim),
         _lse_shape(query, options, heads),
     )
+
+
+class ResultSizes(NamedTuple):
+    """Heads and their sizes, and the shapes of both results."""
+
+    heads: int
+    query_dim: int
+    value_dim: int
+    output: tuple[int, ...]
+    lse: tuple[int, ...]
+
+
+def result_sizes(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> ResultSizes:
+    """The sizes of a call, without reading a tensor."""
+    rules = Rules(NAME)
+    heads, kv_heads, query_dim = _heads(rules, query, options)
+    value_dim = _check_keys(rules, key, value, options, kv_heads, query_dim)
+    output = _output_shape(query, options.input_layout, heads, value_dim)
+    return ResultSizes(heads, query_dim, value_dim, output, _lse_shape(query, options, heads))
 
 
 def _check_unsimulated(rules: Rules, query: Tensor, options: AttentionOptions) -> None:

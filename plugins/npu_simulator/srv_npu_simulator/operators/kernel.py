@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv.testing.simulated_device.graphs import Call
 from srv.testing.simulated_device.tensors import host_view, is_device_tensor
 from srv_npu_simulator.device.accelerator import Accelerator
 from srv_npu_simulator.device.graph import Task
@@ -21,6 +22,7 @@ class OperatorKernel:
         self._operator = operator
         self._factory = accelerator.factory
         self._recorder = accelerator.recorder
+        self._deferral = accelerator.deferral
         self._names = [argument.name for argument in schema.arguments]
         written = {
             argument.alias_info.before_set.pop(): argument.name
@@ -37,8 +39,12 @@ class OperatorKernel:
         check_placement(self._operator.name, self._names, args, kwargs)
         host_args = tuple(_to_host(value) for value in args)
         host_kwargs = {name: _to_host(value) for name, value in kwargs.items()}
-        result = self._operator.reference(*host_args, **host_kwargs)
         given = dict(zip(self._names, args, strict=False)) | kwargs
+        if self._deferral.enabled and self._recorder.active is None:
+            enqueued = self._enqueue(host_args, host_kwargs, given)
+            if enqueued is not None:
+                return enqueued[0] if len(enqueued) == 1 else enqueued
+        result = self._operator.reference(*host_args, **host_kwargs)
         results = result if isinstance(result, tuple) else (result,)
         outputs = [
             given[name] if name is not None else self._factory.on_device(value)
@@ -58,6 +64,23 @@ class OperatorKernel:
             )
             recording.add(task, list(given.values()))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _enqueue(
+        self, host_args: tuple[Any, ...], host_kwargs: dict[str, Any], given: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Enqueue the operator and return its results, or wait for the stream and return None."""
+        operator = self._operator
+        if all(name is not None for name in self._returned):
+            self._deferral.enqueue(lambda: operator.reference(*host_args, **host_kwargs))
+            return tuple(given[name] for name in self._returned if name is not None)
+        results = self._deferral.results_of(operator.shapes or operator.reference, host_args, host_kwargs)
+        if results is None:
+            self._deferral.wait()
+            return None
+        outputs = results if isinstance(results, tuple) else (results,)
+        targets = tuple(host_view(each) for each in outputs)
+        self._deferral.enqueue(Call(operator.name, operator.reference, host_args, host_kwargs, targets).run)
+        return outputs
 
 
 def _to_host(value: Any) -> Any:

@@ -27,11 +27,15 @@ _ATTENTION = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`reference`: runs on host views. `updatable`: host values that `NPUGraph.update` can change."""
+    """`reference`: runs on host views. `updatable`: host values that `NPUGraph.update` can change.
+
+    `shapes`: computes the results' shapes from "meta" tensors, where `reference` cannot.
+    """
 
     schema: str
     reference: Callable[..., Any]
     updatable: tuple[str, ...] = ()
+    shapes: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
@@ -46,6 +50,7 @@ OPERATORS = (
         f"npu_fused_infer_attention_score({_ATTENTION}) -> (Tensor, Tensor)",
         attention.fused_infer_attention_score,
         updatable=_LENGTHS,
+        shapes=attention.results_like,
     ),
     Operator(
         f"npu_fused_infer_attention_score.out({_ATTENTION}, Tensor? workspace=None, Tensor(a!) attention_out, "
@@ -56,6 +61,7 @@ OPERATORS = (
     Operator(
         f"_npu_fused_infer_attention_score_get_max_workspace({_ATTENTION}) -> Tensor",
         attention.max_workspace,
+        shapes=attention.workspace_like,
     ),
     Operator(
         "npu_scatter_nd_update_(Tensor(a!) self, Tensor indices, Tensor updates) -> Tensor(a!)",

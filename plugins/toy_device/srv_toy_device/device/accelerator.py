@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from functools import partial
 
 from srv.testing import simulated_device
 from srv.testing.simulated_device import Graph, GraphMemory, Refusals
 from srv_toy_device.device.fused import OPERATORS
 from srv_toy_device.facts import DEVICE_NAME
-from srv_toy_device.settings import MEMORY_VARIABLE, device_memory
+from srv_toy_device.settings import MEMORY_VARIABLE, asynchronous, device_memory
 
 NAME = "toy"
 EXHAUSTED = (
@@ -24,13 +25,21 @@ EXHAUSTED = (
 class Accelerator(simulated_device.SimulatedAccelerator):
     """`torch.toy`: one simulated device with `capacity` bytes of memory and its own operators."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, asynchronous: bool = False) -> None:
         refusals = Refusals(f"{NAME}:0", exhausted=EXHAUSTED)
-        super().__init__(NAME, capacity, device_name=DEVICE_NAME, refusals=refusals, operators=OPERATORS)
-        self.Graph = Graph
+        super().__init__(
+            NAME,
+            capacity,
+            device_name=DEVICE_NAME,
+            refusals=refusals,
+            operators=OPERATORS,
+            asynchronous=asynchronous,
+        )
+        self.Graph = partial(Graph, self.deferral.enqueue)
 
     def graph(self, graph: Graph, memory: GraphMemory | None = None) -> AbstractContextManager[Graph]:
         """Capture this thread's operators into `graph`; graphs that share `memory` are never replayed at once."""
+        self.synchronize()
         return self.recorder.recording(graph, memory if memory is not None else self.graph_memory())
 
     def graph_memory(self) -> GraphMemory:
@@ -41,6 +50,8 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 def install() -> Accelerator:
     """Register the device in this process, once and permanently, and return `torch.toy`.
 
-    The first call reads SRV_TOY_MEMORY. Raises RuntimeError if another backend has claimed PrivateUse1.
+    The first call reads SRV_TOY_MEMORY and SRV_TOY_ASYNCHRONOUS. Raises RuntimeError if another backend has claimed
+    PrivateUse1.
     """
-    return simulated_device.install(NAME, Accelerator, lambda: Accelerator(device_memory(os.environ)))
+    memory, late = device_memory(os.environ), asynchronous(os.environ)
+    return simulated_device.install(NAME, Accelerator, lambda: Accelerator(memory, late))

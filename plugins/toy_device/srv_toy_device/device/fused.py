@@ -45,6 +45,9 @@ def paged_decode(
     return out
 
 
+# The shape of its result, for the asynchronous mode: that of the query.
+paged_decode.meta = lambda query, *others, **options: torch.empty_like(query)  # type: ignore[attr-defined]
+
 # By schema, as torch.library.Library.define takes it.
 OPERATORS: Mapping[str, Callable[..., Tensor]] = {
     "paged_decode(Tensor query, Tensor keys, Tensor values, Tensor page_table, *, int[] lengths, int page_size,"

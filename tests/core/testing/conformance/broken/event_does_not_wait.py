@@ -12,7 +12,7 @@ from toy_variant import manifest
 if TYPE_CHECKING:
     import torch
 
-    from srv.platform.interface import Event
+    from srv.platform.streams import Streams
     from srv_toy_device.platform import ToyPlatform
 
 
@@ -25,8 +25,10 @@ class Impatient:
 
 def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Hasty(toy):  # type: ignore[valid-type, misc]
-        def record_event(self, device: torch.device) -> Event:
-            return Impatient()
+        def streams(self, device: torch.device) -> Streams:
+            made = super().streams(device)
+            made.compute.record = Impatient  # the fault is its event
+            return made
 
     return Hasty
 

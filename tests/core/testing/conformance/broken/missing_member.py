@@ -1,6 +1,6 @@
 """The platform lacks a method of the contract.
 
-Caught by platform.starts at L1, naming "record_event".
+Caught by platform.starts at L1, naming "staging".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     members = {**vars(toy.__base__), **vars(toy)}
-    for member in ("record_event", "__dict__", "__weakref__"):  # the fault; the others belong to a class itself
+    for member in ("staging", "__dict__", "__weakref__"):  # the fault; the others belong to a class itself
         members.pop(member)
     return type("Incomplete", (), members)
 

@@ -1,0 +1,141 @@
+"""L1: copies between host and device: staging memory, streams, and pages between pools."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from srv.platform.interface import KVBuffers
+from srv.platform.streams import Streams
+from srv.platform.transfers import StepCopies
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.model import Fault
+from srv.testing.conformance.platform import same_device
+from srv.testing.conformance.setups import allocate_pool, select_setups
+
+_SIZE = 1 << 16  # elements of a copy
+_ROUNDS = 4
+_PAGES = 6
+_COPIED = ((1, 4), (2, 5), (3, 1), (6, 3))  # two that are consecutive, and two that are not
+
+
+def staging(kit: Kit) -> str:
+    """Staging memory is on the host, of the right shape, and every call returns other memory."""
+    wanted = [((3, 5), torch.float32), ((7,), torch.int64), ((0,), torch.uint8), ((2, 2), torch.bool)]
+    made = [kit.platform.staging(shape, dtype) for shape, dtype in wanted for _ in range(2)]
+    for number, tensor in enumerate(made):
+        shape, dtype = wanted[number // 2]
+        if not isinstance(tensor, Tensor) or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+            raise Fault(f"staging({shape}, {dtype}) returned {tensor!r}")
+        if tensor.device != torch.device("cpu"):
+            raise Fault(f"staging({shape}, {dtype}) is on {tensor.device}, not on the host")
+        tensor.view(-1).view(torch.uint8).fill_(number)
+    for number, tensor in enumerate(made):
+        if not bool((tensor.view(-1).view(torch.uint8) == number).all()):
+            raise Fault("two tensors from staging share memory")
+    return f"{len(made)} tensors in host memory of their own"
+
+
+def ring(kit: Kit) -> str:
+    """Copies of several steps arrive in both directions while their memory is reused step by step."""
+    transfers, results = kit.transfers, []
+    for step in range(_ROUNDS):
+        transfers.begin()
+        numbers = transfers.upload(torch.full((_SIZE,), float(step)))
+        if not same_device(numbers.device, kit.device):
+            raise Fault(f"what was copied from staging memory is on {numbers.device}, not on {kit.device}")
+        results.append((transfers.download(_work(kit, numbers)), transfers.end()))
+        if step:
+            _check_arrived(*results[step - 1], step - 1)
+    _check_arrived(*results[-1], _ROUNDS - 1)
+    return f"{_ROUNDS} steps of {_SIZE * 4} bytes each way, two at a time"
+
+
+def _work(kit: Kit, numbers: Tensor) -> Tensor:
+    """`numbers` + 1, after enough computing to be still running when the host goes on."""
+    ones = torch.full((512, 512), 1.0 / 512, device=kit.device)
+    for _ in range(10):
+        ones = ones @ ones
+    return numbers + ones.mean() * 512
+
+
+def _check_arrived(host: Tensor, copies: StepCopies, step: int) -> None:
+    copies.wait()
+    if not bool(((host - (step + 1)).abs() < 1e-2).all()):
+        raise Fault(f"step {step} of {_ROUNDS} read other values than were copied for it, or returned others")
+    copies.release()
+
+
+def streams(kit: Kit) -> str:
+    """A stream that waits for an event of another one sees what was enqueued before it."""
+    found: object = kit.platform.streams(kit.device)
+    if not isinstance(found, Streams):
+        raise Fault(f"streams returned a {type(found).__name__}, not srv.platform.streams.Streams")
+    source, target = (kit.platform.staging((_SIZE,), torch.float32) for _ in range(2))
+    numbers = torch.zeros(_SIZE, device=kit.device)
+    for number in range(_ROUNDS):
+        source.fill_(number)
+        found.copy_in.wait(found.compute.record())  # the last round has read `numbers`
+        with found.copy_in.use():
+            numbers.copy_(source, non_blocking=True)
+        found.compute.wait(found.copy_in.record())
+        result = _work(kit, numbers)
+        found.copy_out.wait(found.compute.record())
+        with found.copy_out.use():
+            target.copy_(result, non_blocking=True)
+        found.copy_out.record().synchronize()
+        if not bool(((target - (number + 1)).abs() < 1e-2).all()):
+            raise Fault("a stream that waited for an event of another stream did not see what was done before it")
+    return "copies in, computing and copies out waited for one another"
+
+
+def pages(kit: Kit) -> str:
+    """copy_pages moves pages from the device to the host, back, and between pools of the device, and no others."""
+    checked = []
+    for setup in select_setups(kit, max_page_sizes=1):
+        first, second = (allocate_pool(kit, setup.layout, _PAGES) for _ in range(2))
+        host = _on_host(kit, first)
+        for kv, base in ((first, 1), (host, 30), (second, 60)):
+            _number_pages(kit, kv, base)
+        compute = kit.transfers.streams.compute
+        kit.platform.copy_pages(first, host, _COPIED)
+        compute.record().synchronize()
+        _check_pages(host, {to: 1 + begin for begin, to in _COPIED}, 30, f"{setup}: a copy to the host")
+        kit.platform.copy_pages(host, second, _COPIED)
+        compute.record().synchronize()
+        landed = {to: 1 + begin for begin, to in _COPIED}
+        expected = {to: landed.get(begin, 30 + begin) for begin, to in _COPIED}
+        _check_pages(second, expected, 60, f"{setup}: a copy to the device")
+        kit.platform.copy_pages(first, second, ())
+        kit.platform.copy_pages(first, second, _COPIED)
+        compute.record().synchronize()
+        _check_pages(second, landed, 60, f"{setup}: a copy on the device")
+        checked.append(str(setup))
+    return f"{len(_COPIED)} pages, {'; '.join(checked)}"
+
+
+def _on_host(kit: Kit, kv: KVBuffers) -> KVBuffers:
+    """A pool of the same layout in staging memory."""
+    keys, values = (
+        tuple(kit.platform.staging(tuple(buffer.shape), buffer.dtype) for buffer in buffers)
+        for buffers in (kv.keys, kv.values)
+    )
+    return KVBuffers(kv.layout, keys, values)
+
+
+def _number_pages(kit: Kit, kv: KVBuffers, base: int) -> None:
+    """Fill page i with base + i."""
+    for buffer in (*kv.keys, *kv.values):
+        for page in range(_PAGES + 1):
+            buffer[page].fill_(base + page)
+    kit.synchronize()
+
+
+def _check_pages(kv: KVBuffers, changed: dict[int, int], base: int, what: str) -> None:
+    for buffer in (*kv.keys, *kv.values):
+        found = buffer.to("cpu").float()
+        for page in range(_PAGES + 1):
+            expected = changed.get(page, base + page)
+            if not bool((found[page] == expected).all()):
+                change = "which should hold another page" if page in changed else "which should not change"
+                raise Fault(f"{what} left {float(found[page].flatten()[0]):g} in page {page}, {change} ({expected})")

@@ -1,0 +1,34 @@
+"""A stream does not wait for events of other streams, so that results are copied before they are computed.
+
+Caught by copies.ring at L1, naming "returned others". Only a device that runs operators when the host waits shows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from srv.platform.streams import Event, Streams
+    from srv_toy_device.platform import ToyPlatform
+
+
+def _no_wait(event: Event) -> None:
+    return  # the fault
+
+
+def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
+    class Hasty(toy):  # type: ignore[valid-type, misc]
+        def streams(self, device: torch.device) -> Streams:
+            made = super().streams(device)
+            for stream in (made.compute, made.copy_in, made.copy_out):
+                stream.wait = _no_wait  # type: ignore[method-assign]
+            return made
+
+    return Hasty
+
+
+MANIFEST = manifest("copies_out_early", platform=platform)
