@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         name="replay-with-stale-lengths",
         file="plugins/toy_device/srv_toy_device/graphs.py",
-        text="        graph.update(lengths=metadata.lengths)\n",
+        text="        graph.update(lengths=metadata[0].lengths)\n",
         planted="",
         effect="Replayed steps attend with the lengths of the step that was captured.",
         tests=(f"{_TOY}/test_toy_graphs.py",),

@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         name="logprobs-after-penalties",
         file="core/srv/sample/sampler.py",
-        text="_with_host_copies(logits, tokens, finite, metadata, noise=noise)",
-        planted="_with_host_copies(_processed(logits, active), tokens, finite, metadata, noise=noise)",
+        text="_with_host_copies(logits, tokens, finite, metadata)",
+        planted="_with_host_copies(_processed(logits, active), tokens, finite, metadata)",
         effect="Log-probabilities change with penalties and bias instead of being those of the model.",
         tests=(_SAMPLER,),
     ),

@@ -13,6 +13,7 @@ import torch
 
 from srv.platform.interface import BackendContext
 from srv.platform.manifest import EngineContext
+from srv.platform.transfers import Transfers
 from srv.specs import FullAttention, KVLayout
 from srv_npu.facts import PROFILES
 from srv_npu.limits import KV_ORDER, PAGE
@@ -52,4 +53,4 @@ def context(
     """What a backend is built from: a pool of one layer. Values are as long as keys unless `value_dim` says else."""
     layout = KVLayout(FullAttention((0,), kv_heads, dim, value_dim or dim), PAGE, dtype, KV_ORDER)
     kv = platform.kv_buffers(layout, pages)
-    return BackendContext(platform, platform.device(0), kv, max_rows=max_rows)
+    return BackendContext(platform, platform.device(0), kv, max_rows, Transfers(platform, platform.device(0)))

@@ -16,6 +16,7 @@ from srv.platform.facts import DeviceFacts
 from srv.platform.interface import BackendContext, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.platform.transfers import Transfers
 from srv.specs import KVLayout, ModelFacts
 from srv.worker.attention import StepAttention
 from srv_cpu.attention import TorchNativeAttention
@@ -73,4 +74,4 @@ def _build(facts: ModelFacts, dtype: str, platform: Platform, ops: Ops) -> Causa
 def _context(facts: ModelFacts, dtype: str, platform: Platform, order: str) -> BackendContext:
     (group,) = facts.cache_groups
     kv = platform.kv_buffers(KVLayout(group, PAGE, dtype, order), pages=8)
-    return BackendContext(platform, platform.device(0), kv, max_rows=4)
+    return BackendContext(platform, platform.device(0), kv, 4, Transfers(platform, platform.device(0)))

@@ -57,7 +57,7 @@ class World:
     def plan(self, batch: AttentionBatch) -> AttentionMetadata:
         """Plan a step and wait for its copies, because the test drops the backend, and what they read, after it."""
         metadata = self.backend.plan(batch)
-        self.context.platform.record_event(self.device).synchronize()
+        self.context.transfers.streams.compute.record().synchronize()
         return metadata
 
     def batch(self, query_lens: Sequence[int], graph: int | None = None) -> AttentionBatch:
@@ -169,7 +169,7 @@ class CapturedStep:
         q, k, v = self.world.fresh(self.rows)
         for kept, new in zip(self.inputs, (q, k, v), strict=True):
             kept.copy_(new)
-        self.graphs.replay(self.rows, self.plan())
+        self.graphs.replay(self.rows, [self.plan()])
         close(self.out, self.world.expect([1] * self.rows, q, k, v))
 
 
@@ -193,7 +193,7 @@ def test_a_replay_may_be_asked_for_while_the_last_one_runs(platform: NpuPlatform
     step = CapturedStep(world, platform)
     metadata = step.plan()
     for _ in range(2):
-        step.graphs.replay(step.rows, metadata)
+        step.graphs.replay(step.rows, [metadata])
     q, k, v = (each.cpu() for each in step.inputs)
     close(step.out, world.expect([1, 1], q, k, v))
 

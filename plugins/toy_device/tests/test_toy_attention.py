@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
+from srv.platform.transfers import Transfers
 from srv.specs import FullAttention, KVLayout, ModelFacts
 from srv_toy_device.attention import ToyPagedAttention
 from srv_toy_device.device import Accelerator
@@ -30,7 +31,8 @@ class Pool:
         group = FullAttention(tuple(range(2)), layer.kv_heads, layer.head_dim, layer.head_dim)
         self.kv: KVBuffers = self.platform.kv_buffers(KVLayout(group, page_size, dtype), pages)
         device = self.platform.device(0)
-        self.backend = ToyPagedAttention(BackendContext(self.platform, device, self.kv, max_rows=8))
+        transfers = Transfers(self.platform, device)
+        self.backend = ToyPagedAttention(BackendContext(self.platform, device, self.kv, 8, transfers))
         self.page_size = page_size
         self.free = list(range(1, pages + 1))
         random.Random(0).shuffle(self.free)
@@ -202,4 +204,6 @@ def test_host_tensors_are_refused(toy: Accelerator) -> None:
 def test_a_pool_is_needed(toy: Accelerator) -> None:
     platform = ToyPlatform(toy)
     with pytest.raises(ValueError, match="KV pool"):
-        ToyPagedAttention(BackendContext(platform, platform.device(0), None, 1))
+        ToyPagedAttention(
+            BackendContext(platform, platform.device(0), None, 1, Transfers(platform, platform.device(0)))
+        )

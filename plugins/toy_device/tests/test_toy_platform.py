@@ -52,7 +52,7 @@ def test_memory_is_the_devices(platform: Platform) -> None:
 
 def test_an_event_covers_copies_that_were_asked_for_before(platform: Platform) -> None:
     host = torch.arange(3, device=platform.device(0)).to("cpu", non_blocking=True)
-    platform.record_event(platform.device(0)).synchronize()
+    platform.streams(platform.device(0)).compute.record().synchronize()
     assert host.tolist() == [0, 1, 2]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from srv.platform.interface import BackendContext, SamplingBatch
+from srv.platform.transfers import Transfers
 from srv.specs import ModelFacts
 from srv_toy_device.device import Accelerator
 from srv_toy_device.limits import sampling_bytes
@@ -23,7 +24,7 @@ VOCAB = 50
 @pytest.fixture
 def backend(toy: Accelerator) -> ToySampling:
     platform = ToyPlatform(toy)
-    return ToySampling(BackendContext(platform, platform.device(0), None, 8))
+    return ToySampling(BackendContext(platform, platform.device(0), None, 8, Transfers(platform, platform.device(0))))
 
 
 def batch(

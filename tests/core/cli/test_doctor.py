@@ -21,16 +21,13 @@ from srv.platform.registry import find_platforms
 WORKING = """
 import torch
 from srv.platform.interface import Check, KVBuffers, Memory
-
-
-class Done:
-    def synchronize(self):
-        pass
+from srv.platform.streams import host_streams
 
 
 class Live:
     name = "{name}"
     ops = ()
+    graphs = None
 
     def device(self, local_rank):
         return torch.device("cpu")
@@ -41,8 +38,14 @@ class Live:
     def memory(self, device):
         return Memory(3 << 30, 4 << 30)
 
-    def record_event(self, device):
-        return Done()
+    def streams(self, device):
+        return host_streams()
+
+    def staging(self, shape, dtype):
+        return torch.empty(shape, dtype=dtype)
+
+    def copy_pages(self, source, target, pages):
+        raise RuntimeError("the doctor copies no pages")
 
     def kv_buffers(self, layout, pages):
         raise RuntimeError("the doctor allocates no KV pool")

@@ -126,7 +126,7 @@ def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> Non
     assert buffers.pages[0].tolist() == [[1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5]
     batch = attention.planned[-1]
     assert (batch.query_lens, batch.kv_lens, batch.graph) == ([1] * 4, [21, 22, 23, 1], 4)
-    assert graphs.replayed[-1] == (4, batch)
+    assert graphs.replayed[-1] == (4, [batch])
 
 
 def test_plans_of_equal_row_counts_use_the_same_addresses() -> None:

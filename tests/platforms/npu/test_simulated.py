@@ -17,7 +17,7 @@ def run_on(soc: str, seconds: float, *arguments: str | Path) -> Outcome:
 
 
 def test_device_attention_and_sampling_on_a2() -> None:
-    files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_sampling.py")
+    files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_sampling.py", "test_npu_copies.py")
     outcome = run_on("a2", 280, *(TESTS / file for file in files))
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end

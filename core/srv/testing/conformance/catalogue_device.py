@@ -54,7 +54,7 @@ L1 = (
         "copies.ring",
         "steps in flight read and return their own values while staging memory is reused from step to step",
         "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there.",
-        (*_STARTED, "copies.staging"),
+        (*_STARTED, "copies.staging", "platform.events"),
     ),
     _device_check(
         "copies.streams",

@@ -52,11 +52,18 @@ class Deferral:
 
         They are poisoned until the caller enqueues what fills them.
         """
+        ran = self.run_on_meta(function, args, kwargs)
+        return None if ran is None else self._allocated(ran[0])
+
+    def run_on_meta(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, list[Any], dict[str, Any]] | None:
+        """The result of `function` on tensors without data, and these tensors; None if it needs data."""
+        shapes = [_as_meta(value) for value in args], {name: _as_meta(value) for name, value in kwargs.items()}
         try:
-            shapes = function(*map(_as_meta, args), **{name: _as_meta(value) for name, value in kwargs.items()})
+            return function(*shapes[0], **shapes[1]), *shapes
         except (NotImplementedError, RuntimeError, TypeError):  # of a missing or incomplete "meta" kernel
             return None
-        return self._allocated(shapes)
 
     def _allocated(self, shapes: Any) -> Any:
         if isinstance(shapes, Tensor):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from srv.testing.simulated_device.deferral import Deferral
-from srv.testing.simulated_device.graphs import Call, Graph, Recorder, may_depend_on_data, random_source
+from srv.testing.simulated_device.graphs import Call, Graph, Recorder, depends_on_data, random_source
 from srv.testing.simulated_device.placement import HOST, INDEX_ARGUMENTS, is_host_scalar, operator_name
 from srv.testing.simulated_device.refusals import Refusals
 from srv.testing.simulated_device.tensors import HOST_KEY, HOST_KEYS, ForeignTensor, TensorFactory, host_view
@@ -137,7 +137,7 @@ class Kernel:
         except ForeignTensor:
             raise self._refusals.mixed_devices(overload._schema, args, kwargs) from None
         if self._deferral.enabled and graph is None:
-            done, outputs = self._enqueue(overload, operator, args, host_args, host_kwargs)
+            done, outputs = self._enqueue(overload, operator, args, kwargs, host_args, host_kwargs)
             if done:
                 return outputs
         if self._random:
@@ -157,24 +157,57 @@ class Kernel:
         overload: torch._ops.OpOverload,
         operator: Callable[..., Any],
         args: Sequence[Any],
+        kwargs: Mapping[str, Any],
         host_args: list[Any],
         host_kwargs: dict[str, Any],
     ) -> tuple[bool, Any]:
         """Whether the operator was enqueued, and its results; if not, its stream has been waited for."""
-        in_place = len(self._written) == 1 and self._returned == (0,) and overload._schema.name.endswith("_")
-        if self._random or may_depend_on_data(overload) or (self._written and not in_place):
+        if self._random or depends_on_data(overload, args, {}) or self._name in RESIZING:
             self._deferral.wait()
             return False, None
-        if in_place and self._name not in RESIZING:
+        if len(self._written) == 1 and self._returned == (0,) and overload._schema.name.endswith("_"):
             self._deferral.enqueue(lambda: operator(*host_args, **host_kwargs))
             return True, args[self._written[0][0]]
-        results = None if self._written else self._deferral.results_of(operator, host_args, host_kwargs)
+        if self._written:
+            return self._enqueue_out(operator, args, kwargs, host_args, host_kwargs)
+        results = self._deferral.results_of(operator, host_args, host_kwargs)
         if results is None:
             self._deferral.wait()
             return False, None
         targets = tuple(host_view(each) for each in (results if isinstance(results, (list, tuple)) else [results]))
         self._deferral.enqueue(Call(self._name, operator, tuple(host_args), host_kwargs, targets).run)
         return True, results
+
+    def _enqueue_out(
+        self,
+        operator: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        host_args: list[Any],
+        host_kwargs: dict[str, Any],
+    ) -> tuple[bool, Any]:
+        """The same for an operator with `out=`, which gets its final shape now."""
+        shaped = self._deferral.run_on_meta(operator, host_args, host_kwargs)
+        if shaped is None:
+            self._deferral.wait()
+            return False, None
+        _, meta_args, meta_kwargs = shaped
+        written = [
+            (kwargs[name], host_kwargs[name], meta_kwargs[name])
+            if name in kwargs
+            else (args[position], host_args[position], meta_args[position])
+            for position, name in self._written
+        ]
+        if not all(isinstance(tensor, Tensor) for tensor, _, _ in written):  # but a list of tensors
+            self._deferral.wait()
+            return False, None
+        for tensor, view, like in written:
+            if view.shape != like.shape:
+                view.resize_(like.shape)
+            self._adopt_view(tensor, view)
+        self._deferral.enqueue(lambda: operator(*host_args, **host_kwargs))
+        outputs = tuple(written[index][0] for index in self._returned if index is not None)
+        return True, outputs[0] if len(outputs) == 1 else outputs
 
     def _record(
         self,

@@ -41,6 +41,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     def __init__(self, soc: Soc, capacity: int, asynchronous: bool = False) -> None:
         super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS, asynchronous=asynchronous)
         self.soc = soc
+        self.asynchronous = asynchronous  # as it was loaded; tests change `deferral.enabled`
         self.config = SimpleNamespace(allow_internal_format=False)
         self._jit_compile = True
         self.Event = partial(Event, self.current_stream)
@@ -127,7 +128,7 @@ def install(soc: Soc, capacity: int, asynchronous: bool = False) -> Accelerator:
     """
     title = "the NPU simulator"
     present = simulated_device.install(NAME, Accelerator, lambda: Accelerator(soc, capacity, asynchronous), title)
-    loaded = _described(present.soc, present.memory.capacity, present.deferral.enabled)
+    loaded = _described(present.soc, present.memory.capacity, present.asynchronous)
     asked = _described(soc, capacity, asynchronous)
     if loaded != asked:
         raise RuntimeError(

@@ -39,7 +39,8 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 
     def graph(self, graph: Graph, memory: GraphMemory | None = None) -> AbstractContextManager[Graph]:
         """Capture this thread's operators into `graph`; graphs that share `memory` are never replayed at once."""
-        self.synchronize()
+        if not self.recorder.busy:
+            self.synchronize()
         return self.recorder.recording(graph, memory if memory is not None else self.graph_memory())
 
     def graph_memory(self) -> GraphMemory:

@@ -64,7 +64,8 @@ run(device, Level[level], only=only).write(path)
 class Fault:
     """A broken plugin, with the check that catches it and the text in its message, which the docstring gives.
 
-    ranks: whether it is made from the CPU's plugin.
+    ranks: whether it is made from the CPU's plugin. asynchronous: whether the toy device runs operators when the host
+    waits, without which the fault does not show.
     """
 
     plugin: str
@@ -72,6 +73,7 @@ class Fault:
     level: Level
     named: str
     ranks: bool
+    asynchronous: bool
 
     def checks(self) -> tuple[Level, list[str]]:
         """The level to run, and the checks: all up to L2. Above L2, where each check starts an engine, only greedy
@@ -94,7 +96,8 @@ def _fault(path: Path) -> Fault:
     source = path.read_text()
     caught = CAUGHT.search(ast.get_docstring(ast.parse(source)) or "")
     assert caught is not None, f"the docstring of broken/{path.name} does not say which check catches it"
-    return Fault(path.stem, caught["check"], Level[caught["level"]], caught["named"], "cpu_variant" in source)
+    waits = "SRV_TOY_ASYNCHRONOUS=1" in source
+    return Fault(path.stem, caught["check"], Level[caught["level"]], caught["named"], "cpu_variant" in source, waits)
 
 
 FAULTS = {fault.plugin: fault for fault in faults()}
@@ -116,12 +119,14 @@ def install(plugin: str, folder: Path) -> None:
 def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Report:
     """The kit's report of the fault's checks; of a control, of all checks up to L2."""
     install(plugin, folder)
-    level, only = FAULTS[plugin].checks() if plugin in FAULTS else (Level.L2, [])
+    fault = FAULTS.get(plugin)
+    level, only = fault.checks() if fault else (Level.L2, [])
+    waits = {"SRV_TOY_ASYNCHRONOUS": "1"} if fault and fault.asynchronous else {}
     report = folder / "report.jsonl"
     path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", RUN, plugin, level.name, str(report), *only],
-        env={**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
+        env={**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", **waits},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

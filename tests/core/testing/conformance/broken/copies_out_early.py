@@ -1,6 +1,6 @@
 """A stream does not wait for events of other streams, so that results are copied before they are computed.
 
-Caught by copies.ring at L1, naming "returned others". Only a device that runs operators when the host waits shows it.
+Caught by copies.ring at L1, naming "returned others". Found with SRV_TOY_ASYNCHRONOUS=1.
 """
 
 from __future__ import annotations

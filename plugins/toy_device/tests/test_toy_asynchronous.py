@@ -1,0 +1,147 @@
+"""An engine on the device in its asynchronous mode: what is not in order, or is overwritten too early, gives other
+tokens. And no step copies from or to ordinary host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_toy_engine import Small, messages
+from test_toy_graphs import EAGER, PLAIN, engine
+
+from srv.platform.transfers import Transfers
+from srv.types import Pooling, PoolingParams, RequestSpec
+from srv_toy_device.device import Accelerator
+from srv_toy_device.platform import ToyPlatform
+
+DRAFTS = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return Small(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def asynchronous(toy: Accelerator) -> Iterator[None]:
+    toy.synchronize()
+    toy.deferral.enabled = True
+    yield
+    toy.synchronize()
+    toy.deferral.enabled = False
+
+
+@pytest.mark.parametrize("flags", [(), (EAGER,), (PLAIN,), DRAFTS, ("--chunked-prefill-size", "5")], ids=str)
+def test_tokens_are_those_of_the_host_and_no_step_uses_ordinary_memory(
+    toy: Accelerator, small: Small, flags: tuple[str, ...]
+) -> None:
+    with engine(small, *flags) as served:
+        before = toy.pageable_copies
+        results = served.generate(messages(small))
+        assert toy.pageable_copies == before
+    assert [result.tokens for result in results] == small.tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logit_bias": ((3, 2.0),)},
+        {"logprobs": 3, "prompt_logprobs": 2, "min_tokens": 4},
+    ],
+    ids=lambda params: next(iter(params)),
+)
+@pytest.mark.parametrize("flags", [(), DRAFTS], ids=["plain", "drafts"])
+def test_sampling_is_the_same_as_in_order_and_uses_no_ordinary_memory(
+    toy: Accelerator, small: Small, params: dict[str, Any], flags: tuple[str, ...]
+) -> None:
+    found = []
+    for enabled in (True, False):
+        toy.synchronize()
+        toy.deferral.enabled = enabled
+        with engine(small, *flags) as served:
+            before = toy.pageable_copies
+            results = served.generate(messages(small, **params))
+            if enabled:
+                assert toy.pageable_copies == before
+        found.append([(result.tokens, result.logprobs) for result in results])
+    assert found[0] == found[1]
+
+
+def test_embeddings_use_no_ordinary_memory(toy: Accelerator, small: Small) -> None:
+    ask = PoolingParams(pooling=Pooling.MEAN)
+    requests = [RequestSpec(id=str(at), tokens=tuple(each), params=ask) for at, each in enumerate(small.prompts)]
+    with engine(small, "--chunked-prefill-size", "5") as served:
+        before = toy.pageable_copies
+        vectors = [result.vectors for result in served.generate(requests)]
+        assert toy.pageable_copies == before
+    assert all(vectors)
+
+
+def _same_memory_again(self: Transfers) -> None:
+    """A ring of one slot, which does not wait for its event."""
+    self._arena.reset()
+
+
+def test_memory_that_is_reused_too_early_gives_other_tokens(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes the comparisons above worth something."""
+    keep: Callable[..., Any] = Transfers.end
+
+    def end(self: Transfers) -> Any:
+        arena = self._arena
+        copies = keep(self)
+        self._arena = arena
+        return copies
+
+    monkeypatch.setattr(Transfers, "begin", _same_memory_again)
+    monkeypatch.setattr(Transfers, "end", end)
+    with pytest.raises((AssertionError, RuntimeError, IndexError)), engine(small) as served:
+        assert [result.tokens for result in served.generate(messages(small))] == small.tokens
+
+
+# ---- the copies themselves
+
+
+def test_a_step_has_its_memory_until_its_results_were_read(toy: Accelerator) -> None:
+    platform = ToyPlatform(toy)
+    transfers = Transfers(platform, platform.device(0))
+    steps = []
+    for number in range(4):
+        transfers.begin()
+        uploaded = transfers.upload(torch.full((1000,), float(number)))
+        steps.append((transfers.download(uploaded * 2), transfers.end()))
+    addresses = {host.data_ptr() for host, _ in steps}
+    assert len(addresses) == 4  # none has been released
+    for number, (host, copies) in enumerate(steps):
+        copies.wait()
+        assert host.eq(2.0 * number).all()
+        copies.release()
+    transfers.begin()
+    again = transfers.download(transfers.upload(torch.zeros(1000)))
+    assert again.data_ptr() in addresses
+    transfers.end().wait()
+
+
+def test_a_step_takes_more_memory_as_it_needs_it(toy: Accelerator) -> None:
+    platform = ToyPlatform(toy)
+    transfers = Transfers(platform, platform.device(0))
+    transfers.begin()
+    sources = [torch.arange(size, dtype=torch.int64) for size in (3, 1 << 18, 0, 5, 1 << 17)]
+    uploaded = [transfers.upload(source) for source in sources]
+    flags = transfers.upload(torch.tensor([True, False, True]))
+    transfers.end().wait()
+    assert [tensor.cpu().tolist() for tensor in uploaded] == [source.tolist() for source in sources]
+    assert flags.cpu().tolist() == [True, False, True]
+
+
+def test_uploads_outside_steps_are_not_overwritten(toy: Accelerator) -> None:
+    platform = ToyPlatform(toy)
+    transfers = Transfers(platform, platform.device(0))
+    outside = transfers.upload(torch.tensor([1, 2, 3]))
+    transfers.begin()  # waits for it
+    inside = transfers.upload(torch.tensor([4, 5, 6]))
+    transfers.end().wait()
+    assert (outside.cpu().tolist(), inside.cpu().tolist()) == ([1, 2, 3], [4, 5, 6])
