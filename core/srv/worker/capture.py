@@ -14,7 +14,6 @@ from srv.args.statement import amount_text
 from srv.errors import PlatformUnavailable
 from srv.models.base import CausalLM, torch_dtype
 from srv.planning.steps import rows_to_capture
-from srv.platform.contract import graphs_of
 from srv.platform.interface import AttentionBackend, Graphs, Platform
 from srv.worker.graphs import CapturedSteps, StaticBuffers
 
@@ -53,7 +52,7 @@ def capture_steps(
 
 
 def _graphs(platform: Platform) -> Graphs:
-    graphs = graphs_of(platform)
+    graphs = platform.graphs
     if graphs is None:
         raise PlatformUnavailable(
             platform.name,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from srv.platform.contract import graphs_of
 from srv.platform.interface import AttentionBatch, Graphs
 from srv.testing.conformance.bench import Bench, Row
 from srv.testing.conformance.kit import Kit
@@ -25,7 +24,7 @@ LAYERS = (0, 1)
 
 def declared(kit: Kit) -> str:
     """The capability is declared if and only if the platform implements graphs."""
-    implemented, declares = graphs_of(kit.platform) is not None, "graphs" in kit.capabilities
+    implemented, declares = kit.platform.graphs is not None, "graphs" in kit.capabilities
     if declares and not implemented:
         raise Fault("it declares the capability graphs, but Platform.graphs is None")
     if implemented and not declares:
@@ -69,7 +68,7 @@ class _Captured:
     """Decode steps of one backend, captured for each of `COUNTS`."""
 
     def __init__(self, kit: Kit, setup: Setup) -> None:
-        graphs = graphs_of(kit.platform)
+        graphs = kit.platform.graphs
         if graphs is None:
             raise NotApplicable("Platform.graphs is None")
         self.kit, self.graphs = kit, graphs

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
-from srv.platform.contract import graphs_of, join
+from srv.platform.contract import join
 from srv.platform.interface import AttentionBatch, Communicator
 from srv.testing.conformance.bench import Bench, difference
 from srv.testing.conformance.child import describe_exception, serve
@@ -153,7 +153,7 @@ def _check_captured(kit: Kit, setup: Setup, communicator: Communicator, group: R
 
     Its one row has one token, so that attention returns the token's value.
     """
-    graphs = graphs_of(kit.platform)
+    graphs = kit.platform.graphs
     assert graphs is not None  # see graph.declared
     bench = Bench(kit, setup)
     shape, table = setup.shape, torch.ones(1, 1, dtype=torch.int32, device=kit.device)
