@@ -57,7 +57,7 @@ def run_versions(namespace: argparse.Namespace) -> int:
 
 def run_diff(namespace: argparse.Namespace) -> int:
     """Print the differences between two recorded versions."""
-    rejected = [*_unknown("OLD", namespace.old), *_unknown("NEW", namespace.new)]
+    rejected = [*_rejected("OLD", namespace.old), *_rejected("NEW", namespace.new)]
     if rejected:
         raise Refusal(rejected)
     old, new = read(namespace.old), read(namespace.new)
@@ -73,7 +73,7 @@ def run_diff(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _unknown(argument: str, version: str) -> Iterator[Rejection]:
+def _rejected(argument: str, version: str) -> Iterator[Rejection]:
     known = recorded_versions()
     if version not in known:
         remedy = f"Recorded versions: {', '.join(known)}."
