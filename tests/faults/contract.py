@@ -33,6 +33,14 @@ FAULTS = (
         tests=(_CHECKS,),
     ),
     Fault(
+        name="optional-member-never-required",
+        file="core/srv/platform/contract.py",
+        text="OPTIONAL.get(member) in (None, *capabilities):",
+        planted="member not in OPTIONAL:",
+        effect="A platform that declares a communicator and has none is started, and fails when its ranks join.",
+        tests=("tests/core/platform/test_contract.py",),
+    ),
+    Fault(
         name="probe-timeout-ignored",
         file="core/srv/platform/probe.py",
         text="ready = selector.select(max(0.0, deadline - time.monotonic()))",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from srv.platform import API_VERSION
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Support
 from srv.platform.manifest import Manifest
 from srv_matrix.matrix import Matrix, make_matrix
@@ -44,7 +45,7 @@ def manifest(*support: Support, capabilities: frozenset[str] = CAPABLE) -> Manif
     }
     profiles = {variant: DeviceFacts(variant, 64 * GIB, 1) for variant in VARIANTS}
     facts = PlatformFacts(lambda _: capabilities, profiles, backends=backends, support=support)
-    return Manifest("imagined", (1, 1), ">=0.1", VARIANTS, 1, "exists in tests only", facts, _unused, _unused)
+    return Manifest("imagined", API_VERSION, ">=0.1", VARIANTS, 1, "exists in tests only", facts, _unused, _unused)
 
 
 def matrix(*support: Support, **given: Any) -> Matrix:

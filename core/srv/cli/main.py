@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from srv.platform.installed import Entry
 
 # modules of this package, in the order of the help
-COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance")
+COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance", "contract")
 COMMAND_GROUP = "srv.commands"
 OPERATOR_ERROR, INTERRUPTED = 2, 130
 

@@ -1,4 +1,4 @@
-"""The platform contract, version 1.
+"""The platform contract, version 2.
 
 Every module but `interface`, `contract` and `ops` is torch-free:
 
@@ -6,6 +6,7 @@ Every module but `interface`, `contract` and `ops` is torch-free:
     capabilities   the closed vocabulary of what a platform can do
     manifest       what a plugin's entry point gives: pure data and pure functions
     checks         checks that a manifest follows the contract
+    recorded       the recorded interfaces of contract versions (interfaces/*.json), and how they differ
     import_wall    refuses imports of torch while a manifest is imported
     patches        detects plugins that patch core
     installed      reads the entry points of installed distributions
@@ -22,4 +23,7 @@ Every module but `interface`, `contract` and `ops` is torch-free:
     ops            binds a platform's op implementations to the callables that layers hold
 """
 
-API_VERSION = (1, 3)
+API_VERSION = (2, 0)
+
+OLDEST_API = (2, 0)
+"""The oldest contract version whose plugins are accepted. A new major version keeps its predecessor's last one."""

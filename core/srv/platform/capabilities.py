@@ -37,8 +37,9 @@ OPS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The op contracts that a platform implements if it declares a capability."""
 
-SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({"graphs": (1, 1), "communicator": (1, 3)})
-"""Capabilities that need a member of `Platform` of the same name, with the contract version that added both."""
+SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({})
+"""What was added after `OLDEST_API`, with its contract version: "graphs" is a capability, and a member of `Platform` if
+that has one of this name; "BackendSpec.lengths" is a field. A plugin of an older version that has it is refused."""
 
 
 def missing_capability(ops: Iterable[str], capabilities: Collection[str]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import srv
 from srv.errors import PluginError
-from srv.platform import API_VERSION
+from srv.platform import API_VERSION, OLDEST_API
 from srv.platform.capabilities import CAPABILITIES, SINCE
 from srv.platform.facts import (
     FAMILIES,
@@ -32,10 +32,6 @@ from srv.platform.manifest import Manifest
 
 Version = tuple[int, int]
 
-OLDEST_API: Version = (1, 0)
-"""The oldest contract version that still works. A new major version keeps its predecessor's last one."""
-
-_LENGTHS_SINCE: Version = (1, 3)  # of lengths="device" of an attention backend
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -97,12 +93,14 @@ def check_manifest(
     *,
     api: Version = API_VERSION,
     oldest: Version = OLDEST_API,
+    since: Mapping[str, Version] = SINCE,
     core: str = srv.__version__,
 ) -> Manifest:
     """Return the manifest if it follows the contract; raise PluginError if not.
 
-    `name` is the entry point's name. `api` and `oldest` are the contract versions that this `srv` supports, `core` is
-    its own version; they are parameters so that tests can check other versions.
+    `name` is the entry point's name. `api` and `oldest` are the contract versions that this `srv` supports, `since`
+    names what is newer than the oldest, and `core` is its own version; they are parameters so that tests can check
+    other versions.
     """
     plugin = _Plugin(distribution, version)
     if not isinstance(manifest, Manifest):
@@ -115,7 +113,7 @@ def check_manifest(
     _check_versions(plugin, manifest, api, oldest, core)
     _check_known(plugin, manifest, Manifest, "Manifest")
     _check_members(plugin, manifest, name)
-    _check_facts(plugin, manifest)
+    _check_facts(plugin, manifest, since)
     return manifest
 
 
@@ -144,7 +142,7 @@ def _check_known(plugin: _Plugin, value: object, contract: type, owner: str) -> 
 def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: Version, core: str) -> None:
     version = manifest.api
     pair = isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)
-    plugin.require(pair, "Manifest.api", f"is {_shown(version)}", "Use (major, minor), such as api=(1, 0)", "version")
+    plugin.require(pair, "Manifest.api", f"is {_shown(version)}", "Use (major, minor), such as api=(2, 0)", "version")
     plugin.require(
         oldest <= version <= api,
         "Manifest.api",
@@ -210,21 +208,21 @@ def _check_names(plugin: _Plugin, names: object, member: str) -> None:
     plugin.require(fits, member, f"is {_shown(names)}", 'Use a tuple of names, such as ("one", "two")')
 
 
-def _check_facts(plugin: _Plugin, manifest: Manifest) -> None:
+def _check_facts(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Version]) -> None:
     facts = manifest.facts
     _check_known(plugin, facts, PlatformFacts, "PlatformFacts")
     plugin.require_signature(facts.capabilities, "PlatformFacts.capabilities", "device: DeviceFacts")
-    _check_profiles(plugin, manifest)
+    _check_profiles(plugin, manifest, since)
     _check_entries(plugin, facts.defaults, Default, "compute", "PlatformFacts.defaults")
     _check_entries(plugin, facts.contributions, Contribution, "compute", "PlatformFacts.contributions")
     _check_entries(plugin, facts.constraints, Constraint, "check", "PlatformFacts.constraints")
     _check_support(plugin, manifest)
     plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
     for family, specs in facts.backends.items():
-        check_backends(family, specs, plugin.distribution, manifest.api)
+        check_backends(family, specs, plugin.distribution, manifest.api, since)
 
 
-def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
+def _check_profiles(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Version]) -> None:
     member = "PlatformFacts.profiles"
     profiles = manifest.facts.profiles
     plugin.require_type(profiles, Mapping, member)
@@ -246,10 +244,12 @@ def _check_profiles(plugin: _Plugin, manifest: Manifest) -> None:
         )
         sized = device.memory_bytes > 0 and device.count > 0
         plugin.require(sized, where, "describes no device", "Set memory_bytes and count above zero")
-        _check_capabilities(plugin, manifest, name, device)
+        _check_capabilities(plugin, manifest, name, device, since)
 
 
-def _check_capabilities(plugin: _Plugin, manifest: Manifest, profile: str, device: DeviceFacts) -> None:
+def _check_capabilities(
+    plugin: _Plugin, manifest: Manifest, profile: str, device: DeviceFacts, since: Mapping[str, Version]
+) -> None:
     member = f"PlatformFacts.capabilities({profile!r})"
     try:
         capabilities = manifest.facts.capabilities(device)
@@ -263,8 +263,8 @@ def _check_capabilities(plugin: _Plugin, manifest: Manifest, profile: str, devic
 
         close = difflib.get_close_matches(unknown, CAPABILITIES, n=1) or sorted(CAPABILITIES)
         plugin.require(False, member, f"names the unknown capability {unknown!r}", f"Known: {', '.join(close)}")
-    for name in sorted(capabilities & set(SINCE)):
-        _check_since(plugin, manifest.api, SINCE[name], member, f"names the capability {name!r}")
+    for name in sorted(capabilities & set(since)):
+        _check_since(plugin, manifest.api, since[name], member, f"names the capability {name!r}")
 
 
 def _check_since(plugin: _Plugin, api: Version, since: Version, member: str, what: str) -> None:
@@ -315,7 +315,11 @@ def _check_support(plugin: _Plugin, manifest: Manifest) -> None:
 
 
 def check_backends(
-    family: str, specs: object, distribution: str, api: Version = API_VERSION
+    family: str,
+    specs: object,
+    distribution: str,
+    api: Version = API_VERSION,
+    since: Mapping[str, Version] = SINCE,
 ) -> tuple[BackendSpec, ...]:
     """Check the backend specs of one family: a platform's own, or a third party's for that platform.
 
@@ -330,7 +334,12 @@ def check_backends(
         plugin.require_type(spec, BackendSpec, f"{member}[{index}]")
         _check_backend(plugin, family, spec)
         if family == "attention":
-            _check_attention(plugin, spec, api)
+            _check_attention(plugin, spec)
+        for field in _fields(BackendSpec):
+            added = since.get(f"BackendSpec.{field.name}")
+            if added is not None and getattr(spec, field.name) != field.default:
+                where = f"backend {family} {spec.name}: {field.name}"
+                _check_since(plugin, api, added, where, f"is {_shown(getattr(spec, field.name))}, a value")
     _check_unique(plugin, member, specs)
     return specs
 
@@ -345,16 +354,12 @@ def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
     plugin.require(well_formed, f"{where}: target", f"is {spec.target!r}", 'Write it as "package.module:Class"')
 
 
-def _check_attention(plugin: _Plugin, spec: BackendSpec, api: Version) -> None:
+def _check_attention(plugin: _Plugin, spec: BackendSpec) -> None:
     where = f"backend attention {spec.name}"
     plugin.require_text(spec.kv_order, f"{where}: kv_order")
     plugin.require_type(spec.graphs, bool, f"{where}: graphs")
     known = spec.lengths in LENGTHS
     plugin.require(known, f"{where}: lengths", f"is {_shown(spec.lengths)}", f"Use one of {', '.join(LENGTHS)}")
-    if spec.graphs:
-        _check_since(plugin, api, SINCE["graphs"], f"{where}: graphs", "is True, a value")
-    if spec.lengths == "device":
-        _check_since(plugin, api, _LENGTHS_SINCE, f"{where}: lengths", "is 'device', a value")
 
 
 def _check_unique(plugin: _Plugin, member: str, specs: tuple[BackendSpec, ...]) -> None:

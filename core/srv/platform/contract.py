@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 from srv.dist.group import RankGroup
@@ -19,6 +20,9 @@ from srv.platform.interface import Communicator, Graphs, OpImpl, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.patches import PatchGuard
 from srv.platform.registry import InstalledPlatform
+
+OPTIONAL: Mapping[str, str] = MappingProxyType({"communicator": "communicator"})
+"""The optional members of `Platform`, each with the capability with which a platform must have it."""
 
 
 def create_platform(found: InstalledPlatform, context: EngineContext) -> Platform:
@@ -42,7 +46,8 @@ def create_platform(found: InstalledPlatform, context: EngineContext) -> Platfor
         ) from error
     finally:
         guard.check(found.distribution)
-    check_platform(live, found.distribution, name=found.name, api=manifest.api)
+    capabilities = manifest.facts.capabilities(context.device)
+    check_platform(live, found.distribution, name=found.name, api=manifest.api, capabilities=capabilities)
     return live
 
 
@@ -53,17 +58,19 @@ def check_platform(
     name: str | None = None,
     api: Version = API_VERSION,
     since: Mapping[str, Version] = SINCE,
+    capabilities: Collection[str] = (),
 ) -> None:
     """Raise PluginError unless `live` has every member of `Platform`, compatible, and no other public one.
 
     `api` is the contract version that the plugin was written for. Members that `since` lists with a newer version are
-    not required, and refused.
+    not required, and refused. Members of `OPTIONAL` are required only with their capability, one of `capabilities`.
     """
     members = {member for member in vars(Platform) if not member.startswith("_")}
     public = {member for member in dir(live) if not member.startswith("_")}
     for member in sorted(members):
-        if since.get(member, (1, 0)) <= api:
-            _check_member(live, distribution, member)
+        if since.get(member, api) <= api:
+            if member in public or OPTIONAL.get(member) in (None, *capabilities):
+                _check_member(live, distribution, member)
         elif member in public:
             raise _newer_member_error(live, distribution, member, since[member])
     check_known_names(public, members, distribution, type(live).__name__)
@@ -71,20 +78,8 @@ def check_platform(
 
 
 def join(platform: Platform, group: RankGroup) -> Communicator:
-    """The platform's communicator for a group of several ranks, checked.
-
-    PlatformUnavailable if it has no such member. Its manifest is refused for that when it is loaded, unless only the
-    device that was found has the capability, and no profile.
-    """
-    make = getattr(platform, "communicator", None)
-    if make is None:
-        raise PlatformUnavailable(
-            platform.name,
-            "its facts declare the capability communicator, but the platform object has no such member",
-            "Start with one rank, and report this to the plugin's authors",
-            "communicator_missing",
-        )
-    communicator: Communicator = make(group)
+    """The communicator, checked, of a platform with this capability for a group of several ranks."""
+    communicator = platform.communicator(group)
     path = f"{type(platform).__name__}.communicator({group.name!r})"
     for member in ("all_reduce", "all_gather", "barrier", "abort"):
         _check_method(communicator, vars(Communicator)[member], platform.name, f"{path}.{member}")

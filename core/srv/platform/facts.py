@@ -145,9 +145,9 @@ class BackendSpec:
     `check(context)` may read any argument that the *user* set, and the facts. With tensor parallelism, the heads in
     `context.model` are those of one rank. `target` is "module:class", imported only in a worker. `kv_order` (attention
     only) names the axes of the KV pool it reads. Automatic choice takes the highest `priority` that fits.
-    `graphs` (attention only, contract 1.1): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
+    `graphs` (attention only): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
     at the same addresses, as captured steps need. If the decode backend does not, no step is captured.
-    `lengths` (attention only, contract 1.3): "device" if it takes `AttentionBatch.lengths`; with "host", a request
+    `lengths` (attention only): "device" if it takes `AttentionBatch.lengths`; with "host", a request
     waits for the result of a row with drafts before its next row is planned.
     """
 

@@ -98,14 +98,14 @@ class AttentionLayer:
 class AttentionBatch:
     """The attention inputs of one step. Rows are concatenated along the token axis.
 
-    lengths (contract 1.3): int32 [rows] on the device, or None. If given, the KV lengths are these; kv_lens[i] is then
+    lengths: int32 [rows] on the device, or None. If given, the KV lengths are these; kv_lens[i] is then
     only an upper bound, because drafts in flight may be rejected. A backend gets them only if its spec says
     `lengths="device"`.
     query_lens[i] >= 1 tokens of row i are computed in this step; kv_lens[i] counts its tokens including those,
     so its first query has position kv_lens[i] - query_lens[i]. Both are host integers.
     page_table: int32 [rows, columns] on the device; entries past a row's last page are 0. In a group with a sliding
     window, pages behind it may be any others: what they hold, NaN included, must not change the result.
-    graph (contract 1.1): None, or the number of rows of a captured shape, which is then the number of rows of
+    graph: None, or the number of rows of a captured shape, which is then the number of rows of
     this batch. Every query length is 1; `page_table` is at the same address in every such batch and wide enough
     for any context; padding rows (without a request) have page 0 only and a KV length of 1. For one value of
     `graph` the metadata returned by `plan` keeps its device tensors at the same addresses (`plan` copies into
@@ -196,7 +196,7 @@ class SamplingBackend(Protocol):
 
 @runtime_checkable
 class GreedySampling(SamplingBackend, Protocol):
-    """A sampling backend with a shortcut for batches in which every row is greedy (contract 1.2)."""
+    """A sampling backend with a shortcut, which it may leave out, for batches in which every row is greedy."""
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [rows]: the result of `sample` at temperature 0; bool [rows]: whether a row's logits are finite.
@@ -207,7 +207,7 @@ class GreedySampling(SamplingBackend, Protocol):
 
 
 class Graphs(Protocol):
-    """Captured steps of one worker process (contract 1.1).
+    """Captured steps of one worker process.
 
     Core captures while the engine starts, the largest key first, and replays on the thread that runs steps; both
     happen in torch's inference mode. Core keeps no result past the next replay, so all keys may share one memory pool.
@@ -229,7 +229,7 @@ class Graphs(Protocol):
 
 
 class Communicator(Protocol):
-    """The collective operations of one group of ranks (contract 1.3).
+    """The collective operations of one group of ranks.
 
     All members call the same operations with tensors of the same shape and dtype, in the same order, on the thread that
     runs steps. They may be called while a step is captured: a replay repeats them. An operation that a member does not
@@ -294,13 +294,13 @@ class Platform(Protocol):
 
     @property
     def graphs(self) -> Graphs | None:
-        """Captured steps, or None if the platform captures none (contract 1.1; a plugin of 1.0 has no such member)."""
+        """Captured steps, or None if the platform captures none."""
 
     def communicator(self, group: RankGroup) -> Communicator:
-        """Join a group of several ranks; returns when all members have joined (contract 1.3).
+        """Join a group of several ranks; returns when all members have joined.
 
-        Called once per group, after `init_worker`, if the platform declares the capability "communicator". Otherwise
-        it is never called, and may raise NotImplementedError.
+        Called once per group, after `init_worker`, if the platform declares the capability "communicator". A
+        platform that never declares it needs no such member (`srv.platform.contract.OPTIONAL`).
         """
 
     def post_load(self, model: torch.nn.Module) -> None:

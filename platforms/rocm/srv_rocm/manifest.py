@@ -12,7 +12,7 @@ from srv_rocm.probe import probe
 
 MANIFEST = Manifest(
     name="rocm",
-    api=(1, 1),
+    api=(2, 0),
     core=">=0.1,<0.2",
     variants=VARIANTS,
     priority=90,

@@ -12,7 +12,7 @@ from srv_xpu.probe import probe
 
 MANIFEST = Manifest(
     name="xpu",
-    api=(1, 1),
+    api=(2, 0),
     core=">=0.1,<0.2",
     variants=VARIANTS,
     priority=70,

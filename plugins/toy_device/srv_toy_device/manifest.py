@@ -58,7 +58,7 @@ def create(context: EngineContext) -> Platform:
 
 MANIFEST = Manifest(
     name="toy",
-    api=(1, 1),
+    api=(2, 0),
     core=">=0.1,<0.2",
     variants=(VARIANT,),
     priority=0,

@@ -140,7 +140,7 @@ def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: P
         "refusals",
     }
     assert (mine["platform"], mine["distribution"], mine["version"]) == ("mine", "srv-mine", "3.2.1")
-    assert (mine["available"], mine["usable"], mine["contract"]) == (True, True, "1.0")
+    assert (mine["available"], mine["usable"], mine["contract"]) == (True, True, "2.0")
     assert mine["device"]["versions"] == {"driver": "1.0"}
     assert [each["name"] for each in mine["findings"]] == ["start", "memory", "computation", "fan", "firmware"]
     assert finding(mine["findings"], "memory", "ok")["detail"] == "3.0 of 4.0 GiB free"

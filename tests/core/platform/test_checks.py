@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 from every import every
 
 from srv.errors import PluginError
+from srv.platform import API_VERSION, OLDEST_API
+from srv.platform.capabilities import CAPABILITIES, SINCE
 from srv.platform.checks import check_backends, check_manifest
 from srv.platform.facts import BackendSpec, Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires
 from srv.platform.manifest import Manifest, ProbeResult
@@ -19,7 +21,7 @@ SPEC = BackendSpec("plain", 1, lambda context: Requires(), "package.module:Class
 PART = Contribution("reserved_memory", "part", lambda context: 0, "so it is")
 GOOD = Manifest(
     name="example",
-    api=(1, 0),
+    api=(2, 0),
     core=">=0.1,<1",
     variants=("one",),
     priority=3,
@@ -50,9 +52,9 @@ def test_a_good_manifest_passes_and_is_returned() -> None:
     ("changes", "member", "reason"),
     [
         ({"api": (1,)}, "Manifest.api", "(1,)"),
-        ({"api": "1.0"}, "Manifest.api", "'1.0'"),
-        ({"api": (2, 0)}, "Manifest.api", "2.0"),
-        ({"api": (0, 9)}, "Manifest.api", "0.9"),
+        ({"api": "2.0"}, "Manifest.api", "'2.0'"),
+        ({"api": (3, 0)}, "Manifest.api", "3.0"),
+        ({"api": (1, 3)}, "Manifest.api", "1.3"),
         ({"core": "newest"}, "Manifest.core", "is not a version specifier"),
         ({"core": ">=7"}, "Manifest.core", "works with srv >=7"),
         ({"name": "Example One"}, "Manifest.name", "is not a valid platform name"),
@@ -147,36 +149,42 @@ def test_unknown_member_is_refused_with_the_nearest_known_one() -> None:
 
 
 def test_an_older_contract_version_keeps_working() -> None:
-    """A srv that supports contract versions 1.0 to 2.1 accepts plugins for each of them, and no others."""
-    for api in ((1, 0), (2, 0), (2, 1)):
+    """A srv that supports contract versions 2.4 to 3.1 accepts plugins for each of them, and no others."""
+    for api in ((2, 4), (3, 0), (3, 1)):
         manifest = replace(GOOD, api=api)
-        assert check_manifest(manifest, "srv-example", "1.0", api=(2, 1), oldest=(1, 0)) is manifest
-    with pytest.raises(PluginError, match="Install a newer srv"):
-        check_manifest(replace(GOOD, api=(2, 2)), "srv-example", "1.0", api=(2, 1), oldest=(1, 0))
-    with pytest.raises(PluginError, match="Install a newer srv-example"):
-        check_manifest(GOOD, "srv-example", "1.0", api=(3, 0), oldest=(2, 0))
+        assert check_manifest(manifest, "srv-example", "1.0", api=(3, 1), oldest=(2, 4)) is manifest
+    for api, remedy in (((3, 2), "Install a newer srv, "), ((2, 3), "Install a newer srv-example, ")):
+        with pytest.raises(PluginError, match=remedy):
+            check_manifest(replace(GOOD, api=api), "srv-example", "1.0", api=(3, 1), oldest=(2, 4))
 
 
 @every(
-    ("changes", "member", "since"),
+    ("changes", "member"),
     [
-        ({"capabilities": lambda device: frozenset({"graphs"})}, "PlatformFacts.capabilities('one')", (1, 1)),
-        ({"capabilities": lambda device: frozenset({"communicator"})}, "PlatformFacts.capabilities('one')", (1, 3)),
-        ({"backends": {"attention": (replace(SPEC, graphs=True),)}}, "backend attention plain: graphs", (1, 1)),
-        ({"backends": {"attention": (replace(SPEC, lengths="device"),)}}, "backend attention plain: lengths", (1, 3)),
+        ({"capabilities": lambda device: frozenset({"overlap"})}, "PlatformFacts.capabilities('one')"),
+        ({"backends": {"attention": (replace(SPEC, graphs=True),)}}, "backend attention plain: graphs"),
+        ({"backends": {"attention": (replace(SPEC, lengths="device"),)}}, "backend attention plain: lengths"),
     ],
 )
-def test_a_feature_newer_than_the_declared_version_is_refused(
-    changes: dict[str, Any], member: str, since: tuple[int, int]
-) -> None:
-    older, fitting = (replace(GOOD, api=api, **facts(**changes)) for api in ((since[0], since[1] - 1), since))
-    assert check_manifest(fitting, "srv-example", "1.0") is fitting
+def test_a_feature_newer_than_the_declared_version_is_refused(changes: dict[str, Any], member: str) -> None:
+    since = {"overlap": (2, 3), "BackendSpec.graphs": (2, 3), "BackendSpec.lengths": (2, 3)}
+    older, fitting = (replace(GOOD, api=api, **facts(**changes)) for api in ((2, 2), (2, 3)))
+    assert check_manifest(fitting, "srv-example", "1.0", api=(2, 3), since=since) is fitting
+    without = replace(GOOD, api=(2, 2))
+    assert check_manifest(without, "srv-example", "1.0", api=(2, 3), since=since) is without
     with pytest.raises(PluginError) as raised:
-        check_manifest(older, "srv-example", "1.0")
+        check_manifest(older, "srv-example", "1.0", api=(2, 3), since=since)
     error = raised.value
     assert (error.member, error.code) == (member, "version")
-    assert f"of contract version {since[0]}.{since[1]}, which is newer than Manifest.api" in error.reason
-    assert f"set api=({since[0]}, {since[1]}), or remove it" in error.remedy
+    assert "of contract version 2.3, which is newer than Manifest.api 2.2" in error.reason
+    assert "set api=(2, 3), or remove it" in error.remedy
+
+
+def test_what_is_newer_than_the_oldest_version_has_a_name_of_the_contract() -> None:
+    """A misspelt name in SINCE would let older plugins use what they were not checked for."""
+    known = {*CAPABILITIES, *(f"BackendSpec.{each.name}" for each in fields(BackendSpec))}
+    assert SINCE.keys() <= known
+    assert all(OLDEST_API < since <= API_VERSION for since in SINCE.values())
 
 
 def test_a_backend_that_another_distribution_adds_names_no_contract_version() -> None:
@@ -186,8 +194,8 @@ def test_a_backend_that_another_distribution_adds_names_no_contract_version() ->
 
 def test_the_text_of_a_refusal() -> None:
     with pytest.raises(PluginError) as raised:
-        check_manifest(replace(GOOD, api=(1, 7)), "srv-example", "4.2", core="0.1.0")
+        check_manifest(replace(GOOD, api=(3, 7)), "srv-example", "4.2", api=(3, 1), core="0.1.0")
     assert str(raised.value) == (
-        "plugin srv-example: Manifest.api: srv-example 4.2 was written for contract version 1.7, "
-        "but this srv 0.1.0 supports 1.0 to 1.3. Install a newer srv, or an older srv-example"
+        "plugin srv-example: Manifest.api: srv-example 4.2 was written for contract version 3.7, "
+        "but this srv 0.1.0 supports 2.0 to 3.1. Install a newer srv, or an older srv-example"
     )

@@ -21,7 +21,7 @@ def platform(name: str, priority: int, *variants: str, simulated: bool = False) 
     profiles = {variant: DeviceFacts(variant, 64 * GIB, 1) for variant in variants or ("one",)}
     manifest = Manifest(
         name=name,
-        api=(1, 0),
+        api=(2, 0),
         core=">=0.1",
         variants=tuple(profiles),
         priority=priority,

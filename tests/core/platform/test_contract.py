@@ -11,9 +11,10 @@ from every import every
 
 from srv.dist.group import RankGroup
 from srv.errors import PlatformUnavailable, PluginError
-from srv.platform.contract import check_platform, create_platform, join
+from srv.platform.capabilities import CAPABILITIES
+from srv.platform.contract import OPTIONAL, check_platform, create_platform, join
 from srv.platform.facts import DeviceFacts, PlatformFacts
-from srv.platform.interface import Check, KVBuffers, Memory, OpImpl
+from srv.platform.interface import Check, KVBuffers, Memory, OpImpl, Platform
 from srv.platform.manifest import EngineContext, Manifest, ProbeResult
 from srv.platform.registry import InstalledPlatform
 from srv.platform.streams import Streams, host_streams
@@ -27,8 +28,8 @@ class Good:
     """A minimal platform."""
 
     name = "example"
-    graphs = None
     ops: tuple[Any, ...] = ()
+    graphs: Any = None
 
     def device(self, local_rank: int) -> torch.device:
         return torch.device("meta")
@@ -58,6 +59,14 @@ class Good:
     def _own_business(self) -> None: ...
 
 
+class Older:
+    """A platform without one member of the present version."""
+
+    name, ops, graphs = Good.name, Good.ops, None
+    device, init_worker, memory = Good.device, Good.init_worker, Good.memory
+    record_event, kv_buffers, post_load = Good.record_event, Good.kv_buffers, Good.post_load
+
+
 class Recorder:
     """A minimal implementation of `Graphs`."""
 
@@ -68,10 +77,10 @@ class Recorder:
 
 
 class Capturing(Good):
-    """A platform of contract version 1.1."""
+    """A platform with graphs."""
 
     def __init__(self) -> None:
-        self.graphs = Recorder()  # type: ignore[assignment]
+        self.graphs = Recorder()
 
 
 class Lacking(Good):
@@ -105,15 +114,17 @@ class BadOps(Good):
     ops = ("matmul",)
 
 
-def found(create: Callable[[EngineContext], object], origin: str = "plugin_example") -> InstalledPlatform:
+def found(
+    create: Callable[[EngineContext], object], origin: str = "plugin_example", *capabilities: str
+) -> InstalledPlatform:
     manifest = Manifest(
         name="example",
-        api=(1, 0),
+        api=(2, 0),
         core=">=0.1",
         variants=("one",),
         priority=1,
         summary="an example",
-        facts=PlatformFacts(lambda device: frozenset(), {"one": DEVICE}),
+        facts=PlatformFacts(lambda device: frozenset(capabilities), {"one": DEVICE}),
         probe=lambda context: ProbeResult(True, device=DEVICE),
         create=create,  # type: ignore[arg-type]
     )
@@ -132,7 +143,7 @@ def test_a_platform_passes(platform: type) -> None:
         (Lacking, "Lacking.memory", "missing"),
         (Renamed, "Renamed.kv_buffers", "count"),
         (Demanding, "Demanding.post_load", "level"),
-        (Extra, "Extra.synchronise", "not a member of contract version 1.3"),
+        (Extra, "Extra.synchronise", "not a member of contract version 2.0"),
         (Misnamed, "Misnamed.name", "'sample'"),
         (BadOps, "BadOps.ops[0]", "str"),
         (lambda: None, "NoneType.device", "missing"),
@@ -146,22 +157,40 @@ def test_a_broken_platform_is_refused_by_member(platform: Callable[[], object], 
     assert reason in raised.value.reason
 
 
-def test_member_newer_than_the_declared_version_is_refused() -> None:
-    with pytest.raises(PluginError, match=r"Capturing\.graphs: belongs to contract version 1\.1.*Set api=\(1, 1\)"):
-        check_platform(Capturing(), "srv-example", api=(1, 0))
+def test_a_member_newer_than_the_declared_version_is_not_required_and_refused() -> None:
+    since = {"diagnose": (2, 3)}
+    check_platform(Older(), "srv-example", api=(2, 2), since=since)
+    with pytest.raises(PluginError, match=r"Older\.diagnose: is missing"):
+        check_platform(Older(), "srv-example", api=(2, 3), since=since)
+    check_platform(Good(), "srv-example", api=(2, 3), since=since)
+    with pytest.raises(PluginError, match=r"Good\.diagnose: belongs to contract version 2\.3.*Set api=\(2, 3\)"):
+        check_platform(Good(), "srv-example", api=(2, 2), since=since)
+
+
+def test_an_optional_member_is_required_only_with_its_capability_and_checked_if_present() -> None:
+    assert OPTIONAL == {"communicator": "communicator"}
+    assert OPTIONAL.keys() <= vars(Platform).keys()
+    assert set(OPTIONAL.values()) <= CAPABILITIES.keys()
+    live: Any = Good()
+    assert create_platform(found(lambda context: live, "plugin_example", "paged_kv"), CONTEXT) is live
+    with pytest.raises(PluginError, match=r"Good\.communicator: is missing"):
+        create_platform(found(lambda context: live, "plugin_example", "communicator"), CONTEXT)
+    live.communicator = lambda: None
+    with pytest.raises(PluginError, match=r"Good\.communicator: has the signature \(\)"):
+        create_platform(found(lambda context: live), CONTEXT)
 
 
 def test_signatures_of_graphs_are_checked() -> None:
     live = Capturing()
-    check_platform(live, "srv-example", api=(1, 1))
+    check_platform(live, "srv-example")
     live.graphs.replay = lambda key: None  # type: ignore[method-assign,assignment,misc]
     with pytest.raises(PluginError, match=r"Capturing\.graphs\.replay: has the signature \(key\)"):
-        check_platform(live, "srv-example", api=(1, 1))
+        check_platform(live, "srv-example")
     live.graphs = object()  # type: ignore[assignment]
     with pytest.raises(PluginError, match=r"Capturing\.graphs\.capture: is missing"):
-        check_platform(live, "srv-example", api=(1, 1))
+        check_platform(live, "srv-example")
     live.graphs = None  # type: ignore[assignment]
-    check_platform(live, "srv-example", api=(1, 1))
+    check_platform(live, "srv-example")
 
 
 def test_ops_must_be_op_impls() -> None:
@@ -255,16 +284,10 @@ class Joined:
 
 
 def test_a_communicator_is_checked_when_ranks_join() -> None:
-    """A plugin of contract 1.2 need not have the member. If only a device has the capability, ranks cannot start."""
     live: Any = Good()
-    with pytest.raises(PlatformUnavailable, match="has no such member") as raised:
-        join(live, RankGroup(size=2))
-    assert raised.value.code == "communicator_missing"
     joined = Joined()
     live.communicator = lambda group: joined
     assert join(live, RankGroup(size=2)) is joined
-    with pytest.raises(PluginError, match=r"Good\.communicator: belongs to contract version 1\.3"):
-        check_platform(live, "srv-example", api=(1, 2))
     joined.all_reduce = lambda: None  # type: ignore[method-assign,assignment,misc]
     with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.all_reduce: has the signature \(\)"):
         join(live, RankGroup(size=2))

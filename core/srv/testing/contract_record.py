@@ -1,0 +1,272 @@
+"""Records the interface of the present contract version: everything that a plugin's author writes against.
+
+    recorded() ─> {"classes": {"Platform": {"methods": ...}}, "constants": ..., "entry_points": ...}
+
+It inspects the imported modules: the public classes of the contract, and the classes and aliases of `srv` that their
+annotations name. It imports nothing of `srv` at the top, so that the file can also be run with an older checkout on the
+import path; it then prints the record of that version:
+
+    PYTHONPATH=OLD/core python core/srv/testing/contract_record.py "with the import path at commit 0123abc"
+
+`srv.platform.recorded` reads and compares the records.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MODULES = ("srv.platform.interface", "srv.platform.facts", "srv.platform.manifest")
+CONSTANTS_OF = ("srv.platform.facts", "srv.platform.manifest", "srv.platform.capabilities")
+GROUPS = (
+    ("srv.platform.registry", "PLATFORM_GROUP"),
+    ("srv.models.architectures.architecture", "GROUP"),
+    ("srv.quantization.method", "GROUP"),
+    ("srv.cli.main", "COMMAND_GROUP"),
+)
+_NOT_RECORDED = frozenset({"SINCE", "TYPE_CHECKING"})  # what an author does not write against
+_DESCRIBED = frozenset({"CAPABILITIES"})  # mappings of names to prose: only the names are recorded
+_WIDTH = 120
+
+Record = dict[str, Any]
+
+
+def recorded(made: str, published: bool = False) -> Record:
+    """The record of the contract that is imported, as JSON-compatible values.
+
+    made: how the record was made. published: a published version is never recorded again.
+    """
+    package = importlib.import_module("srv.platform")
+    checks, contract = importlib.import_module("srv.platform.checks"), importlib.import_module("srv.platform.contract")
+    classes, aliases = _types()
+    return {
+        "header": {
+            "version": _dotted(package.API_VERSION),
+            "oldest": _dotted(getattr(package, "OLDEST_API", None) or checks.OLDEST_API),
+            "published": published,
+            "made": made,
+        },
+        "classes": {name: describe(classes[name]) for name in sorted(classes)},
+        "aliases": dict(sorted(aliases.items())),
+        "constants": _constants(),
+        "optional": dict(sorted(getattr(contract, "OPTIONAL", {}).items())),
+        "entry_points": _entry_points(),
+    }
+
+
+def text(record: Record) -> str:
+    """The file of a record: keys in a fixed order, and each parameter or field on a line."""
+    return _json(record, "") + "\n"
+
+
+def _types() -> tuple[dict[str, type], dict[str, str]]:
+    """All classes by name, and the aliases of several types, with those that the annotations name."""
+    classes: dict[str, type] = {}
+    aliases: dict[str, str] = {}
+    waiting = [found for name in MODULES for found in _public_classes(importlib.import_module(name))]
+    while waiting:
+        found = waiting.pop()
+        if classes.setdefault(found.__name__, found) is not found:
+            raise ValueError(f"two classes are called {found.__name__}: {classes[found.__name__]} and {found}")
+        for name, value in _named_in(found):
+            alternatives = typing.get_args(value) if isinstance(value, types.UnionType) else (value,)
+            if len(alternatives) > 1:
+                aliases[name] = " | ".join(each.__name__ for each in alternatives)
+            waiting += [each for each in alternatives if _is_ours(each) and each.__name__ not in classes]
+    return classes, aliases
+
+
+def _public_classes(module: types.ModuleType) -> Iterator[type]:
+    for name, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == module.__name__ and not name.startswith("_"):
+            yield value
+
+
+def _is_ours(value: object) -> bool:
+    return isinstance(value, type) and value.__module__.startswith("srv.") and not value.__name__.startswith("_")
+
+
+def _named_in(found: type) -> Iterator[tuple[str, Any]]:
+    """The names in the annotations of a class, with their values in its module."""
+    record, scope = describe(found), vars(sys.modules[found.__module__])
+    texts = [each["type"] for each in record.get("fields", [])] + list(record.get("properties", {}).values())
+    for method in record.get("methods", {}).values():
+        texts += [each["type"] for each in method["parameters"]] + [method["returns"]]
+    for node in (node for each in texts if each for node in ast.walk(ast.parse(each, mode="eval"))):
+        if isinstance(node, ast.Name) and (_is_ours(scope.get(node.id)) or _is_alias(scope.get(node.id))):
+            yield node.id, scope[node.id]
+
+
+def _is_alias(value: object) -> bool:
+    return isinstance(value, types.UnionType) and all(_is_ours(each) for each in typing.get_args(value))
+
+
+def describe(found: type) -> Record:
+    """One class: its kind, and its fields and members as text."""
+    methods, properties = {}, {}
+    for name, value in sorted(vars(found).items()):
+        if isinstance(value, property) and not name.startswith("_"):
+            properties[name] = _annotation(inspect.signature(value.fget).return_annotation) if value.fget else ""
+        elif isinstance(value, types.FunctionType) and _is_member(found, name, value):
+            methods[name] = _method(value)
+    record = {
+        "module": found.__module__,
+        "kind": _kind(found),
+        "bases": [base.__name__ for base in found.__bases__ if _is_ours(base)],
+        "fields": list(_fields(found)),
+        "properties": properties,
+        "methods": methods,
+    }
+    return {key: value for key, value in record.items() if value}
+
+
+def _is_member(found: type, name: str, function: types.FunctionType) -> bool:
+    """Public methods, and the special methods that a protocol asks for."""
+    if name.startswith("__"):
+        return _is_protocol(found) and function.__module__ == found.__module__
+    return not name.startswith("_")
+
+
+def _is_protocol(found: type) -> bool:
+    return bool(vars(found).get("_is_protocol", False))
+
+
+def _kind(found: type) -> str:
+    if _is_protocol(found):
+        return "protocol"
+    if dataclasses.is_dataclass(found):
+        return "dataclass"
+    if hasattr(found, "__struct_fields__"):
+        return "struct"
+    return "named tuple" if issubclass(found, tuple) else "class"
+
+
+def _fields(found: type) -> Iterator[Record]:
+    """The fields in the order in which a constructor takes them; of a protocol, its attributes."""
+    annotations: dict[str, Any] = {}
+    for base in reversed(found.__mro__):
+        if base is found or not _is_protocol(found):
+            annotations |= inspect.get_annotations(base)
+    defaults, keyword_only = _defaults(found)
+    for name in _field_names(found, annotations):
+        field: Record = {"name": name, "type": _annotation(annotations[name])}
+        if name in defaults:
+            field["default"] = defaults[name]
+        if name in keyword_only:
+            field["keyword_only"] = True
+        yield field
+
+
+def _field_names(found: type, annotations: Mapping[str, Any]) -> list[str]:
+    if dataclasses.is_dataclass(found):
+        return [each.name for each in dataclasses.fields(found) if not each.name.startswith("_")]
+    names = getattr(found, "__struct_fields__", None) or getattr(found, "_fields", None) or annotations
+    return [name for name in names if not name.startswith("_")]
+
+
+def _defaults(found: Any) -> tuple[dict[str, str], frozenset[str]]:
+    """The defaults of a class's fields as text, and the fields that a constructor takes by name only."""
+    if dataclasses.is_dataclass(found):
+        fields = dataclasses.fields(found)
+        values = {each.name: _value(each.default) for each in fields if each.default is not dataclasses.MISSING}
+        for each in fields:
+            if each.default_factory is not dataclasses.MISSING:
+                values[each.name] = f"{_value(each.default_factory)}()"
+        return values, frozenset(each.name for each in fields if each.kw_only)
+    if hasattr(found, "__struct_fields__"):
+        names, given = found.__struct_fields__, found.__struct_defaults__
+        return dict(zip(names[len(names) - len(given) :], map(_value, given), strict=True)), frozenset()
+    return {name: _value(value) for name, value in getattr(found, "_field_defaults", {}).items()}, frozenset()
+
+
+def _method(function: types.FunctionType) -> Record:
+    signature = inspect.signature(function)
+    parameters = []
+    for each in list(signature.parameters.values())[1:]:
+        parameter: Record = {
+            "name": each.name,
+            "kind": str(each.kind.description),
+            "type": _annotation(each.annotation),
+        }
+        if each.default is not inspect.Parameter.empty:
+            parameter["default"] = _value(each.default)
+        parameters.append(parameter)
+    return {"parameters": parameters, "returns": _annotation(signature.return_annotation)}
+
+
+def _annotation(value: Any) -> str:
+    """An annotation as text that does not depend on quotes, spaces or the version of Python."""
+    if value is inspect.Signature.empty:
+        return ""
+    written = getattr(value, "__forward_arg__", value)
+    if not isinstance(written, str):
+        written = inspect.formatannotation(written)
+    return ast.unparse(ast.parse(written, mode="eval"))
+
+
+def _value(value: Any) -> str:
+    """A default or constant as Python writes it; a class or function by its name."""
+    if isinstance(value, type) or callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return repr(value)
+
+
+def _constants() -> Record:
+    found: Record = {}
+    for name in CONSTANTS_OF:
+        for constant, value in sorted(vars(importlib.import_module(name)).items()):
+            if constant.isupper() and not constant.startswith("_") and constant not in _NOT_RECORDED:
+                found[constant] = _constant(value, constant in _DESCRIBED)
+    return dict(sorted(found.items()))
+
+
+def _constant(value: Any, described: bool) -> Any:
+    """Text; or names, each with its text, which is empty if they stand for themselves."""
+    if isinstance(value, Mapping):
+        return {str(key): "" if described else _value(value[key]) for key in sorted(value)}
+    if isinstance(value, tuple | frozenset):
+        return {str(each): "" for each in (sorted(value) if isinstance(value, frozenset) else value)}
+    return _value(value)
+
+
+def _entry_points() -> list[str]:
+    """The names of the groups; an older version does not have all of them."""
+    found = []
+    for name, constant in GROUPS:
+        try:
+            found.append(getattr(importlib.import_module(name), constant))
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+    registry, facts = importlib.import_module("srv.platform.registry"), importlib.import_module("srv.platform.facts")
+    return sorted([*found, *(f"{registry.BACKEND_GROUP}.{family}" for family in facts.FAMILIES)])
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _json(value: Any, indent: str) -> str:
+    """JSON in which whatever contains no further list or object stands on one line, if it fits."""
+    nested = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    line = json.dumps(value, ensure_ascii=False)
+    if not nested or (not any(isinstance(each, dict | list) and each for each in nested) and len(line) < _WIDTH - 20):
+        return line
+    inner = indent + "  "
+    if isinstance(value, list):
+        parts = [_json(each, inner) for each in value]
+        return f"[\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}]"
+    parts = [f"{json.dumps(key)}: {_json(each, inner)}" for key, each in value.items()]
+    return f"{{\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}}}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text(recorded(f"srv/testing/contract_record.py, {sys.argv[1]}")))
