@@ -8,7 +8,8 @@ import torch
 
 from srv.errors import PlatformUnavailable
 from srv.platform.interface import Check, Event, Graphs, KVBuffers, Memory, OpArgs, OpImpl
-from srv.specs import KVLayout
+from srv.platform.pools import plain_pool
+from srv.specs import AttentionSpec, KVLayout
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import KV_ORDER
 from srv_toy_device.graphs import ToyGraphs
@@ -60,16 +61,10 @@ class ToyPlatform:
         return self._accelerator.default_stream(device).record_event()
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        if layout.order != KV_ORDER:
+        """Plain tensors for every kind of cache group. Keys and values have the one order that `toy_paged` reads."""
+        if isinstance(layout.group, AttentionSpec) and layout.order != KV_ORDER:
             raise ValueError(f"the KV pool of toy has the layout {KV_ORDER}, not {layout.order}")
-        group = layout.group
-        dtype = getattr(torch, layout.dtype)
-
-        def buffers(dim: int) -> tuple[torch.Tensor, ...]:
-            shape = (pages + 1, layout.page_size, group.kv_heads, dim)
-            return tuple(torch.zeros(shape, dtype=dtype, device=self.device(0)) for _ in group.layers)
-
-        return KVBuffers(layout, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+        return plain_pool(layout, pages, self.device(0))
 
     @property
     def ops(self) -> Sequence[OpImpl]:
