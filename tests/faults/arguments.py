@@ -107,8 +107,8 @@ FAULTS = (
     Fault(
         name="one-scale-per-token-not-counted",
         file="core/srv/specs.py",
-        text="elements + 2 * SCALE_BYTES if",
-        planted="elements + SCALE_BYTES if",
+        text="return elements + SCALE_BYTES if",
+        planted="return elements + SCALE_BYTES // 2 if",
         effect="A pool of int8 is larger than its budget.",
         tests=(_BUDGET,),
     ),

@@ -20,7 +20,7 @@ from srv.errors import PluginError, Rejection
 from srv.models.architectures.sharding import rank_facts
 from srv.platform.facts import BackendSpec, Requires, Unfit
 from srv.platform.manifest import Manifest
-from srv.specs import ModelFacts
+from srv.specs import AttentionSpec, ModelFacts, spec_name
 
 # slot -> (family, the arguments that name its backend, the most specific first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -136,7 +136,10 @@ def _make_slot(
 def _make_candidate(
     slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]
 ) -> Candidate:
-    member = f"{SLOTS[slot][0]} backend {spec.name}"
+    family = SLOTS[slot][0]
+    member = f"{family} backend {spec.name}"
+    if family == "attention" and (unread := _unread_groups(facts.model)):
+        return Candidate(slot, spec, {}, unread)
     values = {name: statement.value for name, statement in user.items()}
     context = DeclaredReadsContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
     result: object = call_plugin(f"platform {platform}", member, spec.check, context)
@@ -157,6 +160,16 @@ def _make_candidate(
             value = ARGUMENTS[name].show(user[name].value)
             reasons.append(f"requires {_requirement(name, allowed)}, not {value} (set by {user[name].owner})")
     return Candidate(slot, spec, requires, tuple(reasons))
+
+
+def _unread_groups(model: ModelFacts | None) -> tuple[str, ...]:
+    """Why no attention backend can serve a model: its cache groups without a key and a value per head."""
+    return tuple(
+        f"layers {', '.join(map(str, group.layers))} need a {spec_name(group)} cache group, which no attention backend "
+        "of this version of srv reads"
+        for group in (model.cache_groups if model else ())
+        if not isinstance(group, AttentionSpec)
+    )
 
 
 def _check_requirement(name: str, values: Sequence[Any], platform: str, member: str) -> None:

@@ -10,13 +10,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import assert_never
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
+from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, most_unconfirmed, window_pages
 from srv.models.architectures.sharding import rank_facts
 from srv.planning.steps import draft_count, step_depth
-from srv.specs import CacheSpec, KVLayout, ModelFacts, single_pool
+from srv.specs import (
+    CacheSpec,
+    FullAttention,
+    KVLayout,
+    Latent,
+    ModelFacts,
+    PagedSpec,
+    Recurrent,
+    SlidingWindow,
+    single_pool,
+)
 
 Lines = list[tuple[str, str]]  # (quantity, explanation)
 
@@ -25,10 +37,39 @@ Lines = list[tuple[str, str]]  # (quantity, explanation)
 PREFIX_PAGES = 8
 
 
-def cache_specs(config: Config, model: ModelFacts) -> tuple[CacheSpec, ...]:
-    """The cache groups of one rank."""
+def cache_specs(config: Config, model: ModelFacts) -> tuple[PagedSpec, ...]:
+    """The cache groups of one rank. Raises Refusal for recurrent ones, whose slots are not planned yet."""
     groups = rank_facts(model, config.parallel.tp_size).cache_groups
-    return (single_pool(groups),) if config.memory.disable_hybrid_swa_memory else groups
+    if config.memory.disable_hybrid_swa_memory:
+        groups = single_pool(groups)
+    return tuple(_paged(spec) for spec in groups)
+
+
+def _paged(spec: CacheSpec) -> PagedSpec:
+    match spec:
+        case FullAttention() | SlidingWindow() | Latent():
+            return spec
+        case Recurrent():
+            raise Refusal([_recurrent_states(spec)])
+        case _ as never:
+            assert_never(never)
+
+
+def _recurrent_states(spec: Recurrent) -> Rejection:
+    return Rejection(
+        "recurrent_states",
+        "model",
+        None,
+        "memory budget",
+        f"{len(spec.layers)} of its layers keep recurrent states ({', '.join(each.name for each in spec.states)}), and "
+        "this version of srv allocates pages only",
+        "Choose a model whose layers all use attention.",
+    )
+
+
+def page_group(spec: PagedSpec, pages: int, page_size: int) -> PageGroup:
+    """What the cache knows of a group of this spec: latent attention needs the pages that full attention needs."""
+    return PageGroup(pages, page_size, spec.window)
 
 
 def kv_dtype(config: Config) -> str:
@@ -77,7 +118,7 @@ def divide_pool(config: Config, model: ModelFacts, pool: int) -> tuple[tuple[Pag
         pages = min(pages, limit // config.memory.page_size)
         lines.append(("limit", f"max_total_tokens {limit} allows {limit // config.memory.page_size} pages"))
     counts = division.at(max(pages, 0))
-    groups = [PageGroup(count, config.memory.page_size, spec.window) for count, spec in zip(counts, specs, strict=True)]
+    groups = [page_group(spec, count, config.memory.page_size) for count, spec in zip(counts, specs, strict=True)]
     return tuple(groups), lines
 
 
@@ -96,7 +137,7 @@ def group_lines(config: Config, model: ModelFacts, groups: Sequence[PageGroup]) 
 class _Division:
     """The pages of each group, as a function of those of full attention."""
 
-    def __init__(self, config: Config, model: ModelFacts, specs: Sequence[CacheSpec]) -> None:
+    def __init__(self, config: Config, model: ModelFacts, specs: Sequence[PagedSpec]) -> None:
         self._specs = specs
         self._ratio = config.memory.swa_full_tokens_ratio
         self._requests = config.schedule.max_running_requests
@@ -134,9 +175,17 @@ def _name(quantity: str, number: int) -> str:
     return quantity if number == 0 else f"{quantity}_{number}"
 
 
-def _layers(spec: CacheSpec) -> str:
+def _layers(spec: PagedSpec) -> str:
     layers = f"{len(spec.layers)} layers"
-    return layers if spec.window is None else f"{layers} with a window of {spec.window} tokens"
+    match spec:
+        case FullAttention():
+            return layers
+        case SlidingWindow():
+            return f"{layers} with a window of {spec.window} tokens"
+        case Latent():
+            return f"{layers} of latent attention"
+        case _ as never:
+            assert_never(never)
 
 
 def _bytes(amount: int) -> str:

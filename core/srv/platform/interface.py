@@ -7,16 +7,17 @@ package that uses torch's types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from srv.dist.group import RankGroup
+from srv.errors import InternalError
 from srv.platform.streams import Streams
 from srv.platform.transfers import Transfers
-from srv.specs import KVLayout
+from srv.specs import KVLayout, spec_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,36 @@ class OpImpl:
 
 @dataclass(frozen=True, slots=True)
 class KVBuffers:
-    """The KV pool of one cache group: one key buffer and one value buffer per layer.
+    """The pool of one cache group: for each of `layout.names()`, one tensor per layer of the group.
 
-    `layout.order` names the axes; the page axis has one more page than was requested (page 0 takes the writes of
-    padded rows). The dtype is `layout.dtype`, the device is the platform's. Together the buffers take at least
-    `layout.bytes_per_page()` bytes per page.
+    `layout` says what the first axis counts (pages, or slots of a recurrent group) and that it has one entry more than
+    was requested. The device is the platform's. No two tensors share memory. Together they take at least the bytes that
+    `layout` states per page or slot.
     """
 
     layout: KVLayout
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    tensors: Mapping[str, tuple[torch.Tensor, ...]]
+
+    @property
+    def keys(self) -> tuple[torch.Tensor, ...]:
+        """The keys of each layer of an attention group. Raises InternalError for other groups."""
+        return self._named("key")
+
+    @property
+    def values(self) -> tuple[torch.Tensor, ...]:
+        """The values of each layer of an attention group. Raises InternalError for other groups."""
+        return self._named("value")
+
+    def all(self) -> Iterator[torch.Tensor]:
+        """Every tensor, name by name."""
+        for tensors in self.tensors.values():
+            yield from tensors
+
+    def _named(self, name: str) -> tuple[torch.Tensor, ...]:
+        if name not in self.tensors:
+            kind, names = spec_name(self.layout.group), ", ".join(self.tensors)
+            raise InternalError(f"the pool of a {kind} cache group has no tensors named {name}, but {names}")
+        return self.tensors[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +301,11 @@ class Platform(Protocol):
         """
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        """Allocate a KV pool of `pages` pages and page 0, zeroed where reading unwritten memory could give NaN."""
+        """Allocate a pool of `pages` pages and page 0 (slots of a recurrent group, and slot 0).
+
+        Zeroed where reading unwritten memory could give NaN. `srv.platform.pools.plain_pool` allocates plain tensors.
+        Raises NotImplementedError for a cache spec that the platform does not lay out.
+        """
 
     def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
         """Enqueue copies of whole pages, over all layers, in the current stream: `pages` are (from, to).

@@ -10,7 +10,7 @@ from srv.platform.interface import KVBuffers
 def copy_page_runs(source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
     """See `srv.platform.interface.Platform.copy_pages`. Consecutive pages are copied at once."""
     runs = list(_runs(pages))
-    for read, written in zip((*source.keys, *source.values), (*target.keys, *target.values), strict=True):
+    for read, written in zip(source.all(), target.all(), strict=True):
         for begin, to, count in runs:
             written[to : to + count].copy_(read[begin : begin + count], non_blocking=True)
 

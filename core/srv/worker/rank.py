@@ -29,6 +29,7 @@ from srv.platform.contract import create_platform, join
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
+from srv.platform.pools import allocate_pool
 from srv.platform.transfers import Transfers
 from srv.sample.late_mask import LateMasks
 from srv.sample.sampler import Sampler
@@ -106,7 +107,7 @@ class RankWorker:
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
         transfers = Transfers(self.platform, self.device)
-        pools = [self.platform.kv_buffers(*group) for group in self._pool_groups(budget)]
+        pools = [allocate_pool(self.platform, *group) for group in self._pool_groups(budget)]
         context = BackendContext(self.platform, self.device, None, rows, transfers)
         sampling = replace(context, max_rows=rows * (1 + draft_count(config)))
         max_pages = [group.pages_for(budget.max_request_tokens) for group in budget.groups]
@@ -176,4 +177,4 @@ class RankWorker:
 
 
 def _bytes(kv: KVBuffers) -> int:
-    return sum(buffer.nbytes for buffer in (*kv.keys, *kv.values))
+    return sum(tensor.nbytes for tensor in kv.all())

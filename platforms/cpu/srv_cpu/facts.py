@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
+from srv.specs import attention_specs
 from srv_cpu.packed import COLUMNS, ORDER, PAGE_SIZES
 from srv_kernels.cpu.library import MAX_HEAD_DIM
 
@@ -119,7 +120,7 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
     if kv_dtype not in (None, "auto", "float16", "int8", dtype):
         reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype {dtype} nor float16 nor int8")
     if model is not None:
-        dims = {dim for group in model.cache_groups for dim in (group.key_dim, group.value_dim)}
+        dims = {dim for group in attention_specs(model.cache_groups) for dim in (group.key_dim, group.value_dim)}
         if len(dims) > 1:
             reasons.append(f"keys and values have different head dims: {sorted(dims)}")
         reasons += [

@@ -7,7 +7,8 @@ scales of its tokens, float32 [16]: see native/kv_layout.h.
 
 from __future__ import annotations
 
-from srv.specs import SCALE_BYTES, KVLayout
+from srv.errors import InternalError
+from srv.specs import SCALE_BYTES, AttentionSpec, KVLayout, TensorShape, spec_name
 from srv_kernels.cpu.library import BLOCK_TOKENS
 
 ORDER = "page_head_packed"
@@ -16,15 +17,20 @@ COLUMNS = 16  # head sizes must be multiples of this
 INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
 
 
-def shapes(layout: KVLayout, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of a layer's key and value buffers in this order; `pages` includes page 0.
+def tensors(layout: KVLayout, pages: int) -> dict[str, TensorShape]:
+    """A layer's keys and values in this order, in a pool of `pages` pages and page 0.
 
-    For int8, the last axis contains a block's values and then their scales.
+    For int8, the last axis contains a block's values and then their scales. Raises InternalError for a group without
+    keys and values.
     """
     group, interleave = layout.group, INTERLEAVE[layout.dtype]
-    blocks = (pages, group.kv_heads, layout.page_size // BLOCK_TOKENS)
+    if not isinstance(group, AttentionSpec):
+        raise InternalError(f"a {spec_name(group)} cache group has no keys and values to pack")
+    blocks = (pages + 1, group.kv_heads, layout.page_size // BLOCK_TOKENS)
     if layout.dtype == "int8":
-        keys, values = (BLOCK_TOKENS * (dim + SCALE_BYTES) for dim in (group.key_dim, group.value_dim))
-        return (*blocks, keys), (*blocks, values)
-    keys = (*blocks, group.key_dim // interleave, BLOCK_TOKENS, interleave)
-    return keys, (*blocks, BLOCK_TOKENS // interleave, group.value_dim, interleave)
+        ends = ((BLOCK_TOKENS * (dim + SCALE_BYTES),) for dim in (group.key_dim, group.value_dim))
+        keys, values = ((*blocks, *end) for end in ends)
+    else:
+        keys = (*blocks, group.key_dim // interleave, BLOCK_TOKENS, interleave)
+        values = (*blocks, BLOCK_TOKENS // interleave, group.value_dim, interleave)
+    return {"key": TensorShape(keys, layout.dtype), "value": TensorShape(values, layout.dtype)}

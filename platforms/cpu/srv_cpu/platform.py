@@ -12,23 +12,29 @@ import psutil
 import torch
 
 from srv.dist.group import RankGroup
-from srv.models.base import torch_dtype
 from srv.platform.interface import Check, Communicator, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
 from srv.platform.page_copies import copy_page_runs
+from srv.platform.pools import pool_of
 from srv.platform.streams import Streams, host_streams
-from srv.specs import KVLayout
+from srv.specs import AttentionSpec, KVLayout
 from srv_cpu.host import share_threads, threads
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
 from srv_cpu.packed import ORDER as PACKED_ORDER
-from srv_cpu.packed import shapes as packed_shapes
+from srv_cpu.packed import tensors as packed_tensors
 from srv_cpu.probe import memory_limit
 from srv_kernels.cpu.library import load
 
 logger = logging.getLogger(__name__)
 
 _NO_KERNELS = "Install a C++ compiler and reinstall srv-kernels, or run: python -m srv_kernels.cpu.build"
+
+
+def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, whose memory the operating system provides when they are written to."""
+    zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(zeros).view(dtype).view(shape)
 
 
 class CpuPlatform:
@@ -79,22 +85,8 @@ class CpuPlatform:
 
         (`torch.zeros` writes every byte; numpy requests zeroed memory from the allocator instead.)
         """
-        group = layout.group
-        dtype = torch_dtype(layout.dtype)
-        if layout.order == PACKED_ORDER:
-            key_shape, value_shape = packed_shapes(layout, pages + 1)
-        else:
-            key_shape, value_shape = (
-                (pages + 1, layout.page_size, group.kv_heads, dim) for dim in (group.key_dim, group.value_dim)
-            )
-
-        def buffer(shape: tuple[int, ...]) -> torch.Tensor:
-            zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-            return torch.from_numpy(zeros).view(dtype).view(shape)
-
-        keys = tuple(buffer(key_shape) for _ in group.layers)
-        values = tuple(buffer(value_shape) for _ in group.layers)
-        return KVBuffers(layout, keys, values)
+        packed = isinstance(layout.group, AttentionSpec) and layout.order == PACKED_ORDER
+        return pool_of(layout, packed_tensors(layout, pages) if packed else layout.plain_tensors(pages), _untouched)
 
     @property
     def ops(self) -> Sequence[OpImpl]:

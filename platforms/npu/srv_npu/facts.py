@@ -10,7 +10,7 @@ from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.models.architectures.registry import native_config
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv.specs import ModelFacts
+from srv.specs import ModelFacts, attention_specs
 from srv_npu import limits
 from srv_npu.support import SUPPORT
 
@@ -76,7 +76,7 @@ def _head_reasons(model: ModelFacts) -> list[str]:
     supported = " or ".join(f"{key} with {value}" for key, value in limits.PACKED_DIMS if key != value)
     reasons += [
         f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length; only {supported} may"
-        for group in model.cache_groups
+        for group in attention_specs(model.cache_groups)
         if group.key_dim != group.value_dim and (group.key_dim, group.value_dim) not in limits.PACKED_DIMS
     ]
     return reasons
@@ -90,7 +90,7 @@ def _row_reasons(context: ResolutionContext, model: ModelFacts) -> list[str]:
     return [
         f"max_running_requests {running} is more than the {limits.PACKED_ROWS} rows that one call takes for keys of "
         f"{group.key_dim} and values of {group.value_dim} elements"
-        for group in model.cache_groups
+        for group in attention_specs(model.cache_groups)
         if (group.key_dim, group.value_dim) in limits.PACKED_DIMS and group.key_dim != group.value_dim
     ]
 

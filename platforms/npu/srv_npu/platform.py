@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from srv.errors import InternalError, PlatformUnavailable
-from srv.models.base import torch_dtype
 from srv.platform.interface import Check, Graphs, KVBuffers, Memory, OpImpl
 from srv.platform.manifest import EngineContext
 from srv.platform.page_copies import copy_page_runs
+from srv.platform.pools import plain_pool
 from srv.platform.streams import Streams, accelerator_streams
-from srv.specs import KVLayout
+from srv.specs import AttentionSpec, KVLayout
 from srv_npu.graphs import NpuGraphs
 from srv_npu.limits import KV_ORDER
 from srv_npu.ops import Operators, implementations
@@ -81,16 +81,9 @@ class NpuPlatform:
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
         """Zeroed, so that no page holds bytes that would be read as NaN."""
-        if layout.order != KV_ORDER:
+        if isinstance(layout.group, AttentionSpec) and layout.order != KV_ORDER:
             raise InternalError(f"the KV pool of npu has the layout {KV_ORDER}, not {layout.order}")
-        group, device = layout.group, self.device(self._context.local_rank)
-        dtype = torch_dtype(layout.dtype)
-
-        def buffers(dim: int) -> tuple[torch.Tensor, ...]:
-            shape = (pages + 1, layout.page_size, group.kv_heads * dim)
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in group.layers)
-
-        return KVBuffers(layout, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+        return plain_pool(layout, pages, self.device(self._context.local_rank))
 
     @property
     def ops(self) -> Sequence[OpImpl]:

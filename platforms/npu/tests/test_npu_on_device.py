@@ -20,7 +20,7 @@ from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
-from srv.specs import FullAttention, KVLayout
+from srv.specs import FullAttention, KVLayout, Latent, Recurrent, StateTensor
 from srv.testing.conformance.ops import MODEL_OPS
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.facts import FACTS
@@ -71,6 +71,12 @@ def test_the_pool_has_the_shape_that_the_attention_reads_and_is_zero(platform: N
         assert not buffer.any()
     with pytest.raises(InternalError, match="page_token_head"):
         platform.kv_buffers(KVLayout(GROUP, PAGE, "bfloat16"), pages=5)
+    latents = platform.kv_buffers(KVLayout(Latent((0, 1), 512, 64), PAGE, "bfloat16"), pages=5)
+    assert [tuple(tensor.shape) for tensor in latents.all()] == [(6, PAGE, 512)] * 2 + [(6, PAGE, 64)] * 2
+    states = platform.kv_buffers(
+        KVLayout(Recurrent((0, 1), (StateTensor("state", (2, 8, 8), "float16"),)), PAGE, "bfloat16"), pages=5
+    )
+    assert [(tuple(tensor.shape), tensor.dtype) for tensor in states.all()] == [((6, 2, 8, 8), torch.float16)] * 2
 
 
 def test_backends_are_what_the_facts_name() -> None:

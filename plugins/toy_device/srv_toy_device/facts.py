@@ -12,6 +12,7 @@ from srv.platform.facts import (
     ResolutionContext,
     Unfit,
 )
+from srv.specs import attention_specs
 from srv_toy_device.limits import attention_bytes, sampling_bytes
 from srv_toy_device.settings import DEFAULT_MEMORY
 
@@ -35,7 +36,7 @@ def check_attention(context: ResolutionContext) -> Requires | Unfit:
     """Any page size, window and head dim, with key and value dims that are equal."""
     reasons = [
         f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length"
-        for group in (context.model.cache_groups if context.model else ())
+        for group in (attention_specs(context.model.cache_groups) if context.model else ())
         if group.key_dim != group.value_dim
     ]
     return Unfit(tuple(reasons)) if reasons else Requires()

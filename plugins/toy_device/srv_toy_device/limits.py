@@ -6,7 +6,7 @@ of one row) may exceed them.
 
 from __future__ import annotations
 
-from srv.specs import ModelFacts
+from srv.specs import ModelFacts, attention_specs
 
 # Tokens whose keys and values are gathered from the pool at once, over the rows of a tile.
 GATHERED_TOKENS = 1 << 14
@@ -28,7 +28,8 @@ _SORTED_BYTES = 8
 def attention_bytes(model: ModelFacts) -> int:
     """Bytes that `toy_paged` takes for one layer of a model, besides its input and output."""
     longest = max(GATHERED_TOKENS, model.context_length)
-    kv_elements = max((group.kv_heads * (group.key_dim + group.value_dim) for group in model.cache_groups), default=0)
+    groups = attention_specs(model.cache_groups)
+    kv_elements = max((group.kv_heads * (group.key_dim + group.value_dim) for group in groups), default=0)
     scores = max(SCORES_PER_HEAD, model.context_length) * model.heads
     return _FLOAT32 * (longest * kv_elements * _GATHERED_COPIES + scores * _SCORE_COPIES)
 

@@ -9,8 +9,9 @@ import torch
 from srv.errors import PlatformUnavailable
 from srv.platform.interface import Check, Graphs, KVBuffers, Memory, OpArgs, OpImpl
 from srv.platform.page_copies import copy_page_runs
+from srv.platform.pools import plain_pool
 from srv.platform.streams import Streams, accelerator_streams
-from srv.specs import KVLayout
+from srv.specs import AttentionSpec, KVLayout
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import KV_ORDER
 from srv_toy_device.graphs import ToyGraphs
@@ -68,16 +69,10 @@ class ToyPlatform:
         copy_page_runs(source, target, pages)
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        if layout.order != KV_ORDER:
+        """Plain tensors for every kind of cache group. Keys and values have the one order that `toy_paged` reads."""
+        if isinstance(layout.group, AttentionSpec) and layout.order != KV_ORDER:
             raise ValueError(f"the KV pool of toy has the layout {KV_ORDER}, not {layout.order}")
-        group = layout.group
-        dtype = getattr(torch, layout.dtype)
-
-        def buffers(dim: int) -> tuple[torch.Tensor, ...]:
-            shape = (pages + 1, layout.page_size, group.kv_heads, dim)
-            return tuple(torch.zeros(shape, dtype=dtype, device=self.device(0)) for _ in group.layers)
-
-        return KVBuffers(layout, keys=buffers(group.key_dim), values=buffers(group.value_dim))
+        return plain_pool(layout, pages, self.device(0))
 
     @property
     def ops(self) -> Sequence[OpImpl]:

@@ -13,7 +13,7 @@ from srv.platform.contract import check_platform
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
-from srv.specs import FullAttention, KVLayout
+from srv.specs import FullAttention, KVLayout, Latent, Recurrent, StateTensor
 from srv.testing.conformance.ops import MODEL_OPS
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_toy_device.device import Accelerator
@@ -66,6 +66,21 @@ def test_the_pool_has_the_layouts_shape_and_is_zero(platform: Platform) -> None:
         assert not buffer.any()
     with pytest.raises(ValueError, match="head_page_token"):
         platform.kv_buffers(KVLayout(GROUP, 16, "bfloat16", order="head_page_token"), pages=5)
+
+
+def test_latents_and_recurrent_states_are_laid_out_whatever_the_order_of_heads(platform: Platform) -> None:
+    states = StateTensor("convolution", (4, 3), "float32"), StateTensor("recurrence", (2, 8, 8), "bfloat16")
+    for order in ("page_token_head", "head_page_token"):
+        kv = platform.kv_buffers(KVLayout(Latent((0, 1), 32, 8), 16, "bfloat16", order), pages=5)
+        assert {name: [tuple(each.shape) for each in some] for name, some in kv.tensors.items()} == {
+            "latent": [(6, 16, 32)] * 2,
+            "rope": [(6, 16, 8)] * 2,
+        }
+        kv = platform.kv_buffers(KVLayout(Recurrent((0, 1), states), 16, "bfloat16", order), pages=3)
+        assert [(tuple(each.shape), each.dtype) for each in kv.all()] == [
+            *[((4, 4, 3), torch.float32)] * 2,
+            *[((4, 2, 8, 8), torch.bfloat16)] * 2,
+        ]
 
 
 def test_a_pool_that_does_not_fit_raises(platform: Platform) -> None:

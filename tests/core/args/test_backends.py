@@ -13,6 +13,7 @@ from srv.args.statement import UserInput
 from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv.platform.manifest import Manifest
+from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, StateTensor, spec_name
 
 
 def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejection, ...]:
@@ -33,6 +34,18 @@ def test_highest_priority_that_fits_is_chosen_and_the_others_have_reasons() -> N
         "slow": ("fits, but its priority 1 is not higher than 5",),
     }
     assert made.config.platform.attention_backend == made.config.platform.decode_attention_backend == "good"
+
+
+@every("group", [Latent((1, 2), 32, 8), Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))])
+def test_attention_backends_are_not_asked_about_other_cache_groups(group: CacheSpec) -> None:
+    """Their checks, of plugins of any age, may read the heads of every group."""
+    groups = (FullAttention((0,), 8, 64, 64), group)
+    platform = manifest(
+        backend("any", 1, lambda context: Requires({"page_size": (context.model.cache_groups[1].kv_heads,)}))
+    )
+    rejected = refused(None, platform, model=model(cache_groups=groups))
+    assert rejected[0].code == "no_backend_fits"
+    assert f"layers 1, 2 need a {spec_name(group)} cache group" in rejected[0].reason
 
 
 def test_backend_for_one_slot_is_chosen_only_there() -> None:

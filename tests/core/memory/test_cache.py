@@ -10,8 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from srv.errors import IntegrityError
 from srv.memory.cache import Cache, Lease, PageCounts
 from srv.memory.groups import PageGroup
+from srv.planning.pools import page_group
+from srv.specs import Latent
 
 TEXT = tuple(range(10, 30))
+LATENT = Latent((0, 1), 32, 8)
 
 
 def filled(cache: Cache, tokens: tuple[int, ...], namespace: str = "") -> Lease:
@@ -296,6 +299,8 @@ class CacheMachine(RuleBasedStateMachine):
                 (PageGroup(12, 2), PageGroup(9, 2, 3)),
                 (PageGroup(12, 2), PageGroup(7, 4, 6)),
                 (PageGroup(9, 2, 4),),
+                (page_group(LATENT, 12, 2),),
+                (page_group(LATENT, 14, 2), PageGroup(9, 2, 3)),
                 (PageGroup(20, 1, 1), PageGroup(9, 2, 5), PageGroup(12, 2)),
             ]
         )

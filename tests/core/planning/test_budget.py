@@ -13,7 +13,7 @@ from srv.errors import Refusal
 from srv.models.architectures.registry import native_config
 from srv.planning.budget import compute, estimate, weight_bytes
 from srv.planning.pools import bytes_per_page
-from srv.specs import FullAttention, KVLayout, SlidingWindow
+from srv.specs import FullAttention, KVLayout, Latent, Recurrent, SlidingWindow, StateTensor
 
 TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
 
@@ -87,6 +87,28 @@ def test_groups_of_full_attention_have_equal_numbers_of_pages() -> None:
     assert bytes_per_page(config(), two) == [2 * 4 * 128 * 2, 2 * 64 * 2]
     pages = compute(config(), two, free_bytes=15 * GIB, total_bytes=16 * GIB).pages
     assert pages == (7 * GIB // (2 * 4 * 128 * 2 + 2 * 64 * 2) - 1,) * 2
+
+
+def test_latents_get_the_pages_of_full_attention_with_as_many_bytes_per_token() -> None:
+    latent, full = Latent((0, 1, 2), 96, 32), FullAttention((0, 1, 2), 1, 96, 32)
+    window = SlidingWindow((3,), 4, 64, 64, 100)
+    for more in ((), (window,)):
+        budgets = [
+            compute(config(page_size=16), model(cache_groups=(each, *more)), free_bytes=15 * GIB, total_bytes=16 * GIB)
+            for each in (latent, full)
+        ]
+        assert budgets[0].groups == budgets[1].groups
+        assert budgets[0].max_request_tokens == budgets[1].max_request_tokens
+    assert "of 3 layers of latent attention in bfloat16" in dict(budgets[0].breakdown)["page"]
+
+
+def test_recurrent_states_are_refused_by_the_budget() -> None:
+    groups = (FullAttention((0,), 4, 64, 64), Recurrent((1, 2), (StateTensor("convolution", (8, 3), "float32"),)))
+    with pytest.raises(Refusal) as refusal:
+        compute(config(), model(cache_groups=groups), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    (rejected,) = refusal.value.rejections
+    assert rejected.code == "recurrent_states"
+    assert "2 of its layers keep recurrent states (convolution)" in rejected.reason
 
 
 WINDOWED = (FullAttention((0,), 4, 64, 64), SlidingWindow((1, 2, 3), 4, 64, 64, 100))

@@ -64,7 +64,8 @@ class Older:
 
     name, ops, graphs = Good.name, Good.ops, None
     device, init_worker, memory = Good.device, Good.init_worker, Good.memory
-    record_event, kv_buffers, post_load = Good.record_event, Good.kv_buffers, Good.post_load
+    streams, staging, copy_pages = Good.streams, Good.staging, Good.copy_pages
+    kv_buffers, post_load = Good.kv_buffers, Good.post_load
 
 
 class Recorder:

@@ -42,7 +42,9 @@ class Pool:
         group = FullAttention(tuple(range(LAYERS)), KV_HEADS, DIM, value_dim)
         dims = [DIM] * LAYERS + [value_dim] * LAYERS
         buffers = [torch.randn(PAGES + 1, PAGE, KV_HEADS, dim, generator=generator) for dim in dims]
-        self.kv = KVBuffers(KVLayout(group, PAGE, "float32"), tuple(buffers[:LAYERS]), tuple(buffers[LAYERS:]))
+        self.kv = KVBuffers(
+            KVLayout(group, PAGE, "float32"), {"key": tuple(buffers[:LAYERS]), "value": tuple(buffers[LAYERS:])}
+        )
         self.backend = make(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, 8, HOST_TRANSFERS))
 
     def run(self, batch: AttentionBatch, window: int | None) -> list[Tensor]:

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from srv.errors import InternalError
-from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv.platform.pools import pool_of
 from srv.specs import FullAttention, KVLayout
 from srv_cpu.attention import TorchNativeAttention
-from srv_cpu.packed import INTERLEAVE, ORDER, shapes
+from srv_cpu.packed import INTERLEAVE, ORDER, tensors
 from srv_kernels import oracles
 from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
@@ -74,12 +75,8 @@ class World:
         group = FullAttention(tuple(range(layers)), heads[1], dim, dim)
         order = ORDER if self.packed else "page_token_head"
         layout = KVLayout(group, page_size, str(self.pool).removeprefix("torch."), order)
-        key_shape, value_shape = shapes(layout, pages + 1) if self.packed else (plain, plain)
-
-        def buffers(shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-            return tuple(torch.zeros(shape, dtype=self.pool) for _ in range(layers))
-
-        self.kv = KVBuffers(layout, buffers(key_shape), buffers(value_shape))
+        made = tensors(layout, pages) if self.packed else layout.plain_tensors(pages)
+        self.kv = pool_of(layout, made, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
         all_nan = torch.full(plain, torch.nan)
         for each in range(layers):
             self.write(each, all_nan, all_nan)

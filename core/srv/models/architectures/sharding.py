@@ -6,7 +6,7 @@ Torch-free: `srv plan` and a launch ask the same questions. `srv.models.layers.f
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -14,7 +14,7 @@ from srv.dist.group import is_divisible
 from srv.models.architectures.registry import native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.quantization import registry as quantization
-from srv.specs import ModelFacts
+from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
 MAX_LISTED_RANKS = 64  # legal sizes are listed up to this one
 
@@ -69,6 +69,8 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
         return method.sharding
     if method is None and (model.quantization is not None or model.stored_types.get("int8")):
         return "weights quantized to int8 cannot be sharded yet"
+    if any(isinstance(group, Recurrent) for group in model.cache_groups):
+        return "recurrent states cannot be sharded yet"
     try:
         config = native_config(model.architecture, model.config)
     except (UnsupportedConfig, KeyError, TypeError, ValueError) as error:
@@ -87,8 +89,21 @@ def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
         model,
         heads=model.heads // ranks,
         kv_heads=kv_heads,
-        cache_groups=tuple(msgspec.structs.replace(group, kv_heads=kv_heads) for group in model.cache_groups),
+        cache_groups=tuple(_of_rank(group, kv_heads) for group in model.cache_groups),
     )
+
+
+def _of_rank(group: CacheSpec, kv_heads: int) -> CacheSpec:
+    """A cache group as one of several ranks stores it."""
+    match group:
+        case FullAttention() | SlidingWindow():
+            return msgspec.structs.replace(group, kv_heads=kv_heads)
+        case Latent():
+            return group  # all heads share the latents, so every rank stores them
+        case Recurrent():
+            return group  # `divisions` refuses such models
+        case _ as never:
+            assert_never(never)
 
 
 def rank_share(model: ModelFacts, ranks: int) -> float:

@@ -26,7 +26,7 @@ from srv.models.formats.gguf_loader import load_gguf
 from srv.models.transformers.hf_attention import IMPLEMENTATION, STEP, HFForwardPass, build_error, register, unsupported
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.platform.interface import AttentionLayer
-from srv.specs import ModelFacts
+from srv.specs import AttentionSpec, ModelFacts, spec_name
 
 MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
 NO_BACKENDS = "its class in transformers does not support attention backends"
@@ -107,7 +107,11 @@ class HFModel(CausalLM):
         """The layout of the KV pool follows from the facts, so every layer must match them."""
         if sorted(self._layers) != list(range(facts.layers)):
             raise unsupported(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
-        windows = {index: group.window for group in facts.cache_groups for index in group.layers}
+        windows: dict[int, int | None] = {}
+        for group in facts.cache_groups:
+            if not isinstance(group, AttentionSpec):
+                raise unsupported(self.what, f"layers {group.layers} need a {spec_name(group)} cache group")
+            windows.update(dict.fromkeys(group.layers, group.window))
         for layer in self._layers.values():
             if windows[layer.index] not in (None, layer.window):
                 reason = f"layer {layer.index} has a window of {layer.window} tokens, not {windows[layer.index]}"

@@ -246,7 +246,7 @@ def int8_kv(kit: Kit) -> str:
 def _check_pool_size(kit: Kit, setup: Setup) -> None:
     """The pool's buffers have the size that the memory budget assumes, including scales."""
     kv = allocate_pool(kit, setup.layout, PAGES)
-    size = sum(buffer.nbytes for buffer in (*kv.keys, *kv.values))
+    size = sum(tensor.nbytes for tensor in kv.all())
     needed = (PAGES + 1) * setup.layout.bytes_per_page()
     if size < needed:
         raise Fault(

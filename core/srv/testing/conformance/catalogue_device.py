@@ -12,7 +12,7 @@ _SAMPLER = (*_STARTED, "sampler.placement", "sampler.distribution")
 
 
 def _device_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = _STARTED, needs: str = "") -> Check:
-    target = name.replace(".", ":").replace("graph:", "graphs:")
+    target = name.replace(".", ":").replace("graph:", "graphs:").replace("pool:cache_", "pool_specs:cache_")
     return Check(name, Level.L1, summary, target, remedy, needs=needs, after=after, seconds=120.0)
 
 
@@ -69,12 +69,12 @@ L1 = (
     ),
     _device_check(
         "pool.shapes",
-        "kv_buffers returns a key and a value buffer per layer, with pages + 1 pages, in the given layout",
+        "kv_buffers returns a key and a value tensor per layer, with pages + 1 pages, in the given layout",
         "Allocate pages + 1 pages of layout.page_size tokens for each of layout.group.layers, of layout.dtype.",
     ),
     _device_check(
         "pool.placement",
-        "every buffer of the pool is on the platform's device",
+        "every tensor of the pool is on the platform's device",
         "Allocate with device=self.device(local_rank).",
         (*_STARTED, "pool.shapes"),
     ),
@@ -85,10 +85,11 @@ L1 = (
         _POOL,
     ),
     _device_check(
-        "pool.separate",
-        "no two buffers of a pool share memory",
-        "Allocate one buffer for the keys and one for the values of each layer.",
-        _POOL,
+        "pool.cache_specs",
+        "pools of every cache spec have the named tensors of KVLayout, which share no memory, in the budget's sizes",
+        "Allocate a tensor per name of layout.names() and layer (srv.platform.pools.plain_pool does), or raise "
+        "NotImplementedError for specs that the platform does not support.",
+        (*_POOL, "pool.page_zero"),
     ),
     _device_check(
         "copies.pages",
@@ -99,7 +100,7 @@ L1 = (
     _device_check(
         "pool.allocator",
         "the memory of a released pool is freed or reused by the next pool",
-        "Keep no reference to buffers that kv_buffers returned.",
+        "Keep no reference to tensors that kv_buffers returned.",
         (*_POOL, "platform.memory"),
     ),
     _device_check(
@@ -171,7 +172,7 @@ L1 = (
         "graph.declared",
         "the capability graphs is declared if and only if Platform.graphs is implemented",
         "Declare graphs if the platform can replay captured steps; otherwise Platform.graphs is None.",
-        (*_POOL, "pool.page_zero", "pool.separate"),
+        (*_POOL, "pool.page_zero", "pool.cache_specs"),
     ),
     Check(
         "platform.communicator",
@@ -185,7 +186,7 @@ L1 = (
     ),
 )
 
-_ATTENTION = (*_POOL, "pool.page_zero", "pool.separate", "attention.placement", "attention.single_page")
+_ATTENTION = (*_POOL, "pool.page_zero", "pool.cache_specs", "attention.placement", "attention.single_page")
 _PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_boundaries")
 _OPS = (*_STARTED, "op.coverage", "op.placement")
 
@@ -258,7 +259,7 @@ L2 = (
         "attention.single_page",
         "attention is correct for rows that fit in one page",
         "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token.",
-        (*_POOL, "pool.page_zero", "pool.separate", "attention.placement"),
+        (*_POOL, "pool.page_zero", "pool.cache_specs", "attention.placement"),
     ),
     _reference_check(
         "attention.several_pages",
@@ -309,7 +310,7 @@ L2 = (
     _reference_check(
         "attention.layers",
         "each layer has its own keys and values",
-        "AttentionLayer.index is the index of the layer's buffers in the pool.",
+        "AttentionLayer.index is the index of the layer's tensors in the pool.",
         _PAGED,
     ),
     _reference_check(

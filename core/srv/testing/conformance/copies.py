@@ -116,23 +116,23 @@ def pages(kit: Kit) -> str:
 
 def _on_host(kit: Kit, kv: KVBuffers) -> KVBuffers:
     """A pool of the same layout in staging memory."""
-    keys, values = (
-        tuple(kit.platform.staging(tuple(buffer.shape), buffer.dtype) for buffer in buffers)
-        for buffers in (kv.keys, kv.values)
-    )
-    return KVBuffers(kv.layout, keys, values)
+    tensors = {
+        name: tuple(kit.platform.staging(tuple(each.shape), each.dtype) for each in buffers)
+        for name, buffers in kv.tensors.items()
+    }
+    return KVBuffers(kv.layout, tensors)
 
 
 def _number_pages(kit: Kit, kv: KVBuffers, base: int) -> None:
     """Fill page i with base + i."""
-    for buffer in (*kv.keys, *kv.values):
+    for buffer in kv.all():
         for page in range(_PAGES + 1):
             buffer[page].fill_(base + page)
     kit.synchronize()
 
 
 def _check_pages(kv: KVBuffers, changed: dict[int, int], base: int, what: str) -> None:
-    for buffer in (*kv.keys, *kv.values):
+    for buffer in kv.all():
         found = buffer.to("cpu").float()
         for page in range(_PAGES + 1):
             expected = changed.get(page, base + page)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import torch
 
 from srv.platform.interface import KVBuffers
-from srv.specs import KVLayout
+from srv.specs import PLAIN_ORDERS, AttentionSpec, KVLayout
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.platform import same_device
@@ -24,71 +26,74 @@ _ACCOUNTING_BYTES = 1 << 30  # large compared with an allocator's cache
 
 
 def shapes(kit: Kit) -> str:
-    """Each layer has a key and a value buffer with pages + 1 pages, of the layout's dtype and shape."""
+    """Each layer has a key and a value tensor with pages + 1 pages, of the layout's dtype and shape."""
     seen = 0
     for setup in _all_setups(kit):
-        kv = allocate_pool(kit, setup.layout, PAGES)
-        group = setup.layout.group
-        if kv.layout != setup.layout:
-            raise Fault(f"{setup}: kv_buffers returned a pool of layout {kv.layout}, not {setup.layout}")
-        for kind, buffers, dim in (("key", kv.keys, group.key_dim), ("value", kv.values, group.value_dim)):
-            if len(buffers) != len(group.layers):
-                raise Fault(f"{setup}: {len(buffers)} {kind} buffers for {len(group.layers)} layers")
-            for buffer in buffers:
-                _check_buffer(setup.layout, buffer, kind, dim, str(setup))
+        check_tensors(setup.layout, allocate_pool(kit, setup.layout, PAGES), PAGES, str(setup))
         seen += 1
     return f"{seen} layouts"
 
 
-def _check_buffer(layout: KVLayout, buffer: torch.Tensor, kind: str, dim: int, where: str) -> None:
-    if buffer.dtype != dtype_of(layout.dtype):
-        raise Fault(f"{where}: a {kind} buffer has dtype {buffer.dtype}, not {layout.dtype}")
-    entries = (PAGES + 1) * layout.page_size * layout.group.kv_heads * dim
-    known = {
-        "page_token_head": (PAGES + 1, layout.page_size, layout.group.kv_heads, dim),
-        "page_token_flat": (PAGES + 1, layout.page_size, layout.group.kv_heads * dim),
-    }
-    if layout.order in known:
-        expected = known[layout.order]
-        if tuple(buffer.shape) != expected or not buffer.is_contiguous():
-            raise Fault(f"{where}: a {kind} buffer has shape {tuple(buffer.shape)}, not {expected} and contiguous")
-    elif buffer.numel() < entries:
-        raise Fault(f"{where}: a {kind} buffer has {buffer.numel()} entries; {PAGES} pages and page 0 need {entries}")
+def check_tensors(layout: KVLayout, kv: KVBuffers, count: int, where: str) -> None:
+    """One tensor per name and layer, of the right shape and dtype, for `count` pages or slots. Fault otherwise."""
+    group = layout.group
+    if kv.layout != layout:
+        raise Fault(f"{where}: kv_buffers returned a pool of layout {kv.layout}, not {layout}")
+    if set(kv.tensors) != set(layout.names()):
+        raise Fault(f"{where}: the pool has tensors named {', '.join(kv.tensors)}, not {', '.join(layout.names())}")
+    for name, tensors in kv.tensors.items():
+        if len(tensors) != len(group.layers):
+            raise Fault(f"{where}: {len(tensors)} {name} tensors for {len(group.layers)} layers")
+        for tensor in tensors:
+            _check_tensor(layout, tensor, name, count, where)
+
+
+def _check_tensor(layout: KVLayout, tensor: torch.Tensor, name: str, count: int, where: str) -> None:
+    if isinstance(layout.group, AttentionSpec) and layout.order not in PLAIN_ORDERS:
+        plain = replace(layout, order=PLAIN_ORDERS[0]).plain_tensors(count)[name]
+        if tensor.dtype != dtype_of(plain.dtype):
+            raise Fault(f"{where}: a {name} tensor has dtype {tensor.dtype}, not {plain.dtype}")
+        entries = math.prod(plain.shape)
+        if tensor.numel() < entries:
+            raise Fault(
+                f"{where}: a {name} tensor has {tensor.numel()} entries; {count} pages and page 0 need {entries}"
+            )
+        return
+    expected = layout.plain_tensors(count)[name]
+    if tensor.dtype != dtype_of(expected.dtype):
+        raise Fault(f"{where}: a {name} tensor has dtype {tensor.dtype}, not {expected.dtype}")
+    if tuple(tensor.shape) != expected.shape or not tensor.is_contiguous():
+        raise Fault(f"{where}: a {name} tensor has shape {tuple(tensor.shape)}, not {expected.shape} and contiguous")
 
 
 def placement(kit: Kit) -> str:
-    """Every buffer is on the platform's device."""
+    """Every tensor is on the platform's device."""
     for setup in _all_setups(kit):
-        kv = allocate_pool(kit, setup.layout, PAGES)
-        for buffer in (*kv.keys, *kv.values):
-            if not same_device(buffer.device, kit.device):
-                raise Fault(f"{setup}: a buffer of the pool is on {buffer.device}, not on {kit.device}")
+        check_placement(kit, allocate_pool(kit, setup.layout, PAGES), str(setup))
     return f"on {kit.device}"
+
+
+def check_placement(kit: Kit, kv: KVBuffers, where: str) -> None:
+    """Fault if a tensor is on another device than the platform's."""
+    for tensor in kv.all():
+        if not same_device(tensor.device, kit.device):
+            raise Fault(f"{where}: a tensor of the pool is on {tensor.device}, not on {kit.device}")
 
 
 def page_zero(kit: Kit) -> str:
     """Pages that were never written contain no NaN: an attention weight of 0 times NaN is NaN."""
     for setup in _all_setups(kit):
-        dirty = torch.full((1 << 20,), float("nan"), device=kit.device)  # memory that the pool may reuse
-        del dirty
-        kv = allocate_pool(kit, setup.layout, PAGES)
-        for buffer in (*kv.keys, *kv.values):
-            if not bool(buffer.to("cpu").float().isfinite().all()):
-                raise Fault(f"{setup}: a new pool contains NaN or infinity")
+        check_finite(setup.layout, kit, PAGES, str(setup))
     return "new pools are finite, including page 0"
 
 
-def separate(kit: Kit) -> str:
-    """No two buffers share memory: a write to one is not visible in another."""
-    for setup in select_setups(kit, max_page_sizes=1):
-        kv = allocate_pool(kit, setup.layout, PAGES)
-        buffers = (*kv.keys, *kv.values)
-        for number, buffer in enumerate(buffers, 1):
-            buffer.fill_(number)
-        for number, buffer in enumerate(buffers, 1):
-            if not bool((buffer.to("cpu").float() == number).all()):
-                raise Fault(f"{setup}: two buffers of the pool share memory")
-    return "keys and values of every layer have their own memory"
+def check_finite(layout: KVLayout, kit: Kit, count: int, where: str) -> None:
+    """Fault if a new pool contains NaN or infinity, whatever its memory held before."""
+    dirty = torch.full((1 << 20,), float("nan"), device=kit.device)  # memory that the pool may reuse
+    del dirty
+    for tensor in allocate_pool(kit, layout, count).all():
+        if not bool(tensor.to("cpu").float().isfinite().all()):
+            raise Fault(f"{where}: a new pool contains NaN or infinity")
 
 
 def allocator(kit: Kit) -> str:
@@ -119,9 +124,9 @@ def _leaked_bytes(kit: Kit, setup: Setup, pages: int) -> int:
 
 
 def _write_all(kv: KVBuffers) -> None:
-    """Write to all buffers: untouched memory may not be allocated yet."""
-    for buffer in (*kv.keys, *kv.values):
-        buffer.fill_(1)
+    """Write to all tensors: untouched memory may not be allocated yet."""
+    for tensor in kv.all():
+        tensor.fill_(1)
 
 
 def _free_bytes(kit: Kit) -> int:

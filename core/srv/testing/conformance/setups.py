@@ -21,6 +21,7 @@ from srv.models.base import torch_dtype
 from srv.planning.pools import kv_dtype
 from srv.platform.facts import BackendSpec
 from srv.platform.interface import BackendContext, KVBuffers
+from srv.platform.pools import allocate_pool as allocate
 from srv.platform.registry import find_all_backends, find_backends
 from srv.specs import KVLayout, ModelFacts
 from srv.testing.conformance.facts import small_model
@@ -155,8 +156,8 @@ def select_setups(
 
 
 def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
-    """Allocate a KV pool. Fault if the platform returns something else."""
-    buffers: object = kit.platform.kv_buffers(layout, pages)
+    """Allocate a pool as a worker does. Fault if the platform returns something else."""
+    buffers: object = allocate(kit.platform, layout, pages)
     if not isinstance(buffers, KVBuffers):
         raise Fault(f"kv_buffers returned a {type(buffers).__name__}, not a KVBuffers")
     return buffers

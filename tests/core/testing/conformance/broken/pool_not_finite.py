@@ -19,8 +19,8 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Unwritten(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
             made = super().kv_buffers(layout, pages)
-            for buffer in (*made.keys, *made.values):
-                buffer[-1].fill_(float("nan"))  # the fault
+            for tensor in made.all():
+                tensor[-1].fill_(float("nan"))  # the fault
             return made
 
     return Unwritten

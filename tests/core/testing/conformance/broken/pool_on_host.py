@@ -21,8 +21,8 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class OnHost(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
             made = super().kv_buffers(layout, pages)
-            keys, values = ([buffer.to("cpu") for buffer in some] for some in (made.keys, made.values))  # the fault
-            return replace(made, keys=tuple(keys), values=tuple(values))
+            host = {name: tuple(each.to("cpu") for each in some) for name, some in made.tensors.items()}  # the fault
+            return replace(made, tensors=host)
 
     return OnHost
 

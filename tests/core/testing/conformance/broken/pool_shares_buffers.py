@@ -1,6 +1,6 @@
 """Keys and values of a layer share one buffer.
 
-Caught by pool.separate at L1, naming "share memory".
+Caught by pool.cache_specs at L1, naming "share memory".
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Shared(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
             made = super().kv_buffers(layout, pages)
-            return replace(made, values=made.keys)  # the fault
+            if "value" not in made.tensors or made.keys[0].shape != made.values[0].shape:
+                return made
+            return replace(made, tensors={**made.tensors, "value": made.keys})  # the fault
 
     return Shared
 
