@@ -8,12 +8,19 @@ scales of its tokens, float32 [16]: see native/kv_layout.h.
 from __future__ import annotations
 
 from srv.specs import SCALE_BYTES, KVLayout
-from srv_kernels.cpu.library import BLOCK_TOKENS
+from srv_kernels.cpu.library import BLOCK_TOKENS, MAX_HEAD_DIM
 
 ORDER = "page_head_packed"
 PAGE_SIZES = (16, 32, 64, 128, 256)
 COLUMNS = 16  # head sizes must be multiples of this
 INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
+
+
+def head_dim_reason(dim: int) -> str | None:
+    """Why the kernels cannot compute with heads of this size; None if they can."""
+    if dim % COLUMNS or dim > MAX_HEAD_DIM:
+        return f"head dim {dim} is not a multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
+    return None
 
 
 def shapes(layout: KVLayout, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
