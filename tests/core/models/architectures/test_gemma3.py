@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from srv.errors import ModelError
+from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.gemma3 import Gemma3Config
 from srv.models.architectures.gemma3_layers import Gemma3
 from srv.models.architectures.registry import name_of_type, native_config
@@ -311,3 +312,7 @@ def test_the_scale_of_27b_is_not_in_its_gguf_file(tmp_path: Path) -> None:
     config = native_config(NAME, read_facts(tmp_path / "model.gguf").config)
     assert isinstance(config, Gemma3Config)
     assert config.decoder.attention_scale == pytest.approx(6**-0.5)
+
+
+def _windows(config: NativeConfig) -> list[int | None]:
+    return [layer.window for layer in config.attention_layers]
