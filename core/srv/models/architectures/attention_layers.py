@@ -16,7 +16,7 @@ def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     except (UnsupportedConfig, KeyError, TypeError, ValueError):  # a model that runs through transformers
         return _of_facts(model)
     ranks = config.divided.heads // model.heads if config.divided is not None else 1
-    return (config if ranks == 1 else config.of_rank(ranks)).attention_layers
+    return (config.of_rank(ranks) if ranks > 1 else config).attention_layers
 
 
 def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:
