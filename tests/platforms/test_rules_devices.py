@@ -119,11 +119,11 @@ def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> Non
         ({"architecture": "OtherForCausalLM", "config": {"sliding_window": 65536}}, None),
         (
             {"architecture": "OtherForCausalLM", "config": {"sliding_window": 512}},
-            "it cannot compute layer 0: it does not support a sliding window of 512 tokens",
+            "it cannot compute layers 0-3: it does not support a sliding window of 512 tokens",
         ),
         (
             {"config": {"attn_logit_softcapping": 50.0}},
-            "it cannot compute layer 0: it does not support a soft cap of 50.0",
+            "it cannot compute layers 0-3: it does not support a soft cap of 50.0",
         ),
     ],
 )
