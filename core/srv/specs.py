@@ -17,6 +17,9 @@ import msgspec
 from srv.dtypes import ITEM_SIZES, item_size
 from srv.errors import InternalError
 
+LAYER_TRAITS = ("window", "soft_cap")
+"""What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
+
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
 
 
@@ -160,6 +163,34 @@ def single_pool(groups: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
 def cache_places(groups: Sequence[CacheSpec]) -> dict[int, tuple[int, int]]:
     """For each layer of the model, its cache group and its index within the group."""
     return {layer: (number, index) for number, group in enumerate(groups) for index, layer in enumerate(group.layers)}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """The properties of one attention layer that a backend needs; `index` counts within its cache group, `group`.
+
+    With tensor parallelism, the heads are those of one rank. `scale` multiplies q.k. `window`: None for full attention,
+    otherwise a token attends to itself and the `window - 1` tokens before it. `soft_cap`: None, or scores become
+    soft_cap * tanh(scores / soft_cap).
+    """
+
+    index: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    group: int = 0
+
+    def traits(self) -> dict[str, str]:
+        """What this layer needs of `LAYER_TRAITS`, each with a noun phrase: {"soft_cap": "a soft cap of 50.0"}."""
+        found: dict[str, str] = {}
+        if self.window is not None:
+            found["window"] = f"a sliding window of {self.window} tokens"
+        if self.soft_cap is not None:
+            found["soft_cap"] = f"a soft cap of {self.soft_cap}"
+        return found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ SPEC = f"""
 from srv.platform.facts import BackendSpec, Requires
 
 SPEC = BackendSpec(
-    "{NAME}", 1, lambda context: Requires(), "attention_naive:NaiveAttention", kv_order="page_token_head"
+    "{NAME}", 1, lambda context: Requires(), "attention_naive:NaiveAttention", kv_order="page_token_head",
+    traits=("window", "soft_cap"),
 )
 """
 
@@ -45,6 +46,9 @@ class NaiveAttention:
     def __init__(self, context: BackendContext) -> None:
         assert context.kv is not None
         self._kv = context.kv
+
+    def supports(self, layer: AttentionLayer) -> str | None:
+        return None
 
     def plan(self, batch: AttentionBatch) -> list[Row]:
         rows: list[Row] = []

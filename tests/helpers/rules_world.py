@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from srv.args.config import ARGUMENTS
+from srv.models.architectures.attention_layers import attention_layers
 from srv.platform.facts import Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires, Unfit
+from srv.platform.layers import missing_traits, unsupported_layers
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, ModelFacts
 
@@ -70,6 +73,10 @@ def fit(on: DeviceFacts, platform: str, family: str, name: str, about: ModelFact
     if isinstance(answer, Unfit):
         assert answer.reasons
         return "; ".join(answer.reasons)
+    if about is not None and family == "attention":
+        layers, why = attention_layers(about), partial(missing_traits, spec.traits)
+        if missing := unsupported_layers(layers, about.context_length, why):
+            return "; ".join(missing)
     assert isinstance(answer, Requires)
     return dict(answer.values)
 

@@ -113,17 +113,17 @@ def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> Non
         ),
         (
             {"architecture": "MistralForCausalLM", "config": MISTRAL},
-            "decode has no sliding window, and this model has layers with a window of 4096 tokens",
+            "it cannot compute layers 0-3: it does not support a sliding window of 4096 tokens",
         ),
         ({"architecture": "MistralForCausalLM", "config": MISTRAL, "context_length": 4096}, None),
         ({"architecture": "OtherForCausalLM", "config": {"sliding_window": 65536}}, None),
         (
             {"architecture": "OtherForCausalLM", "config": {"sliding_window": 512}},
-            "decode has no sliding window, and this model has layers with a window of 512 tokens",
+            "it cannot compute layers 0-3: it does not support a sliding window of 512 tokens",
         ),
         (
             {"config": {"attn_logit_softcapping": 50.0}},
-            "attention scores cannot be capped (attn_logit_softcapping)",
+            "it cannot compute layers 0-3: it does not support a soft cap of 50.0",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
 from srv.dist.group import is_divisible
 from srv.errors import PluginError, Rejection
+from srv.models.architectures.attention_layers import attention_layers
 from srv.models.architectures.sharding import rank_facts
 from srv.platform.facts import BackendSpec, Requires, Unfit
+from srv.platform.layers import missing_traits, unsupported_layers
 from srv.platform.manifest import Manifest
-from srv.specs import AttentionSpec, ModelFacts, spec_name
+from srv.specs import AttentionLayer, AttentionSpec, ModelFacts, spec_name
 
 # slot -> (family, the arguments that name its backend, the most specific first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -95,7 +98,8 @@ def choose_backends(
     The backends see the model as one rank does.
     """
     facts = facts._replace(model=on_one_rank(facts.model, user["tp_size"].value if "tp_size" in user else 1))
-    slots = [_make_slot(name, platform, offered, facts, user) for name in SLOTS]
+    layers = () if facts.model is None else attention_layers(facts.model)
+    slots = [_make_slot(name, platform, offered, facts, layers, user) for name in SLOTS]
     rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform))
     if rejections:
         return BackendSelection({}, (), rejections)
@@ -124,12 +128,15 @@ def _make_slot(
     platform: str,
     offered: Mapping[str, Sequence[BackendSpec]],
     facts: Facts,
+    layers: Sequence[AttentionLayer],
     user: Mapping[str, Statement],
 ) -> BackendSlot:
     family, arguments = SLOTS[name]
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
     user_choice = next((user[argument] for argument in arguments if argument in user), None)
-    candidates = tuple(_make_candidate(name, spec, platform, facts, user) for spec in specs)
+    candidates = tuple(
+        _without_layers(_make_candidate(name, spec, platform, facts, user), facts.model, layers) for spec in specs
+    )
     return BackendSlot(name, family, candidates, user_choice)
 
 
@@ -170,6 +177,14 @@ def _unread_groups(model: ModelFacts | None) -> tuple[str, ...]:
         for group in (model.cache_groups if model else ())
         if not isinstance(group, AttentionSpec)
     )
+
+
+def _without_layers(candidate: Candidate, model: ModelFacts | None, layers: Sequence[AttentionLayer]) -> Candidate:
+    """The candidate, unfit if it is an attention backend without a trait that one of the model's layers has."""
+    if model is None or SLOTS[candidate.slot][0] != "attention":
+        return candidate
+    missing = unsupported_layers(layers, model.context_length, partial(missing_traits, candidate.spec.traits))
+    return candidate._replace(reasons=(*candidate.reasons, *missing)) if missing else candidate
 
 
 def _check_requirement(name: str, values: Sequence[Any], platform: str, member: str) -> None:

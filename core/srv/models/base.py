@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from srv.models.formats.slices import Slice
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
-from srv.platform.interface import AttentionLayer
+from srv.specs import AttentionLayer
 
 # attend(layer, q [T, heads, D], k [T, kv_heads, D], v [T, kv_heads, D]) -> [T, heads, D]
 Attend: TypeAlias = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
@@ -48,6 +48,11 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: [N, hidden] -> [N, vocab], of the model's dtype."""
+
+    @property
+    @abstractmethod
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """The attention of each layer, in the order of the layers, with the heads of this rank."""
 
     def loaded_bytes(self) -> int:
         """Bytes of the weights on this rank; meaningful until the platform repacks them."""

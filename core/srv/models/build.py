@@ -6,7 +6,7 @@ Owns the choice between native layers and transformers. Must not know files, nor
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -33,7 +33,7 @@ from srv.platform.ops import Ops
 from srv.quantization import registry as quantization_methods
 from srv.quantization.load_method import make_factory, make_storage
 from srv.quantization.method import QuantMethod, StoredModel
-from srv.specs import ModelFacts
+from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ def build(
     group: RankGroup = RankGroup(),  # noqa: B008 - immutable
     communicator: Communicator | None = None,
     cache_places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    check_layers: Callable[[Sequence[AttentionLayer]], None] = lambda layers: None,
 ) -> CausalLM:
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
@@ -65,8 +66,9 @@ def build(
     it. `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
     which an unquantized checkpoint is quantized at load. `load_format`: "auto" is the checkpoint's own; "dummy" means
     random weights from `seed`. `progress(total, done, name)` counts stored bytes. `group`: the ranks over which the
-    model is sharded, of which this one loads its part. `cache_places`: as in `BuildContext`. Raises ModelError (its
-    code gives the reason), and PluginError if the platform lacks an op.
+    model is sharded, of which this one loads its part. `cache_places`: as in `BuildContext`. `check_layers(layers)`
+    gets the attention layers before weights are read, as far as the class in transformers shows them then, and raises
+    an error to refuse them. Raises ModelError (its code gives the reason), and PluginError if the platform lacks an op.
     """
     resolved_format = _load_format(facts, load_format)
     dequantize = dequantize or resolved_format == "dummy"
@@ -85,13 +87,16 @@ def build(
             raise ModelError("unsupported_quantization", facts.path, reason, remedy)
         from srv.models.transformers.hf_model import build_hf
 
-        return inference_ready(build_hf(facts, resolved_format, device, dtype, seed, progress, cache_places))
+        return inference_ready(
+            build_hf(facts, resolved_format, device, dtype, seed, progress, cache_places, check_layers)
+        )
     context = BuildContext(device, dtype, ops, group, communicator, cache_places)
     factory, storage = LayerFactory(context), StorageFormat()
     if method is not None:
         stored = StoredModel(facts, _stored_types(facts))
         factory, storage = make_factory(method, context, stored), make_storage(method, stored)
     model = load_layers(facts.architecture)(config, factory, facts.context_length)
+    check_layers(model.attention_layers)
     with torch.no_grad():
         _load(facts, resolved_format, model, seed, progress, storage)
         unsupported = model.validate_loaded()

@@ -29,6 +29,7 @@ from srv.platform.facts import (
     Support,
 )
 from srv.platform.manifest import Manifest
+from srv.specs import LAYER_TRAITS
 
 Version = tuple[int, int]
 
@@ -360,6 +361,9 @@ def _check_attention(plugin: _Plugin, spec: BackendSpec) -> None:
     plugin.require_type(spec.graphs, bool, f"{where}: graphs")
     known = spec.lengths in LENGTHS
     plugin.require(known, f"{where}: lengths", f"is {_shown(spec.lengths)}", f"Use one of {', '.join(LENGTHS)}")
+    _check_names(plugin, spec.traits, f"{where}: traits")
+    unknown = sorted(set(spec.traits) - set(LAYER_TRAITS))
+    plugin.require(not unknown, f"{where}: traits", f"names {unknown}", f"Use {', '.join(LAYER_TRAITS)}")
 
 
 def _check_unique(plugin: _Plugin, member: str, specs: tuple[BackendSpec, ...]) -> None:

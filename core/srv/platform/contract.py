@@ -16,10 +16,11 @@ from srv.errors import PlatformUnavailable, PluginError, SrvError
 from srv.platform import API_VERSION
 from srv.platform.capabilities import SINCE
 from srv.platform.checks import Version, check_known_names
-from srv.platform.interface import Communicator, Graphs, OpImpl, Platform
+from srv.platform.interface import AttentionBackend, Communicator, Graphs, OpImpl, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.patches import PatchGuard
 from srv.platform.registry import InstalledPlatform
+from srv.specs import AttentionLayer
 
 OPTIONAL: Mapping[str, str] = MappingProxyType({"communicator": "communicator"})
 """The optional members of `Platform`, each with the capability with which a platform must have it."""
@@ -84,6 +85,26 @@ def join(platform: Platform, group: RankGroup) -> Communicator:
     for member in ("all_reduce", "all_gather", "barrier", "abort"):
         _check_method(communicator, vars(Communicator)[member], platform.name, f"{path}.{member}")
     return communicator
+
+
+def check_attention(live: object, distribution: str) -> AttentionBackend:
+    """Return the attention backend; PluginError if a method is missing, or cannot be called as core calls it."""
+    for member in ("supports", "plan", "forward"):
+        _check_method(live, vars(AttentionBackend)[member], distribution, f"{type(live).__name__}.{member}")
+    return cast(AttentionBackend, live)
+
+
+def why_unsupported(backend: AttentionBackend, layer: AttentionLayer, distribution: str) -> str | None:
+    """What `supports` says of a layer; PluginError if that is neither None nor a reason."""
+    answer: object = backend.supports(layer)
+    if answer is None or (isinstance(answer, str) and answer.strip()):
+        return answer
+    raise PluginError(
+        distribution,
+        f"{type(backend).__name__}.supports",
+        f"returned {answer!r} for {layer}",
+        "Return None for a layer that it can compute, and otherwise a clause that says why it cannot",
+    )
 
 
 def _newer_member_error(live: object, distribution: str, member: str, since: Version) -> PluginError:

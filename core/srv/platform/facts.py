@@ -149,6 +149,8 @@ class BackendSpec:
     at the same addresses, as captured steps need. If the decode backend does not, no step is captured.
     `lengths` (attention only): "device" if it takes `AttentionBatch.lengths`; with "host", a request
     waits for the result of a row with drafts before its next row is planned.
+    `traits` (attention only): what it computes of `srv.specs.LAYER_TRAITS`. It does not fit a model that has a layer
+    with any other trait.
     """
 
     name: str
@@ -158,6 +160,7 @@ class BackendSpec:
     kv_order: str = ""
     graphs: bool = False
     lengths: str = "host"
+    traits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from srv.dist.group import RankGroup
 from srv.errors import InternalError
 from srv.platform.streams import Streams
 from srv.platform.transfers import Transfers
+from srv.specs import AttentionLayer as AttentionLayer
 from srv.specs import KVLayout, spec_name
 
 
@@ -98,24 +99,6 @@ class KVBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """The properties of one attention layer that a backend needs; `index` counts within its cache group, `group`.
-
-    `scale` multiplies q.k. `window`: None for full attention, otherwise a token attends to itself and the
-    `window - 1` tokens before it. `soft_cap`: None, or scores become soft_cap * tanh(scores / soft_cap).
-    """
-
-    index: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    soft_cap: float | None = None
-    group: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The attention inputs of one step. Rows are concatenated along the token axis.
 
@@ -156,7 +139,17 @@ class BackendContext:
 
 
 class AttentionBackend(Protocol):
-    """Built once per cache group from a `BackendContext`; `plan` runs once per step, `forward` once per layer."""
+    """Built per cache group from a `BackendContext`; `plan` runs once per step, `forward` once per layer.
+
+    Before weights are read, a first one over a pool of one page is asked `supports`; another one then serves.
+    """
+
+    def supports(self, layer: AttentionLayer) -> str | None:
+        """None, or why this backend cannot compute such a layer: a clause ("head_dim 80 is not a multiple of 16").
+
+        It must agree with `BackendSpec.traits`. `forward` is called with layers that it supports, and those whose
+        window, no shorter than the model's context, hides nothing.
+        """
 
     def plan(self, batch: AttentionBatch) -> Any:
         """Prepare one step, outside any graph. Core does not look into the result; it passes it to `forward`."""

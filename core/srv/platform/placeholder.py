@@ -13,6 +13,7 @@ from typing import NoReturn
 from srv.errors import PlatformUnavailable
 from srv.platform.facts import BackendSpec, DeviceFacts, Requires, ResolutionContext, Unfit
 from srv.platform.manifest import ProbeResult
+from srv.specs import LAYER_TRAITS
 
 CODE = "not_implemented"
 
@@ -55,8 +56,11 @@ class PlatformPlaceholder:
     def attention(
         self, name: str, priority: int, check: Callable[[ResolutionContext], Requires | Unfit] = fits
     ) -> BackendSpec:
-        """The spec of an attention backend with the KV order page_token_head, whose steps can be captured."""
-        return BackendSpec(name, priority, check, self.target, "page_token_head", graphs=True)
+        """The spec of an attention backend with the KV order page_token_head, whose steps can be captured.
+
+        Only its check refuses layers.
+        """
+        return BackendSpec(name, priority, check, self.target, "page_token_head", graphs=True, traits=LAYER_TRAITS)
 
     def backend(
         self, name: str, priority: int, check: Callable[[ResolutionContext], Requires | Unfit] = fits

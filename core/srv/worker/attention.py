@@ -65,6 +65,9 @@ class SplitAttention:
         self._extend = extend
         self._decode = decode
 
+    def supports(self, layer: AttentionLayer) -> str | None:
+        return self._decode.supports(layer) or self._extend.supports(layer)
+
     def plan(self, batch: AttentionBatch) -> Any:
         decode_rows = [index for index, length in enumerate(batch.query_lens) if length == 1]
         extend_rows = [index for index, length in enumerate(batch.query_lens) if length > 1]

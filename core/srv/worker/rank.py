@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from srv.planning.budget import Budget
 from srv.planning.pools import cache_specs, kv_dtype
 from srv.planning.steps import draft_count
 from srv.platform import registry
-from srv.platform.contract import create_platform, join
+from srv.platform.contract import check_attention, create_platform, join
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
@@ -36,14 +37,17 @@ from srv.sample.sampler import Sampler
 from srv.sample.state import SamplerState
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
-from srv.specs import KVLayout, cache_places
+from srv.specs import AttentionLayer, KVLayout, cache_places
 from srv.worker.attention import SplitAttention
 from srv.worker.build_drafting import drafting, step_seconds
 from srv.worker.capture import capture_steps
+from srv.worker.layer_check import LayerCheck
 from srv.worker.profiler import RankProfiler
 from srv.worker.progress import LoadProgress
 from srv.worker.runner import Runner
 from srv.worker.slots import Slots
+
+ATTENTION_SLOTS = ("prefill_attention_backend", "decode_attention_backend")
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class RankWorker:
         self._spec, self._group = spec, group
         self._config = Config.from_json(spec.config)
         self._communicator: Communicator | None = None
+        self._cache_specs = cache_specs(self._config, spec.model)
         self._weight_bytes = 0
         self._profiler = RankProfiler(group.rank)
 
@@ -74,11 +79,14 @@ class RankWorker:
         self.platform = create_platform(found, context)
         self.platform.init_worker(group.rank)
         self.device = self.platform.device(group.rank)
+        self._transfers = Transfers(self.platform, self.device)
         if group.size > 1:
             self._communicator = join(self.platform, group)
         self.model = self._load_model()
         self._weight_bytes = self.model.loaded_bytes()
         self.platform.post_load(self.model)
+        for slot, (name, target) in spec.backends.items():
+            logger.info("%s: %s (%s)", slot, name, target)
 
     def _load_model(self) -> CausalLM:
         spec, model, weights = self._spec, self._config.model, self._config.weights
@@ -97,8 +105,20 @@ class RankWorker:
                 progress=progress,
                 group=self._group,
                 communicator=self._communicator,
-                cache_places=cache_places(cache_specs(self._config, spec.model)),
+                cache_places=cache_places(self._cache_specs),
+                check_layers=self._check_layers,
             )
+
+    def _check_layers(self, layers: Sequence[AttentionLayer]) -> None:
+        """Refuse a model with a layer that a chosen backend cannot compute. The backends get pools of one page."""
+        page, rows = self._config.memory.page_size, self._config.schedule.max_running_requests
+        pools = [allocate_pool(self.platform, layout, 1) for layout in self._layouts([page] * len(self._cache_specs))]
+        check = LayerCheck(self._spec.platform, self._spec.model)
+        contexts = [BackendContext(self.platform, self.device, kv, rows, self._transfers) for kv in pools]
+        chosen = {self._spec.backends[slot]: slot for slot in ATTENTION_SLOTS}
+        for (name, _), slot in chosen.items():
+            argument = slot if len(chosen) > 1 else "attention_backend"
+            check.require(layers, argument, name, [self._attention_backend(slot, context) for context in contexts])
 
     def measure(self) -> RankMemory:
         memory = self.platform.memory(self.device)
@@ -106,8 +126,12 @@ class RankWorker:
 
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
-        transfers = Transfers(self.platform, self.device)
-        pools = [allocate_pool(self.platform, *group) for group in self._pool_groups(budget)]
+        transfers = self._transfers
+        layouts = self._layouts([group.page_size for group in budget.groups])
+        pools = [
+            allocate_pool(self.platform, layout, group.pages)
+            for layout, group in zip(layouts, budget.groups, strict=True)
+        ]
         context = BackendContext(self.platform, self.device, None, rows, transfers)
         sampling = replace(context, max_rows=rows * (1 + draft_count(config)))
         max_pages = [group.pages_for(budget.max_request_tokens) for group in budget.groups]
@@ -138,28 +162,26 @@ class RankWorker:
         )
         return Allocation(sum(map(_bytes, pools)), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 
-    def _pool_groups(self, budget: Budget) -> list[tuple[KVLayout, int]]:
-        """The layout and the pages of each cache group."""
-        dtype, specs = kv_dtype(self._config), cache_specs(self._config, self._spec.model)
-        return [
-            (KVLayout(spec, group.page_size, dtype, self._spec.kv_order), group.pages)
-            for spec, group in zip(specs, budget.groups, strict=True)
-        ]
+    def _layouts(self, page_sizes: Sequence[int]) -> list[KVLayout]:
+        """The layout of each cache group, whose pages have these sizes."""
+        dtype, order = kv_dtype(self._config), self._spec.kv_order
+        return [KVLayout(group, size, dtype, order) for group, size in zip(self._cache_specs, page_sizes, strict=True)]
 
     def _attention(self, context: BackendContext) -> tuple[AttentionBackend, AttentionBackend]:
         """A cache group's backends of all steps and of decode-only steps; the same one unless two are chosen."""
-        backends = self._spec.backends
-        backend: AttentionBackend = self._backend("prefill_attention_backend", context)
-        if backends["prefill_attention_backend"] == backends["decode_attention_backend"]:
+        prefill, decode = ATTENTION_SLOTS
+        backend = self._attention_backend(prefill, context)
+        if self._spec.backends[prefill] == self._spec.backends[decode]:
             return backend, backend
-        decode: AttentionBackend = self._backend("decode_attention_backend", context)
-        return SplitAttention(backend, decode, context.transfers), decode
+        decoding = self._attention_backend(decode, context)
+        return SplitAttention(backend, decoding, context.transfers), decoding
+
+    def _attention_backend(self, slot: str, context: BackendContext) -> AttentionBackend:
+        return check_attention(self._backend(slot, context), self._spec.backends[slot][1])
 
     def _backend(self, slot: str, context: BackendContext) -> Any:
         """Import and construct the backend that was chosen for this backend slot."""
-        name, target = self._spec.backends[slot]
-        logger.info("%s: %s (%s)", slot, name, target)
-        return pkgutil.resolve_name(target)(context)
+        return pkgutil.resolve_name(self._spec.backends[slot][1])(context)
 
     def launch(self, plan: Plan) -> Launched | None:
         return self.runner.launch(plan)

@@ -128,6 +128,10 @@ class TorchNativeAttention:
         self._value_workspace = _Workspace(self._dtype)
         torch.set_num_threads(threads())  # with native linear layers torch has one thread: see `post_load`
 
+    def supports(self, layer: AttentionLayer) -> str | None:
+        """See `srv.platform.interface.AttentionBackend`."""
+        return None
+
     # Planning, once per step
 
     def plan(self, batch: AttentionBatch) -> StepPlan:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import attention_specs
-from srv_cpu.packed import COLUMNS, ORDER, PAGE_SIZES
-from srv_kernels.cpu.library import MAX_HEAD_DIM
+from srv_cpu.packed import ORDER, PAGE_SIZES, head_dim_reason
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
+_TRAITS = ("window", "soft_cap")  # of layers, in both attention backends
 # Prompt tokens per step. Larger chunks delay the first tokens of other requests, and need more memory: 2,048 tokens
 # take 70 MB more than 512 (a model with 135M weights).
 _CHUNK = 256
@@ -123,11 +123,7 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
         dims = {dim for group in attention_specs(model.cache_groups) for dim in (group.key_dim, group.value_dim)}
         if len(dims) > 1:
             reasons.append(f"keys and values have different head dims: {sorted(dims)}")
-        reasons += [
-            f"head dim {dim} is not a multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
-            for dim in sorted(dims)
-            if dim % COLUMNS or dim > MAX_HEAD_DIM
-        ]
+        reasons += [reason for dim in sorted(dims) if (reason := head_dim_reason(dim)) is not None]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": PAGE_SIZES})
 
 
@@ -141,6 +137,7 @@ BACKENDS = {
             kv_order=ORDER,
             graphs=True,
             lengths="device",
+            traits=_TRAITS,
         ),
         BackendSpec(
             name="torch_native",
@@ -149,6 +146,7 @@ BACKENDS = {
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
             lengths="device",
+            traits=_TRAITS,
         ),
     ),
     "sampling": (

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv_cpu.packed import head_dim_reason
 from srv_kernels.cpu.library import AttentionArgs, load
 from srv_kernels.cpu.native_library import DTYPE_IDS, POOL_DTYPE_IDS
 
@@ -53,6 +54,10 @@ class NativeAttention:
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
         self._pool = POOL_DTYPE_IDS[context.kv.keys[0].dtype]
         self._captured: dict[int, AttentionMetadata] = {}
+
+    def supports(self, layer: AttentionLayer) -> str | None:
+        """See `srv.platform.interface.AttentionBackend`."""
+        return head_dim_reason(layer.head_dim)
 
     def plan(self, batch: AttentionBatch) -> AttentionMetadata:
         """See `srv.platform.interface.AttentionBackend`. Updates a captured step's metadata in place."""

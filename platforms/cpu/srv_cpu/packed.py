@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from srv.errors import InternalError
 from srv.specs import SCALE_BYTES, AttentionSpec, KVLayout, TensorShape, spec_name
-from srv_kernels.cpu.library import BLOCK_TOKENS
+from srv_kernels.cpu.library import BLOCK_TOKENS, MAX_HEAD_DIM
 
 ORDER = "page_head_packed"
 PAGE_SIZES = (16, 32, 64, 128, 256)
 COLUMNS = 16  # head sizes must be multiples of this
 INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
+
+
+def head_dim_reason(dim: int) -> str | None:
+    """Why the kernels cannot compute with heads of this size; None if they can."""
+    if dim % COLUMNS or dim > MAX_HEAD_DIM:
+        return f"head dim {dim} is not a multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
+    return None
 
 
 def tensors(layout: KVLayout, pages: int) -> dict[str, TensorShape]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
-from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE
+from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE, head_reasons
 from srv_npu.platform import NpuPlatform
 from srv_npu.sdk import Sdk
 
@@ -114,6 +114,12 @@ class AscendAttention:
         self._transfers = context.transfers
         self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
 
+    def supports(self, layer: AttentionLayer) -> str | None:
+        """See `srv.platform.interface.AttentionBackend`. Decode masks by length only, and no operator caps scores."""
+        reasons = head_reasons(layer.heads, layer.kv_heads, layer.head_dim)
+        reasons += [f"its operator does not compute {phrase}" for phrase in layer.traits().values()]
+        return "; ".join(reasons) or None
+
     # Planning, once per step
 
     def plan(self, batch: AttentionBatch) -> AttentionMetadata:
@@ -169,7 +175,6 @@ class AscendAttention:
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
-        _check(layer, metadata)
         keys, values = self._keys[layer.index], self._values[layer.index]
         self._write(keys, k, metadata.slots)
         self._write(values, v, metadata.slots)
@@ -271,15 +276,3 @@ def _prefill_rows(ends: Ints, kv_lens: Sequence[int], table: Tensor) -> tuple[Si
         for row, (begin, end) in enumerate(zip(begins, ends.tolist(), strict=True))
         if end - begin > 1
     )
-
-
-def _check(layer: AttentionLayer, metadata: AttentionMetadata) -> None:
-    """Reject what the facts already refuse before a model is loaded: here it would give wrong results."""
-    if layer.soft_cap is not None:
-        raise InternalError(
-            f"attention layer {layer.index} has logit soft-capping, which backend ascend does not support"
-        )
-    if layer.window is not None and max(metadata.kv_lens) > layer.window:
-        raise InternalError(
-            f"attention layer {layer.index} has a sliding window of {layer.window} tokens, which ascend cannot mask"
-        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from srv.args.rules.graphs import default_max_graph_rows
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
-from srv.models.architectures.registry import native_config
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
 from srv_npu import limits
@@ -43,11 +42,7 @@ def _ascend(context: ResolutionContext) -> Requires | Unfit:
     """128 tokens is the only page size that prefill, decode and decode in graphs all support."""
     reasons = _dtype_reasons(context)
     if context.model is not None:
-        reasons += [
-            *_head_reasons(context.model),
-            *_row_reasons(context, context.model),
-            *_mask_reasons(context.model),
-        ]
+        reasons += [*_head_reasons(context.model), *_row_reasons(context, context.model)]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (limits.PAGE,)})
 
 
@@ -63,16 +58,7 @@ def _dtype_reasons(context: ResolutionContext) -> list[str]:
 
 
 def _head_reasons(model: ModelFacts) -> list[str]:
-    reasons: list[str] = []
-    sharing = model.heads // max(1, model.kv_heads)
-    if model.heads > limits.MAX_HEADS:
-        reasons.append(f"{model.heads} query heads are more than {limits.MAX_HEADS}")
-    if sharing > limits.MAX_SHARING:
-        reasons.append(f"{sharing} query heads share one KV head; at most {limits.MAX_SHARING} can")
-    if model.head_dim > limits.MAX_HEAD_DIM:
-        reasons.append(f"head_dim {model.head_dim} is more than {limits.MAX_HEAD_DIM}")
-    elif model.head_dim % limits.DIM_MULTIPLE:
-        reasons.append(f"head_dim {model.head_dim} is not a multiple of {limits.DIM_MULTIPLE}")
+    reasons = limits.head_reasons(model.heads, model.kv_heads, model.head_dim)
     supported = " or ".join(f"{key} with {value}" for key, value in limits.PACKED_DIMS if key != value)
     reasons += [
         f"keys of {group.key_dim} and values of {group.value_dim} elements differ in length; only {supported} may"
@@ -93,27 +79,6 @@ def _row_reasons(context: ResolutionContext, model: ModelFacts) -> list[str]:
         for group in attention_specs(model.cache_groups)
         if (group.key_dim, group.value_dim) in limits.PACKED_DIMS and group.key_dim != group.value_dim
     ]
-
-
-def _mask_reasons(model: ModelFacts) -> list[str]:
-    """Decode masks by length only, and the operator has no logit soft-capping."""
-    reasons: list[str] = []
-    window = _window(model)
-    if window is not None and window < model.context_length:
-        reasons.append(f"decode has no sliding window, and this model has layers with a window of {window} tokens")
-    if model.config.get("attn_logit_softcapping"):
-        reasons.append("attention scores cannot be capped (attn_logit_softcapping)")
-    return reasons
-
-
-def _window(model: ModelFacts) -> int | None:
-    """The shortest window of any layer; None if every layer sees all tokens."""
-    try:
-        windows = native_config(model.architecture, model.config).windows
-    except (KeyError, TypeError, ValueError):  # a model that runs through transformers
-        given = model.config.get("sliding_window") if model.config.get("use_sliding_window", True) else None
-        windows = (given,) if isinstance(given, int) else ()
-    return min((window for window in windows if window is not None), default=None)
 
 
 def _sampling(context: ResolutionContext) -> Requires:

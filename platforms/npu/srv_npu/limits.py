@@ -17,3 +17,18 @@ MAX_HEADS = 256
 MAX_SHARING = 64  # query heads per KV head
 MAX_HEAD_DIM = 512
 DIM_MULTIPLE = 16
+
+
+def head_reasons(heads: int, kv_heads: int, head_dim: int) -> list[str]:
+    """Why the operator cannot compute with heads of these numbers and this size; [] if it can."""
+    reasons: list[str] = []
+    sharing = heads // max(1, kv_heads)
+    if heads > MAX_HEADS:
+        reasons.append(f"{heads} query heads are more than {MAX_HEADS}")
+    if sharing > MAX_SHARING:
+        reasons.append(f"{sharing} query heads share one KV head; at most {MAX_SHARING} can")
+    if head_dim > MAX_HEAD_DIM:
+        reasons.append(f"head_dim {head_dim} is more than {MAX_HEAD_DIM}")
+    elif head_dim % DIM_MULTIPLE:
+        reasons.append(f"head_dim {head_dim} is not a multiple of {DIM_MULTIPLE}")
+    return reasons

@@ -253,15 +253,13 @@ def test_ends_of_single_queries_are_worked_out_once_a_step(
     assert decode.ends == ends
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"), [({"soft_cap": 30.0}, "has logit soft-capping"), ({"window": 4}, "window of 4")]
-)
-def test_what_it_cannot_mask_is_refused(platform: NpuPlatform, changes: dict[str, float], says: str) -> None:
+def test_layers_that_the_operator_does_not_compute_are_refused(platform: NpuPlatform) -> None:
     world = World(platform, 64, torch.bfloat16, rows=2)
-    q, k, v = (each.to(world.device) for each in world.fresh(7))
-    metadata = world.plan(world.batch([5, 2]))
-    with pytest.raises(InternalError, match=says):
-        world.backend.forward(replace(world.layer, **changes), q, k, v, metadata)
+    supports = world.backend.supports
+    assert supports(world.layer) is None
+    assert supports(replace(world.layer, soft_cap=30.0)) == "its operator does not compute a soft cap of 30.0"
+    assert "a sliding window of 4 tokens" in str(supports(replace(world.layer, window=4)))
+    assert supports(replace(world.layer, head_dim=72)) == "head_dim 72 is not a multiple of 16"
 
 
 def test_a_pool_of_another_shape_is_refused(platform: NpuPlatform) -> None:

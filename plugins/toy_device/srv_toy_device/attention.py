@@ -100,6 +100,9 @@ class ToyPagedAttention:
         self._values = [_as_slots(buffer) for buffer in context.kv.values]
         self._new_slots: dict[int, Tensor] = {}  # by the number of rows of the graph
 
+    def supports(self, layer: AttentionLayer) -> str | None:
+        return None  # it computes every trait of `srv.specs.LAYER_TRAITS`, and heads of any size
+
     def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
         if batch.graph is not None:
             return self._plan_graph(batch, batch.graph)

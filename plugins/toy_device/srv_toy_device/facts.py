@@ -75,6 +75,7 @@ FACTS = PlatformFacts(
                 target="srv_toy_device.attention:ToyPagedAttention",
                 kv_order=KV_ORDER,
                 graphs=True,
+                traits=("window", "soft_cap"),
             ),
         ),
         "sampling": (

@@ -13,7 +13,7 @@ from srv.args.statement import UserInput
 from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv.platform.manifest import Manifest
-from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, StateTensor, spec_name
+from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, StateTensor, attention_groups, spec_name
 
 
 def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejection, ...]:
@@ -55,6 +55,21 @@ def test_backend_for_one_slot_is_chosen_only_there() -> None:
     assert (made.prefill_attention_backend, made.decode_attention_backend) == ("any", "late")
     (rejected,) = refused(user(attention_backend="late"), platform)
     assert (rejected.code, rejected.reason) == ("backend_unfit", "it fits only decode_attention_backend here")
+
+
+def test_backends_without_a_trait_of_a_layer_are_passed_over() -> None:
+    """A window that is not shorter than the context hides nothing. A choice by the user is refused."""
+    able = replace(backend("able", 1), traits=("window",))
+    platform = manifest(backend("plain", 9), able)
+    windowed = attention_groups([None, 100, 100, None, 100] * 2, 4, 64, 64, 1000)
+    made = resolved(on=platform, model=model(cache_groups=windowed))
+    reason = "it cannot compute layers 1-2, 4, 6-7, 9: it does not support a sliding window of 100 tokens"
+    assert made.config.platform.attention_backend == "able"
+    assert dict(made.backends["prefill_attention_backend"].rejected)["plain"] == (reason,)
+    (rejected,) = refused(user(attention_backend="plain"), platform, model=model(cache_groups=windowed))
+    assert (rejected.code, rejected.reason) == ("backend_unfit", reason)
+    everywhere = model(config={"sliding_window": 1000})
+    assert resolved(on=platform, model=everywhere).config.platform.attention_backend == "plain"
 
 
 def test_backend_with_a_requirement_that_the_user_violates_is_skipped() -> None:

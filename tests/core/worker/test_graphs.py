@@ -25,8 +25,10 @@ VOCAB = 3
 class Model(CausalLM):
     """Its logits are the token, the position and the first page of each row."""
 
+    attention_layers = (AttentionLayer(0, 1, 1, 1, 1.0),)
+
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> torch.Tensor:
-        pages = cast(Any, context.attend)(AttentionLayer(0, 1, 1, 1, 1.0), None, None, None)
+        pages = cast(Any, context.attend)(self.attention_layers[0], None, None, None)
         return torch.stack([inputs.tokens, inputs.positions, pages[:, 0]], dim=-1).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -38,6 +40,9 @@ class Attention:
 
     def __init__(self) -> None:
         self.planned: list[AttentionBatch] = []
+
+    def supports(self, layer: AttentionLayer) -> str | None:
+        return None
 
     def plan(self, batch: AttentionBatch) -> AttentionBatch:
         self.planned.append(batch)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from srv.models.formats.gguf_layout import GGUFLayout
+from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions
 DECODER = "srv.models.architectures.decoder:Decoder"
@@ -29,8 +30,8 @@ class NativeConfig(Protocol):
     """A model's configuration, as its layers need it. Core reads only these members.
 
     `parameters`: their exact number; tied embeddings count once. `projection_params`: the weights of linear layers
-    without the embeddings, the output layer and biases. `windows`: the sliding window of each layer, in tokens
-    including the attending one, or None for full attention.
+    without the embeddings, the output layer and biases. `attention_layers`: the attention of each layer, in order;
+    their `index` is the number of the layer.
     """
 
     @property
@@ -40,7 +41,7 @@ class NativeConfig(Protocol):
     def projection_params(self) -> int: ...
 
     @property
-    def windows(self) -> tuple[int | None, ...]: ...
+    def attention_layers(self) -> tuple[AttentionLayer, ...]: ...
 
     @property
     def divided(self) -> DividedSizes | None:

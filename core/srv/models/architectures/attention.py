@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.base import ForwardContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.norm import RMSNorm
-from srv.platform.interface import AttentionLayer, OpArgs
+from srv.platform.interface import OpArgs
 
 
 class Attention(nn.Module):
@@ -31,8 +32,8 @@ class Attention(nn.Module):
         self.total_heads = sum(self.head_counts)
         heads, kv_heads, _ = self.head_counts
         group, place = context.cache_place(index)
-        scale, window = config.attention_scale, config.windows[index]
-        self.layer = AttentionLayer(place, heads, kv_heads, dim, scale, window, group=group)
+        layer = config.attention_layer(index)
+        self.layer = dataclasses.replace(layer, index=place, group=group, heads=heads, kv_heads=kv_heads)
         output = {f"{prefix}.o_proj": config.hidden_size}
         self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
         self.q_norm = self.k_norm = None

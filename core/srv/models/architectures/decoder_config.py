@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import DividedSizes
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
+from srv.specs import AttentionLayer
 
 # The values that transformers uses for fields that a configuration leaves out.
 DEFAULTS: dict[str, Any] = {
@@ -73,6 +74,14 @@ class DecoderConfig(NamedTuple):
     @property
     def layers(self) -> int:
         return len(self.windows)
+
+    def attention_layer(self, index: int) -> AttentionLayer:
+        window = self.windows[index]
+        return AttentionLayer(index, self.heads, self.kv_heads, self.head_dim, self.attention_scale, window)
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(self.attention_layer(index) for index in range(self.layers))
 
     @property
     def parameters(self) -> int:

@@ -13,6 +13,7 @@ from srv.models.architectures.architecture import Architecture, DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config, windows_of_types
 from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
+from srv.specs import AttentionLayer
 
 KINDS = ("full_attention", "sliding_attention")
 PATTERN = 6  # every sixth layer has full attention
@@ -43,8 +44,8 @@ class Gemma3Config(NamedTuple):
         return self.decoder.projection_params
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        return self.decoder.windows
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return self.decoder.attention_layers
 
     @property
     def divided(self) -> DividedSizes:

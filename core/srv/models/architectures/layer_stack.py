@@ -25,6 +25,7 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.norm import RMSNorm
+from srv.specs import AttentionLayer
 
 
 class StackedLayer(nn.Module, ABC):
@@ -98,6 +99,10 @@ class LayerStack(NativeModel, Generic[Layer]):
         self.lookup: nn.Module = self.embedding
         if context.communicator is not None:
             self.lookup = VocabularyParallelLookup(self.embedding, context.communicator)
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(layer.attention.layer for layer in self.stack)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)

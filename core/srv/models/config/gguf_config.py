@@ -87,7 +87,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
 def _windows(config: Mapping[str, Any]) -> Sequence[int | None]:
     """The sliding window of each layer; that of a configuration without native layers is not known."""
     try:
-        return native_config(config["architectures"][0], config).windows
+        return [layer.window for layer in native_config(config["architectures"][0], config).attention_layers]
     except UnsupportedConfig:
         return (None,) * int(config["num_hidden_layers"])
 

@@ -194,7 +194,7 @@ def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> Seque
     """
     try:
         unquantized = {name: value for name, value in config.items() if name != "quantization_config"}
-        return native_config(architecture, unquantized).windows
+        return [layer.window for layer in native_config(architecture, unquantized).attention_layers]
     except UnsupportedConfig:
         text = _text_config(config)
         types, window = text.get("layer_types"), text.get("sliding_window")

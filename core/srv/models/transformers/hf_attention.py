@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from srv.errors import ModelError
 from srv.models.base import ForwardContext
-from srv.platform.interface import AttentionLayer
+from srv.specs import AttentionLayer
 
 IMPLEMENTATION = "srv_paged"
 STEP = "srv_step"

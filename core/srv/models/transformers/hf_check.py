@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from srv.platform.interface import AttentionLayer
+from srv.specs import AttentionLayer
 
 LENGTH, FIRST_CHUNK = 8, 5  # tokens
 Row = tuple[str, int, int]  # (sequence, first position, number of tokens)

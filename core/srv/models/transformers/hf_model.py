@@ -6,7 +6,9 @@ transformers takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -25,8 +27,9 @@ from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
 from srv.models.transformers.hf_attention import IMPLEMENTATION, STEP, HFForwardPass, build_error, register, unsupported
 from srv.models.transformers.hf_check import DenseCache, largest_difference
-from srv.platform.interface import AttentionLayer
-from srv.specs import AttentionSpec, ModelFacts, spec_name
+from srv.specs import AttentionLayer, AttentionSpec, ModelFacts, spec_name
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
 NO_BACKENDS = "its class in transformers does not support attention backends"
@@ -48,6 +51,10 @@ class HFModel(CausalLM):
         self._scale = float(getattr(config, "logit_scale", None) or 1.0)
         self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
 
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(layer for _, layer in sorted(self._layers.items()))
+
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         return self._pass(inputs, HFForwardPass(self.what, context, self._layers))
 
@@ -68,6 +75,13 @@ class HFModel(CausalLM):
         if self._soft_cap is not None:
             scores = self._soft_cap * torch.tanh(scores / self._soft_cap)
         return scores
+
+    @torch.no_grad()
+    def find_layers(self) -> None:
+        """Find the attention layers in a pass without data, over weights on the device "meta"."""
+        inputs = torch.zeros(1, dtype=torch.int64, device="meta")
+        context = ForwardContext(lambda layer, q, k, v: q)
+        self._pass(ModelInputs(inputs, inputs), HFForwardPass(self.what, context, self._layers, learn=True))
 
     @torch.no_grad()
     def learn(
@@ -101,7 +115,6 @@ class HFModel(CausalLM):
         self._check_layers(facts)
         for index, (group, place) in places.items():
             self._layers[index] = replace(self._layers[index], index=place, group=group)
-        self.attention_layers = tuple(self._layers[index] for index in range(facts.layers))
 
     def _check_layers(self, facts: ModelFacts) -> None:
         """The layout of the KV pool follows from the facts, so every layer must match them."""
@@ -130,15 +143,19 @@ def build_hf(
     seed: int,
     progress: Progress | None,
     places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    check_layers: Callable[[Sequence[AttentionLayer]], None] = lambda layers: None,
 ) -> HFModel:
     """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes.
 
-    places: as `BuildContext.cache_places`.
+    places: as `BuildContext.cache_places`. check_layers: as in `srv.models.build.build`.
     """
     register()
     _check_known(facts)
     try:
         config = _config(facts)
+        skeleton = _skeleton_layers(facts, config)
+        if skeleton:
+            check_layers(skeleton)
         if load_format == "safetensors":
             model = _from_folder(facts, config, dtype, progress)
         else:
@@ -158,7 +175,25 @@ def build_hf(
     elif load_format == "gguf":
         load_gguf(facts, gguf_layout(facts.architecture), targets, progress)
     wrapped.learn(facts, device, dtype, places)
+    if not skeleton:
+        check_layers(wrapped.attention_layers)
     return wrapped
+
+
+def _skeleton_layers(facts: ModelFacts, config: Any) -> tuple[AttentionLayer, ...]:
+    """The attention layers of the model without its weights; () if they only show in a pass with weights.
+
+    Some classes choose what they compute by values of tensors, which a pass without data does not have.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=IMPLEMENTATION)
+        skeleton = HFModel(model, facts, torch.device("meta"))
+        skeleton.find_layers()
+    except Exception as error:  # noqa: BLE001 - loading and the trial pass report what is wrong with the class
+        log.debug("%s: its attention layers are not known before its weights are loaded: %r", facts.name, error)
+        return ()
+    return skeleton.attention_layers
 
 
 def _check_known(facts: ModelFacts) -> None:

@@ -198,9 +198,13 @@ def window_pages(kit: Kit) -> str:
 def soft_cap(kit: Kit) -> str:
     """Layers with capped scores."""
     fields = {"attn_logit_softcapping": SOFT_CAP, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
-    return _run_each(
-        select_setups(kit, fields=fields), lambda setup: _check_typical(kit, setup, "capped scores", soft_cap=SOFT_CAP)
-    )
+
+    def check(setup: Setup) -> None:
+        _check_typical(kit, setup, "capped scores", soft_cap=SOFT_CAP)
+        if "window" in setup.spec.traits:
+            _check_typical(kit, setup, "capped scores in a window of 5 tokens", window=5, soft_cap=SOFT_CAP)
+
+    return _run_each(select_setups(kit, fields=fields), check)
 
 
 def dtypes(kit: Kit) -> str:

@@ -110,6 +110,12 @@ L1 = (
         (*_POOL, "platform.memory"),
     ),
     _device_check(
+        "backends.layers",
+        "the traits of a backend's spec are those of the layers that the live backend supports",
+        "Return None from AttentionBackend.supports for exactly the layers whose traits BackendSpec.traits has.",
+        _POOL,
+    ),
+    _device_check(
         "sampler.placement",
         "sample returns int64 [rows] on the platform's device, within the vocabulary",
         "Return one token id per row, as torch.int64, on the device of the logits.",
@@ -323,7 +329,7 @@ L2 = (
         "attention.window",
         "attention is correct in layers with a sliding window, if the backend accepts such models",
         "A token attends to itself and the window - 1 tokens before it; if the kernels do not support this, "
-        "return Unfit from BackendSpec.check.",
+        "remove the trait from BackendSpec.traits.",
         _PAGED,
     ),
     _reference_check(
@@ -335,9 +341,9 @@ L2 = (
     ),
     _reference_check(
         "attention.soft_cap",
-        "attention is correct with capped scores, if the backend accepts such models",
+        "attention is correct with capped scores, also in a sliding window, if the backend accepts such models",
         "Scores become soft_cap * tanh(scores / soft_cap) before masking; if the kernels do not support this, "
-        "return Unfit from BackendSpec.check.",
+        "remove the trait from BackendSpec.traits.",
         _PAGED,
     ),
     _reference_check(

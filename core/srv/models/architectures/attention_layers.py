@@ -1,0 +1,44 @@
+"""The attention layers of a model, as its facts and its configuration describe them, before it is built. Torch-free."""
+
+from __future__ import annotations
+
+from srv.models.architectures.registry import native_config
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.specs import AttentionLayer, ModelFacts, attention_specs
+
+
+def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
+    """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
+    try:
+        config = native_config(
+            model.architecture, {name: value for name, value in model.config.items() if name != "quantization_config"}
+        )
+    except (UnsupportedConfig, KeyError, TypeError, ValueError):  # a model that runs through transformers
+        return _of_facts(model)
+    ranks = config.divided.heads // model.heads if config.divided is not None else 1
+    return (config.of_rank(ranks) if ranks > 1 else config).attention_layers
+
+
+def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:
+    """What the facts tell of a model without native layers. Its attention scale is not known, and assumed to be usual.
+
+    Where no field tells which layers have the window of a configuration, all of them may have it.
+    """
+    nested = model.config.get("text_config")
+    config = {**model.config, **nested} if isinstance(nested, dict) else model.config
+    cap, types = config.get("attn_logit_softcapping"), config.get("layer_types")
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) and types is None else None
+    layers = [
+        AttentionLayer(
+            index=index,
+            heads=model.heads,
+            kv_heads=group.kv_heads,
+            head_dim=group.key_dim,
+            scale=group.key_dim**-0.5,
+            window=group.window or (window if isinstance(window, int) and window > 0 else None),
+            soft_cap=float(cap) if isinstance(cap, (int, float)) and cap else None,
+        )
+        for group in attention_specs(model.cache_groups)
+        for index in group.layers
+    ]
+    return tuple(sorted(layers, key=lambda layer: layer.index))

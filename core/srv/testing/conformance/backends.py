@@ -1,0 +1,75 @@
+"""L1: which attention layers a backend computes, as its spec declares it and as the live backend answers.
+
+Whether it computes them correctly is for the checks of `srv.testing.conformance.attention`.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from srv.errors import PluginError
+from srv.platform.contract import check_attention, why_unsupported
+from srv.platform.interface import AttentionBackend
+from srv.platform.layers import missing_traits
+from srv.specs import AttentionLayer
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.model import Fault, NotApplicable
+from srv.testing.conformance.setups import (
+    HEAD_DIMS,
+    Setup,
+    Shape,
+    allocate_pool,
+    build_backend,
+    declared_dtypes,
+    find_setups,
+)
+
+HEADS = ((4, 4), (4, 2), (8, 2), (4, 1))  # (query heads, KV heads)
+WINDOWS = (None, 1, 5)
+SOFT_CAPS = (None, 3.0, 50.0)
+_PAGES = 1  # as in a worker that asks before weights are read
+
+
+def layers(kit: Kit) -> str:
+    """The traits of each attention backend's spec are those of the layers that the live backend supports."""
+    seen: dict[str, int] = {}
+    for (heads, kv_heads), head_dim in itertools.product(HEADS, HEAD_DIMS):
+        for dtype in declared_dtypes(kit)[:1]:
+            setups, _ = find_setups(kit, Shape(heads, kv_heads, head_dim), dtype, max_page_sizes=1)
+            for setup in setups:
+                seen[setup.spec.name] = seen.get(setup.spec.name, 0) + _check(kit, setup)
+    if not seen:
+        raise NotApplicable("no attention backend supports any of the small models")
+    return "; ".join(f"{name}: {count} kinds of layers" for name, count in seen.items())
+
+
+def _check(kit: Kit, setup: Setup) -> int:
+    """Ask one backend about layers of all windows and soft caps; the number of layers."""
+    shape, count = setup.shape, 0
+    live: object = build_backend(kit, setup.spec, allocate_pool(kit, setup.layout, _PAGES))
+    try:
+        backend = check_attention(live, setup.spec.name)
+        for window, soft_cap in itertools.product(WINDOWS, SOFT_CAPS):
+            scale = shape.head_dim**-0.5
+            layer = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, scale, window, soft_cap)
+            _compare(backend, setup, layer)
+            count += 1
+    except PluginError as error:
+        raise Fault(f"{setup}: {error.member}: {error.reason}", f"{error.remedy}.") from error
+    return count
+
+
+def _compare(backend: AttentionBackend, setup: Setup, layer: AttentionLayer) -> None:
+    refused = why_unsupported(backend, layer, setup.spec.name)
+    missing = missing_traits(setup.spec.traits, layer)
+    what = " and ".join(layer.traits().values()) or "no trait"
+    if refused is None and missing is not None:
+        raise Fault(
+            f"{setup}: it supports a layer with {what}, but the traits of its spec are {setup.spec.traits}",
+            "Add the trait to BackendSpec.traits if the kernels compute it; otherwise return the reason.",
+        )
+    if refused is not None and missing is None:
+        raise Fault(
+            f"{setup}: its spec accepts a layer with {what}, but the backend refuses it: {refused}",
+            "Remove the trait from BackendSpec.traits, or refuse the sizes in BackendSpec.check.",
+        )
