@@ -47,7 +47,7 @@ class Gemma3Config(NamedTuple):
         return self.decoder.windows
 
     @property
-    def divided(self) -> DividedSizes:
+    def divided(self) -> DividedSizes | None:
         return self.decoder.divided
 
     def of_rank(self, ranks: int) -> Gemma3Config:
