@@ -77,7 +77,7 @@ FAULTS = (
         file="core/srv/models/architectures/decoder_config.py",
         text='"is_causal": (True,),',
         planted='"is_causal": (True,), "quantization_config": (),',
-        effect="Quantized models that could be sharded are refused, and their method is called as if they had no linear layers.",
+        effect="Quantized models that could be sharded are refused, and their method counts no linear layers.",
         tests=(_THIRD_PARTY,),
     ),
 )
