@@ -72,4 +72,12 @@ FAULTS = (
         effect="A platform that passes the operands to its op computes nonsense.",
         tests=("tests/core/quantization/test_op_layers.py",),
     ),
+    Fault(
+        name="quantized-checkpoints-have-no-architecture",
+        file="core/srv/models/architectures/decoder_config.py",
+        text='"is_causal": (True,),',
+        planted='"is_causal": (True,), "quantization_config": (),',
+        effect="Quantized models that could be sharded are refused, and their method counts no linear layers.",
+        tests=(_THIRD_PARTY,),
+    ),
 )

@@ -166,11 +166,8 @@ def _load_format(facts: ModelFacts, requested: LoadFormat) -> str:
 
 def _native_config(facts: ModelFacts, requested: ModelImpl) -> NativeConfig | None:
     """The native configuration. None if "auto" falls back to transformers, which is logged."""
-    config = dict(facts.config)
-    if quantization_methods.find(facts.quantization) is not None:
-        config.pop("quantization_config", None)  # the layer factory handles it
     try:
-        return native_config(facts.architecture, config)
+        return native_config(facts.architecture, facts.config)
     except UnsupportedConfig as error:
         if requested == "srv":
             remedy = f"Leave --model-impl at auto; native layers exist for {', '.join(native_names())}"

@@ -19,6 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from srv.args.config import make_config
 from srv.errors import ModelError, PluginError, Refusal
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.registry import native_config
+from srv.models.architectures.sharding import divisions
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.quantization.registry import detect, find
@@ -173,6 +176,28 @@ def test_it_is_served(install: Install, tmp_path: Path) -> None:
     assert refused(small, torchao_config=NAME) == "other_method"
     assert refused(small, torchao_config="acme5") == "bad_value"
     assert refused(small, tp_size=2) == "not_divisible"
+
+
+def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: Install, tmp_path: Path) -> None:
+    """The architecture does not see how weights are stored."""
+    counted = FACTS.replace("packed = model", "return 100 + projection_params\n    packed = model")
+    install(counted.replace("    detect=", "    sharding=None,\n    detect="))
+    quantized, plain = tmp_path / "quantized", tmp_path / "plain"
+    model = saved(quantized)
+    model.save_pretrained(plain)
+    facts = read_facts(quantized)
+    expected = read_native(plain)
+    assert weight_bytes(make_config({"dtype": "float32"}), facts) == 100 + expected.projection_params
+    found = divisions(facts, in_blocks=False)
+    assert not isinstance(found, str), found
+    assert (found.heads, found.vocab) == (facts.heads, facts.vocab_size)
+    (quantized / "model.safetensors").unlink()
+    assert read_facts(quantized).parameters == expected.parameters  # without weights
+
+
+def read_native(folder: Path) -> NativeConfig:
+    facts = read_facts(folder)
+    return native_config(facts.architecture, facts.config)
 
 
 def refused(small: Small, **flags: object) -> str:

@@ -36,7 +36,8 @@ class Attention(nn.Module):
         self.layer = dataclasses.replace(layer, index=place, group=group, heads=heads, kv_heads=kv_heads)
         output = {f"{prefix}.o_proj": config.hidden_size}
         self.o_proj = factory.linear(output, config.heads * dim, config.output_bias, split="in")
-        self.q_norm = self.k_norm = None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         if config.qk_norm:
             self.q_norm = norm(context, dim, config.norm_eps, with_residual=False)
             self.k_norm = norm(context, dim, config.norm_eps, with_residual=False)
@@ -50,12 +51,23 @@ class Attention(nn.Module):
         layer = self.layer
         qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
         q, k, v = qkv.split_with_sizes(self.head_counts, 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm.forward(q.reshape(-1, layer.head_dim)).view(-1, layer.heads, layer.head_dim)
-            k = self.k_norm.forward(k.reshape(-1, layer.head_dim)).view(-1, layer.kv_heads, layer.head_dim)
+        q, k = self.normed(q, k)
         if self._rotary is not None:
             q, k = self._rotary(q, k, cos_sin, positions)
         else:
             q, k = q.contiguous(), k.contiguous()  # as backends receive them from the rotary op
         attended = context.attend(layer, q, k, v)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [T, heads, D] and keys [T, kv_heads, D], each head after its norm, if the model has such norms.
+
+        Both are views of the rows of one matrix. Subclasses whose `q_norm` and `k_norm` span several heads override it.
+        """
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        heads, kv_heads, dim = self.layer.heads, self.layer.kv_heads, self.layer.head_dim
+        return (
+            self.q_norm.forward(q.reshape(-1, dim)).view(-1, heads, dim),
+            self.k_norm.forward(k.reshape(-1, dim)).view(-1, kv_heads, dim),
+        )

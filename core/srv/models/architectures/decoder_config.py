@@ -36,7 +36,6 @@ UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (),
     "attn_logit_softcapping": (),
     "no_rope_layers": (),
-    "quantization_config": (),
     "is_causal": (True,),
 }
 
@@ -99,7 +98,7 @@ class DecoderConfig(NamedTuple):
         return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     @property
-    def divided(self) -> DividedSizes:
+    def divided(self) -> DividedSizes | None:
         return DividedSizes(self.heads, self.kv_heads, self.head_dim, self.intermediate_size, self.vocab_size)
 
     def of_rank(self, ranks: int) -> DecoderConfig:

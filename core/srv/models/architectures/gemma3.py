@@ -48,7 +48,7 @@ class Gemma3Config(NamedTuple):
         return self.decoder.attention_layers
 
     @property
-    def divided(self) -> DividedSizes:
+    def divided(self) -> DividedSizes | None:
         return self.decoder.divided
 
     def of_rank(self, ranks: int) -> Gemma3Config:

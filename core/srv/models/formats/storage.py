@@ -1,7 +1,7 @@
 """How a checkpoint stores tensors, and how they are converted to those of the model's layers.
 
 Owns the names, shapes and dtypes, one tensor at a time, so that loading never makes a second copy of the whole model.
-Must not know files or layers. `srv.quantization.storage` specialises it for the quantization methods.
+Must not know files or layers. Quantization methods specialise it (`srv.quantization.method`).
 """
 
 from __future__ import annotations

@@ -203,7 +203,6 @@ SMALL = {**SIZES, "head_dim": 8, "layer_types": ["sliding_attention", "full_atte
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters has rope_type beside the kinds of layers"),
         (rope(rope_type="longrope", short_factor=[1.0] * 4), "'longrope' of full_attention layers"),
         (rope(rope_type="linear"), "RoPE type 'linear' lacks factor"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
