@@ -10,9 +10,7 @@ from srv.specs import AttentionLayer, ModelFacts, attention_specs
 def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
     try:
-        config = native_config(
-            model.architecture, {name: value for name, value in model.config.items() if name != "quantization_config"}
-        )
+        config = native_config(model.architecture, model.config)
     except (UnsupportedConfig, KeyError, TypeError, ValueError):  # a model that runs through transformers
         return _of_facts(model)
     ranks = config.divided.heads // model.heads if config.divided is not None else 1

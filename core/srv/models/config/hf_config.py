@@ -193,12 +193,7 @@ def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> Seque
     A layer whose window these fields do not tell counts as one with full attention, which masks what is outside.
     """
     try:
-<<<<<<< HEAD
-        unquantized = {name: value for name, value in config.items() if name != "quantization_config"}
-        return [layer.window for layer in native_config(architecture, unquantized).attention_layers]
-=======
-        return native_config(architecture, config).windows
->>>>>>> wheels
+        return [layer.window for layer in native_config(architecture, config).attention_layers]
     except UnsupportedConfig:
         text = _text_config(config)
         types, window = text.get("layer_types"), text.get("sliding_window")
