@@ -24,7 +24,13 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MODULES = ("srv.platform.interface", "srv.platform.facts", "srv.platform.manifest")
+MODULES = (
+    "srv.platform.interface",
+    "srv.platform.facts",
+    "srv.platform.manifest",
+    "srv.platform.streams",
+    "srv.platform.transfers",
+)
 CONSTANTS_OF = ("srv.platform.facts", "srv.platform.manifest", "srv.platform.capabilities")
 GROUPS = (
     ("srv.platform.registry", "PLATFORM_GROUP"),
