@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,11 +125,12 @@ def _observe(hook: str, callers: Sequence[tuple[HookPlugin, Callable[..., Any]]]
 def hook_plugins() -> tuple[HookPlugin, ...]:
     """The installed plugins, loaded once per process. Raises the PluginError of the first that cannot be used."""
     found = entries(HOOK_GROUP)
-    return _load(found) if found else ()
+    return _load(found, tuple(sys.path)) if found else ()
 
 
 @functools.lru_cache(maxsize=1)
-def _load(found: tuple[Entry, ...]) -> tuple[HookPlugin, ...]:
+def _load(found: tuple[Entry, ...], import_path: tuple[str, ...]) -> tuple[HookPlugin, ...]:
+    """Cached per import path. If a plugin cannot be used, nothing is cached."""
     from srv.platform.found_by_stevedore import load_all  # slow to import; most installations have no such plugin
 
     owners: dict[str, list[str]] = {}
@@ -137,7 +139,14 @@ def _load(found: tuple[Entry, ...]) -> tuple[HookPlugin, ...]:
     for name, claiming in owners.items():
         if len(claiming) > 1:
             raise contested(f"hooks plugin {name}", claiming)
-    return tuple(_registered(each.entry, each.extension) for each in load_all(HOOK_GROUP, found))
+    try:
+        loaded = load_all(HOOK_GROUP, found)
+    except PluginError as error:
+        if error.code != "impure":
+            raise
+        remedy = "Move that import into the hook that needs it"
+        raise PluginError(error.distribution, error.member, error.reason, remedy, error.code) from error
+    return tuple(_registered(each.entry, each.extension) for each in loaded)
 
 
 def _registered(entry: Entry, plugin: Any) -> HookPlugin:
