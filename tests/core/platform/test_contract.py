@@ -147,7 +147,7 @@ def test_a_platform_passes(platform: type) -> None:
         (Extra, "Extra.synchronise", "not a member of contract version 2.0"),
         (Misnamed, "Misnamed.name", "'sample'"),
         (BadOps, "BadOps.ops[0]", "str"),
-        (lambda: None, "NoneType.device", "missing"),
+        (lambda: None, "NoneType.copy_pages", "missing"),
     ],
 )
 def test_a_broken_platform_is_refused_by_member(platform: Callable[[], object], member: str, reason: str) -> None:

@@ -95,7 +95,7 @@ L1 = (
         "copies.pages",
         "copy_pages copies whole pages of every layer between device and staging memory, and no others",
         "Copy each (from, to) of `pages` for all layers, keys and values alike.",
-        (*_POOL, "pool.separate", "copies.staging"),
+        (*_POOL, "pool.cache_specs", "copies.staging"),
     ),
     _device_check(
         "pool.allocator",

@@ -1,6 +1,8 @@
 """A stream does not wait for events of other streams, so that results are copied before they are computed.
 
-Caught by copies.ring at L1, naming "returned others". Found with SRV_TOY_ASYNCHRONOUS=1.
+It shows with SRV_TOY_ASYNCHRONOUS=1.
+
+Caught by copies.ring at L1, naming "returned others".
 """
 
 from __future__ import annotations
