@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HOOK_GROUP = "srv.hooks"
 Observer = Callable[[Any], None]
+_NOT_CALLED_AT_ONCE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 logger = logging.getLogger(__name__)
 
 
@@ -189,7 +190,7 @@ def _check_implementations(made: HookPlugin, plugin: Any, manager: pluggy.Plugin
         for each in implementations:
             if each.wrapper or each.hookwrapper:
                 raise made.error(name, "wraps other implementations, of which there are none", "signature")
-            if inspect.iscoroutinefunction(each.function) or inspect.isgeneratorfunction(each.function):
+            if any(check(each.function) for check in _NOT_CALLED_AT_ONCE):
                 raise made.error(name, "is asynchronous or a generator; hooks are plain functions", "signature")
 
 

@@ -87,9 +87,9 @@ class KVBuffers:
         return self._named("value")
 
     def all(self) -> Iterator[torch.Tensor]:
-        """Every tensor, name by name."""
-        for tensors in self.tensors.values():
-            yield from tensors
+        """Every tensor, in the order of `layout.names()`."""
+        for name in self.layout.names():
+            yield from self.tensors[name]
 
     def _named(self, name: str) -> tuple[torch.Tensor, ...]:
         if name not in self.tensors:
@@ -216,7 +216,8 @@ class GreedySampling(SamplingBackend, Protocol):
         """int64 [rows]: the result of `sample` at temperature 0; bool [rows]: whether a row's logits are finite.
 
         logits: [rows, vocab] in the model's dtype; they must not be changed. A row is not finite if one of its
-        logits is NaN or +inf, or if none is above -inf: its token is then 0.
+        logits is NaN or +inf, or if none is above -inf: its token is then 0. Later calls must not overwrite the
+        results.
         """
 
 

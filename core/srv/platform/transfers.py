@@ -37,7 +37,7 @@ class _Platform(Protocol):
 
 
 _ALIGNMENT = 64  # bytes
-_BLOCK = 1 << 20  # bytes of the smallest block that is requested from the platform
+_BLOCK = 1 << 20  # bytes of the first block that is requested from the platform; each further one is twice as large
 
 
 class _Arena:
@@ -59,8 +59,9 @@ class _Arena:
         while self._block < len(self._blocks) and self._used + size > self._blocks[self._block].numel():
             self._block, self._used = self._block + 1, 0
         if self._block == len(self._blocks):
+            least = 2 * self._blocks[-1].numel() if self._blocks else _BLOCK  # as sizes grow, there are few blocks
             with torch.inference_mode(False):  # also written outside inference mode
-                self._blocks.append(self._staging((max(size, _BLOCK),), torch.uint8))
+                self._blocks.append(self._staging((max(size, least),), torch.uint8))
         begin = self._used
         self._used = -(-(begin + size) // _ALIGNMENT) * _ALIGNMENT
         return self._blocks[self._block][begin : begin + size].view(dtype).view(shape)

@@ -6,21 +6,21 @@ would never be reached. Must not know any endpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from starlette.routing import Route
+from starlette.convertors import PathConvertor
+from starlette.routing import Route, compile_path
 
 from srv.errors import PluginError
 from srv.platform.extensions import contested
 from srv.platform.hook_plugins import HookPlugin, Hooks
 
 _HOOK = "srv_routes"
-_PARAMETER = re.compile(r"\{[^}]*\}")
 
 
 def add_plugin_routes(app: FastAPI, hooks: Hooks) -> list[tuple[HookPlugin, Route]]:
@@ -80,8 +80,25 @@ def _shadowing(plugin: HookPlugin, route: Route, owner: str, other: Route) -> Pl
 
 
 def _overlap(one: Route, other: Route) -> bool:
-    """Whether a path matches both. Each is tried with an example of the other: a number suits most parameters."""
-    return any(
-        bool(pattern.path_regex.match(_PARAMETER.sub("1", example.path_format)))
-        for pattern, example in ((one, other), (other, one))
-    )
+    """Whether a path may match both. Two parameters in the same place may, whatever their types are."""
+    for pattern, fixed in ((one, other), (other, one)):
+        if "{" not in fixed.path:
+            return bool(pattern.path_regex.match(fixed.path))
+    for first, second in zip_longest(one.path.split("/"), other.path.split("/")):
+        if _spans_segments(first) or _spans_segments(second):
+            return True
+        if first is None or second is None or not _may_be_equal(first, second):
+            return False
+    return True
+
+
+def _spans_segments(segment: str | None) -> bool:
+    return any(isinstance(each, PathConvertor) for each in compile_path(f"/{segment}")[2].values())
+
+
+def _may_be_equal(one: str, other: str) -> bool:
+    """Whether two segments of paths have a value in common."""
+    if "{" in one and "{" in other:
+        return True
+    pattern, fixed = (one, other) if "{" in one else (other, one)
+    return bool(compile_path(f"/{pattern}")[0].match(f"/{fixed}"))

@@ -51,9 +51,10 @@ class LaunchedStep:
 
     def collect(self) -> Result:
         self.copies.wait()
-        result = self._result()
-        self.copies.release()
-        return result
+        try:
+            return self._result()
+        finally:
+            self.copies.release()
 
     def _result(self) -> Result:
         sampled: list[tuple[SampledToken, ...]] = []
@@ -126,9 +127,8 @@ class Runner:
         A plan with late rows is enqueued up to its logits only, and None is returned; `sample` goes on.
         """
         self._waiting = None
-        self._transfers.begin()
         with torch.inference_mode():
-            self._update_slots(plan)
+            self._begin(plan)
             if self._drafting is not None and self._drafting.concerns(plan.rows):
                 inputs = self._drafting.build(plan.rows, self._slots)
             else:
@@ -185,24 +185,27 @@ class Runner:
                 best = min(best, time.perf_counter() - begin)
         return best
 
-    def _update_slots(self, plan: Plan) -> None:
-        """Apply the plan's changes to the slots before any other part of the step can fail.
+    def _begin(self, plan: Plan) -> None:
+        """Begin the step's copies, and apply the plan's changes to the slots before any other part of it can fail.
 
-        If one slot fails to start, the others are still updated, because the next plan may already contain rows for
-        them.
+        Whatever fails here, all slots are still updated, because the next plan may already contain rows for them.
         """
         failures: list[Exception] = []
+        try:
+            self._transfers.begin()
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failures.append(error)
         for slot in plan.ends:
             self._slots.end(slot)
             self._sampler.state.end(slot)
             self._pooler.end(slot)
         for start in plan.starts:
             self._slots.start(start)
-            if self._drafting is not None:
-                self._drafting.start(start)
             self._pooler.start(start)
             try:
                 self._sampler.state.start(start)
+                if self._drafting is not None:
+                    self._drafting.start(start)
             except Exception as error:  # noqa: BLE001 - raised again below
                 failures.append(error)
         for row in plan.rows:

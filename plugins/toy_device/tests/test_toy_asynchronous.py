@@ -110,6 +110,23 @@ def test_memory_that_is_reused_too_early_gives_other_tokens(
             done = True
 
 
+def test_a_step_that_cannot_begin_leaves_no_slot_behind(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step is planned before the failure is known; with the wrong pages it would read outside its tables."""
+    begin, calls = Transfers.begin, iter(range(100))
+
+    def fail_once(self: Transfers) -> None:
+        if next(calls) == 2:
+            raise RuntimeError("the device reports an error")
+        begin(self)
+
+    monkeypatch.setattr(Transfers, "begin", fail_once)
+    with engine(small, EAGER) as served:
+        failed = served.generate(messages(small))
+        again = served.generate(messages(small))
+    assert any(result.error for result in failed)
+    assert [result.tokens for result in again] == small.tokens
+
+
 # ---- the copies themselves
 
 

@@ -162,6 +162,10 @@ ROUTES = "from starlette.routing import Mount, Route, WebSocketRoute\nfrom starl
         ),
         ("Route('/{rest:path}', Response('x'))", "path /{rest:path}, which overlaps with /"),
         ("Route('/{name}', Response('x'))", "path /{name}, which overlaps with /"),
+        (
+            "Route('/v1/{what}/mine', Response('x'))",
+            "path /v1/{what}/mine, which overlaps with /v1/models/{model:path}",
+        ),
         ("Mount('/more', routes=[])", "only routes of HTTP requests can be added"),
         ("WebSocketRoute('/socket', None)", "only routes of HTTP requests can be added"),
     ],
@@ -178,12 +182,54 @@ async def started() -> None:
         pass
 
 
-def test_two_plugins_may_not_share_a_path(install: Install) -> None:
-    source = plugin("srv_routes(self): return [Route('/mine', Response('x'))]", imports=ROUTES)
-    install(source)
-    install(source, "other")
-    with pytest.raises(PluginError, match=r"srv-audit and srv-other: .* path /mine: both claim this path"):
+@every(
+    ("one", "other", "reason"),
+    [
+        ("/mine", "/mine", "path /mine: both claim this path"),
+        ("/mine/{id:uuid}", "/mine/{id:uuid}", "path /mine/{id:uuid}: both claim this path"),
+        ("/mine/{id}/files", "/mine/all/{name}", "path /mine/{id}/files, which overlaps with /mine/all/{name}: both"),
+        ("/mine/{rest:path}", "/mine/{id}/a/b", "path /mine/{rest:path}, which overlaps with /mine/{id}/a/b: both"),
+    ],
+)
+def test_two_plugins_may_not_share_a_path(install: Install, one: str, other: str, reason: str) -> None:
+    for name, path in (("audit", one), ("other", other)):
+        install(plugin(f"srv_routes(self): return [Route({path!r}, Response('x'))]", imports=ROUTES), name)
+    with pytest.raises(PluginError, match="srv-audit and srv-other: ") as refused:
         asyncio.run(started())
+    assert reason in str(refused.value)
+
+
+@every(
+    ("one", "other"),
+    [("/mine/{id}", "/mine/{id}/files"), ("/mine/{id:int}", "/mine/all"), ("/a/{x}/{n:int}", "/a/{x}/all")],
+)
+def test_paths_that_no_request_matches_both_are_accepted(install: Install, one: str, other: str) -> None:
+    for name, path in (("audit", one), ("other", other)):
+        install(plugin(f"srv_routes(self): return [Route({path!r}, Response('x'))]", imports=ROUTES), name)
+    asyncio.run(started())
+
+
+FAILING = """from fastapi import APIRouter, HTTPException
+
+router = APIRouter()
+
+@router.get("/session/{number}")
+def session(number: int):
+    raise HTTPException(404, f"there is no session {number}")
+"""
+
+
+@pytest.mark.anyio
+async def test_errors_of_routes_have_the_format_of_all_others(install: Install, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    observer = f"srv_refused(self, event): print(event.status, event.code, file=open({str(seen)!r}, 'a'))"
+    install(plugin("srv_routes(self): return router", observer, imports=FAILING))
+    async with serving(hooks=start_hooks("api", {})) as server:
+        missing = (await server.http.get("/session/3")).json()["error"]
+        invalid = (await server.http.get("/session/x")).json()["error"]
+    assert (missing["message"], missing["code"]) == ("there is no session 3", "http_error")
+    assert (invalid["param"], invalid["code"]) == ("path.number", "invalid_value")
+    assert seen.read_text().splitlines() == ["404 http_error", "422 invalid_value"]
 
 
 # ---- engine steps
@@ -313,6 +359,13 @@ def test_arguments_that_cannot_be_added_are_refused(install: Install, field: str
 
 # ---- plugins that cannot be loaded
 
+ASYNCHRONOUS = """from srv.hooks import hookimpl
+
+class Audit:
+    @hookimpl
+    async def srv_step(self, event): yield
+"""
+
 
 @every(
     ("source", "code", "reason"),
@@ -320,6 +373,7 @@ def test_arguments_that_cannot_be_added_are_refused(install: Install, field: str
         (plugin("srv_step(self, event, tokens): pass"), "signature", "tokens"),
         (plugin("srv_steps(self, event): pass"), "unknown_member", "unknown hook 'srv_steps'"),
         (plugin("srv_step(self, event): yield"), "signature", "audit.srv_step: is asynchronous or a generator"),
+        (ASYNCHRONOUS, "signature", "audit.srv_step: is asynchronous or a generator"),
         (plugin("srv_setup(self, setup): 1 / 0"), "contract", "audit.srv_setup: raised ZeroDivisionError"),
         ("class Audit:\n    def srv_step(self, event): pass\n", "contract", "implements no hook"),
         (plugin("srv_setup(self): pass\n    def srv_step(self, event): pass"), "contract", "srv_step: is not marked"),

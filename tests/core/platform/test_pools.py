@@ -69,3 +69,9 @@ def test_a_refused_spec_names_platform_and_spec(spec: CacheSpec) -> None:
     assert str(refused.value).startswith(
         f"platform selective cannot be used: it allocates no pools for {spec_name(spec)} cache groups (its kernels read"
     )
+
+
+def test_tensors_come_in_the_order_of_the_layout_whatever_order_the_platform_gave_them_in() -> None:
+    kv = plain_pool(KVLayout(SPECS[0], 4, "float32"), 3, HOST)
+    reverse = KVBuffers(kv.layout, dict(reversed(kv.tensors.items())))
+    assert [each.data_ptr() for each in reverse.all()] == [each.data_ptr() for each in (*kv.keys, *kv.values)]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -73,7 +74,7 @@ async def _srv_error_handler(request: Request, error: Exception) -> Response:
 async def _http_exception_handler(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
-    if error.status_code == 404:
+    if error.status_code == 404 and error.detail == "Not Found":  # of the router; a handler says what is missing
         message, code = f"there is no {method} {path}; see /openapi.json for all endpoints", "unknown_path"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
@@ -83,6 +84,16 @@ async def _http_exception_handler(request: Request, error: Exception) -> Respons
     body = error_body(message, error.status_code, code)
     report(request.scope, error.status_code, body)
     return error_response(error.status_code, body, dict(error.headers or {}))
+
+
+async def _validation_handler(request: Request, error: Exception) -> Response:
+    """For routes of plugins, whose parameters FastAPI validates. The routes of `srv` validate bodies themselves."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    body = error_body(f"{where}: {first['msg']}", 422, "invalid_value", where)
+    report(request.scope, 422, body)
+    return error_response(422, body)
 
 
 async def _disconnect_handler(request: Request, error: Exception) -> Response:
@@ -102,4 +113,5 @@ def install(app: FastAPI, refused: Callable[[int, Mapping[str, object]], None]) 
     app.add_exception_handler(RequestError, _srv_error_handler)
     app.add_exception_handler(EngineDead, _srv_error_handler)
     app.add_exception_handler(HTTPException, _http_exception_handler)
+    app.add_exception_handler(RequestValidationError, _validation_handler)
     app.add_exception_handler(ClientDisconnect, _disconnect_handler)
