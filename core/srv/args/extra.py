@@ -75,7 +75,7 @@ def _read(plugins: tuple[HookPlugin, ...], taken: frozenset[str]) -> Mapping[str
                     if each in owners:
                         raise contested(f"argument {name}", [plugin.distribution, owners[each]])
             arguments[argument.name] = argument
-        owners.update((name, plugin.distribution) for argument in own for name in argument.names)
+            owners.update(dict.fromkeys(argument.names, plugin.distribution))
     return MappingProxyType(arguments)
 
 

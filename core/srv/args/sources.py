@@ -91,6 +91,12 @@ def _read_keyword(name: str, value: object, source: str) -> UserStatement | Reje
     return UserStatement(argument.name, typed, Origin.COMMAND_LINE, source, "" if name == argument.name else name)
 
 
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable sets an argument whose value is never printed."""
+    argument = _argument_of_variable(variable)
+    return argument is not None and argument.arg.secret
+
+
 def _argument_of_variable(variable: str) -> Argument | None:
     """The argument that an environment variable sets, by any of its names."""
     name = variable.removeprefix(_PREFIX)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from srv.errors import Refusal, Rejection
 from srv.platform import API_VERSION, OLDEST_API
-from srv.platform.recorded import Change, Header, compare, number, read, recorded_versions
+from srv.platform.recorded import Change, Header, Interface, compare, number, read, recorded_versions
+
+_IMPLEMENTED = "What a plugin implements"
+_OFFERED = "What it is given, constructs or may use"
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,9 +70,9 @@ def run_diff(namespace: argparse.Namespace) -> int:
         accepted = number(new.header.oldest) <= number(old.header.version) <= number(new.header.version)
         print(json.dumps({"old": namespace.old, "new": namespace.new, "accepted": accepted, "changes": rows}, indent=2))
     elif namespace.markdown:
-        print("\n".join(_markdown(old.header, new.header, changes)))
+        print("\n".join(_markdown(old.header, new.header, _parts(old, new, changes))))
     else:
-        print("\n".join(_text(old.header, new.header, changes)))
+        print("\n".join(_text(old.header, new.header, _parts(old, new, changes))))
     return 0
 
 
@@ -81,26 +84,42 @@ def _rejected(argument: str, version: str) -> Iterator[Rejection]:
         yield Rejection("unknown_version", f"srv contract diff {argument}", version, "command line", reason, remedy)
 
 
-def _text(old: Header, new: Header, changes: Sequence[Change]) -> Iterator[str]:
+def _parts(old: Interface, new: Interface, changes: Sequence[Change]) -> dict[str, list[Change]]:
+    """The changes to what a plugin implements, which are protocols, and to all else."""
+    parts: dict[str, list[Change]] = {}
+    for change in changes:
+        found = new.classes.get(change.group) or old.classes.get(change.group)
+        implemented = found is not None and found.kind == "protocol"
+        parts.setdefault(_IMPLEMENTED if implemented else _OFFERED, []).append(change)
+    return {part: parts[part] for part in (_IMPLEMENTED, _OFFERED) if part in parts}
+
+
+def _text(old: Header, new: Header, parts: Mapping[str, list[Change]]) -> Iterator[str]:
+    changes = [change for part in parts.values() for change in part]
     yield f"Contract {old.version} to {new.version}: {_counts(changes)}"
     yield from _consequence(old, new, changes)
-    for group, members in itertools.groupby(changes, key=lambda change: change.group):
-        yield f"\n{group}"
-        for change in members:
-            yield f"  {change.kind:8} {change.before or change.after}"
-            if change.kind == "changed":
-                yield f"  {'to':>8} {change.after}"
+    for part, changed in parts.items():
+        yield f"\n{part}"
+        for group, members in itertools.groupby(changed, key=lambda change: change.group):
+            yield f"\n  {group}"
+            for change in members:
+                yield f"    {change.kind:8} {change.before or change.after}"
+                if change.kind == "changed":
+                    yield f"    {'to':>8} {change.after}"
 
 
-def _markdown(old: Header, new: Header, changes: Sequence[Change]) -> Iterator[str]:
+def _markdown(old: Header, new: Header, parts: Mapping[str, list[Change]]) -> Iterator[str]:
+    changes = [change for part in parts.values() for change in part]
     yield f"# Contract {old.version} to {new.version}\n"
     yield f"{_counts(changes).capitalize()}."
     yield from _consequence(old, new, changes)
-    for group, members in itertools.groupby(changes, key=lambda change: change.group):
-        yield f"\n## {group}\n"
-        for change in members:
-            became = f" to `{change.after}`" if change.kind == "changed" else ""
-            yield f"- {change.kind} `{change.before or change.after}`{became}"
+    for part, changed in parts.items():
+        yield f"\n## {part}"
+        for group, members in itertools.groupby(changed, key=lambda change: change.group):
+            yield f"\n### {group}\n"
+            for change in members:
+                became = f" to `{change.after}`" if change.kind == "changed" else ""
+                yield f"- {change.kind} `{change.before or change.after}`{became}"
 
 
 def _counts(changes: Sequence[Change]) -> str:

@@ -151,7 +151,7 @@ def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: V
         f"but this srv {core} supports {_dotted(oldest)} to {_dotted(api)}",
         f"Install a newer srv, or an older {plugin.distribution}"
         if version > api
-        else f"Install a newer {plugin.distribution}, or an older srv",
+        else f"Install a newer {plugin.distribution}, or an older srv (for its authors: srv contract diff)",
         "version",
     )
     plugin.require_text(manifest.core, "Manifest.core")

@@ -105,6 +105,9 @@ class Extensions(Generic[T]):
 
 def contested(what: str, owners: list[str], claimed: str = "this name") -> PluginError:
     """The refusal of what several distributions claim."""
+    if len(set(owners)) == 1:
+        (owner,) = set(owners)
+        return PluginError(owner, what, f"claims {claimed} twice", f"Update or uninstall {owner}", "contested")
     both = " and ".join(sorted(owners))
     others = " or ".join(sorted(owner for owner in owners if owner != "srv"))
     return PluginError(both, what, f"both claim {claimed}", f"Uninstall {others}", "contested")
@@ -113,9 +116,9 @@ def contested(what: str, owners: list[str], claimed: str = "this name") -> Plugi
 @functools.lru_cache
 def _load(extensions: Extensions[T], entry: Entry, import_path: tuple[str, ...]) -> T:
     """Import and check one object, cached per import path. Faulty ones are not cached."""
-    from srv.platform.registry import load  # imported late: most installations have no such entry point
+    from srv.platform.found_by_stevedore import load_all  # slow to import; most installations have no such entry point
 
-    loaded = load(entry)
+    ((_, loaded),) = load_all(extensions.group, [entry])
     owner, kind = entry.distribution, extensions.kind
     if not isinstance(loaded, kind):
         reason = f"is {type(loaded).__name__}, not {_with_article(kind.__name__)}"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from srv.errors import PluginError
+from srv.errors import PluginError, Refusal
 from srv.platform.extensions import contested
 from srv.platform.installed import Entry, entries
 
@@ -46,11 +46,13 @@ class HookPlugin:
     def call(self, hook: str, **given: Any) -> Any:
         """The result of a hook that is called before anything is served; None if it is not implemented.
 
-        Whatever it raises becomes a PluginError.
+        Whatever it raises becomes a PluginError, except a Refusal.
         """
         caller = self.caller(hook)
         try:
             return None if caller is None else caller(**given)
+        except Refusal:
+            raise  # a plugin refuses the values of its arguments, with its own remedy
         except (Exception, SystemExit) as error:
             raise self.error(hook, f"raised {type(error).__name__}: {error}") from error
 
@@ -119,7 +121,9 @@ def _observe(hook: str, callers: Sequence[tuple[HookPlugin, Callable[..., Any]]]
         if plugin.fault is None:
             try:
                 caller(event=event)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything, and harms only itself
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError too: it harms only itself
                 plugin.switch_off(hook, error)
 
 
@@ -181,8 +185,6 @@ def _registered(entry: Entry, plugin: Any) -> HookPlugin:
 
 def _check_implementations(made: HookPlugin, plugin: Any, manager: pluggy.PluginManager, known: Sequence[str]) -> None:
     """Refuse what pluggy accepts, but `srv` would never call or await."""
-    if not made.hooks:
-        raise _error(made.distribution, made.name, "implements no hook")
     for name in known:
         implementations = getattr(manager.hook, name).get_hookimpls()
         if not implementations and callable(getattr(plugin, name, None)):
@@ -192,6 +194,9 @@ def _check_implementations(made: HookPlugin, plugin: Any, manager: pluggy.Plugin
                 raise made.error(name, "wraps other implementations, of which there are none", "signature")
             if any(check(each.function) for check in _NOT_CALLED_AT_ONCE):
                 raise made.error(name, "is asynchronous or a generator; hooks are plain functions", "signature")
+    if not made.hooks:
+        reason = "implements no hook: no function that srv.hooks.hookimpl marks has the name of one"
+        raise _error(made.distribution, made.name, reason)
 
 
 def _error(distribution: str, member: str, reason: str, code: str = "contract") -> PluginError:

@@ -304,7 +304,7 @@ class Platform(Protocol):
     def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
         """Enqueue copies of whole pages, over all layers, in the current stream: `pages` are (from, to).
 
-        Both pools have the same layout. Either may be in `staging` memory instead of on the device.
+        The pools differ and have the same layout. Either may be in `staging` memory instead of on the device.
         """
 
     @property

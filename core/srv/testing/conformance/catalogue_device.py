@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from srv.testing.conformance.model import Check, Level
 
-_STARTED = ("platform.starts", "platform.patches", "platform.device")
+_DEVICE = ("platform.starts", "platform.patches", "platform.device")
+_STARTED = (*_DEVICE, "copies.staging", "platform.events")
 _POOL = (*_STARTED, "pool.shapes", "pool.placement")
 _SAMPLER = (*_STARTED, "sampler.placement", "sampler.distribution")
 
@@ -39,33 +40,37 @@ L1 = (
         "platform.memory",
         "0 <= free <= total, and the total is within a factor of 2 of DeviceFacts.memory_bytes",
         "Return the bytes of one device, as its driver reports them, in ProbeResult and in memory().",
-    ),
-    _device_check(
-        "platform.events",
-        "work enqueued before an event is complete after waiting for the event",
-        "Record the event on the stream that torch's operators and copies use.",
+        _DEVICE,
     ),
     _device_check(
         "copies.staging",
         "staging returns new host memory of the requested shape and dtype at every call",
-        "Allocate page-locked host memory at every call; core keeps and reuses it.",
+        "Allocate page-locked host memory at every call: core keeps it, and the device copies from it by itself.",
+        _DEVICE,
+    ),
+    _device_check(
+        "platform.events",
+        "work enqueued before an event is complete after waiting for the event",
+        "Return Streams, and record events on the stream that torch's operators and copies use.",
+        (*_DEVICE, "copies.staging"),
     ),
     _device_check(
         "copies.ring",
         "steps in flight read and return their own values while staging memory is reused from step to step",
         "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there.",
-        (*_STARTED, "copies.staging", "platform.events"),
+        _STARTED,
     ),
     _device_check(
         "copies.streams",
         "a stream that waits for an event of another stream sees what was enqueued before the event",
         "Stream.wait delays the stream's later work, and Stream.use makes it this thread's current stream.",
-        (*_STARTED, "copies.staging", "platform.events"),
+        _STARTED,
     ),
     _device_check(
         "platform.diagnose",
         "diagnose returns checks, and every failed one has a remedy",
         "Return a list of srv.platform.interface.Check with name and detail, and a remedy if ok is False.",
+        _DEVICE,
     ),
     _device_check(
         "pool.shapes",
@@ -95,7 +100,7 @@ L1 = (
         "copies.pages",
         "copy_pages copies whole pages of every layer between device and staging memory, and no others",
         "Copy each (from, to) of `pages` for all layers, keys and values alike.",
-        (*_POOL, "pool.cache_specs", "copies.staging"),
+        (*_POOL, "pool.cache_specs"),
     ),
     _device_check(
         "pool.allocator",
@@ -117,8 +122,8 @@ L1 = (
     ),
     _device_check(
         "sampler.placement",
-        "sample returns int64 [rows] on the platform's device, within the vocabulary",
-        "Return one token id per row, as torch.int64, on the device of the logits.",
+        "sample returns int64 [rows] on the platform's device, within the vocabulary, and keeps them",
+        "Return one token id per row, as torch.int64, on the device of the logits, in a new tensor at every call.",
     ),
     _device_check(
         "sampler.greedy",

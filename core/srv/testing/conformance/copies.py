@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import torch
 from torch import Tensor
 
+from srv.errors import PlatformUnavailable
 from srv.platform.interface import KVBuffers
-from srv.platform.streams import Streams
 from srv.platform.transfers import StepCopies
+from srv.specs import spec_name
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
+from srv.testing.conformance.pool_specs import layouts
 from srv.testing.conformance.setups import allocate_pool, select_setups
 
 _SIZE = 1 << 16  # elements of a copy
 _ROUNDS = 4
 _PAGES = 6
+_BLOCK, _BLOCKS = 1 << 20, 24  # more than a ring of slots that begins again would have
 _COPIED = ((1, 4), (2, 5), (3, 1), (6, 3))  # two that are consecutive, and two that are not
 
 
@@ -33,7 +39,15 @@ def staging(kit: Kit) -> str:
     for number, tensor in enumerate(made):
         if not bool((tensor.view(-1).view(torch.uint8) == number).all()):
             raise Fault("two tensors from staging share memory")
-    return f"{len(made)} tensors in host memory of their own"
+    blocks = [kit.platform.staging((_BLOCK,), torch.uint8) for _ in range(_BLOCKS)]
+    begins = sorted(block.data_ptr() for block in blocks)
+    if any(end - begin < _BLOCK for begin, end in itertools.pairwise(begins)):
+        raise Fault(f"of {_BLOCKS} tensors of {_BLOCK} bytes from staging, two share memory")
+    try:
+        blocks[0].to(kit.device, non_blocking=True)
+    except RuntimeError as error:
+        raise Fault(f"a copy from staging memory with non_blocking=True is refused: {error}") from error
+    return f"{len(made) + _BLOCKS} tensors in host memory of their own"
 
 
 def ring(kit: Kit) -> str:
@@ -68,9 +82,7 @@ def _check_arrived(host: Tensor, copies: StepCopies, step: int) -> None:
 
 def streams(kit: Kit) -> str:
     """A stream that waits for an event of another one sees what was enqueued before it."""
-    found: object = kit.platform.streams(kit.device)
-    if not isinstance(found, Streams):
-        raise Fault(f"streams returned a {type(found).__name__}, not srv.platform.streams.Streams")
+    found = kit.transfers.streams
     source, target = (kit.platform.staging((_SIZE,), torch.float32) for _ in range(2))
     numbers = torch.zeros(_SIZE, device=kit.device)
     for number in range(_ROUNDS):
@@ -91,27 +103,38 @@ def streams(kit: Kit) -> str:
 
 def pages(kit: Kit) -> str:
     """copy_pages moves pages from the device to the host, back, and between pools of the device, and no others."""
-    checked = []
+    rng, checked = random.Random(0), set()
     for setup in select_setups(kit, max_page_sizes=1):
-        first, second = (allocate_pool(kit, setup.layout, _PAGES) for _ in range(2))
-        host = _on_host(kit, first)
-        for kv, base in ((first, 1), (host, 30), (second, 60)):
-            _number_pages(kit, kv, base)
-        compute = kit.transfers.streams.compute
-        kit.platform.copy_pages(first, host, _COPIED)
-        compute.record().synchronize()
-        _check_pages(host, {to: 1 + begin for begin, to in _COPIED}, 30, f"{setup}: a copy to the host")
-        kit.platform.copy_pages(host, second, _COPIED)
-        compute.record().synchronize()
-        landed = {to: 1 + begin for begin, to in _COPIED}
-        expected = {to: landed.get(begin, 30 + begin) for begin, to in _COPIED}
-        _check_pages(second, expected, 60, f"{setup}: a copy to the device")
-        kit.platform.copy_pages(first, second, ())
-        kit.platform.copy_pages(first, second, _COPIED)
-        compute.record().synchronize()
-        _check_pages(second, landed, 60, f"{setup}: a copy on the device")
-        checked.append(str(setup))
-    return f"{len(_COPIED)} pages, {'; '.join(checked)}"
+        for layout in (setup.layout, *layouts(kit, setup, rng)):
+            what = f"{spec_name(layout.group)}, {layout.order}"
+            try:
+                pools = allocate_pool(kit, layout, _PAGES), allocate_pool(kit, layout, _PAGES)
+            except PlatformUnavailable:
+                continue  # the platform does not lay out such groups; pool.cache_specs says so
+            _check_copies(kit, *pools, what)
+            checked.add(what)
+    return f"{len(_COPIED)} pages; pools of {', '.join(sorted(checked))}"
+
+
+def _check_copies(kit: Kit, first: KVBuffers, second: KVBuffers, what: str) -> None:
+    """Copy from one pool to the host, from there to another pool, and from pool to pool."""
+    host = _on_host(kit, first)
+    for kv, base in ((first, 1), (host, 30), (second, 60)):
+        _number_pages(kit, kv, base)
+    landed = {to: 1 + begin for begin, to in _COPIED}
+    _copy(kit, first, host)
+    _check_pages(host, landed, 30, f"{what}: a copy to the host")
+    _copy(kit, host, second)
+    expected = {to: landed.get(begin, 30 + begin) for begin, to in _COPIED}
+    _check_pages(second, expected, 60, f"{what}: a copy to the device")
+    kit.platform.copy_pages(first, second, ())
+    _copy(kit, first, second)
+    _check_pages(second, landed, 60, f"{what}: a copy on the device")
+
+
+def _copy(kit: Kit, source: KVBuffers, target: KVBuffers) -> None:
+    kit.platform.copy_pages(source, target, _COPIED)
+    kit.synchronize()
 
 
 def _on_host(kit: Kit, kv: KVBuffers) -> KVBuffers:

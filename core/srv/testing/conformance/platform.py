@@ -6,6 +6,7 @@ import torch
 
 from srv.errors import PluginError
 from srv.platform.interface import Check, Memory
+from srv.platform.streams import Streams
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 
@@ -67,7 +68,10 @@ def memory(kit: Kit) -> str:
 
 def events(kit: Kit) -> str:
     """After waiting for an event, a copy to the host that was enqueued before it is complete."""
-    compute = kit.transfers.streams.compute
+    streams: object = kit.platform.streams(kit.device)
+    if not isinstance(streams, Streams):
+        raise Fault(f"streams returned a {type(streams).__name__}, not srv.platform.streams.Streams")
+    compute = streams.compute
     work = torch.full((512, 512), 1.0 / 512).to(kit.device)
     for index in range(5):
         result = work

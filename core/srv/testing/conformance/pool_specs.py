@@ -42,7 +42,7 @@ def cache_specs(kit: Kit) -> str:
     seen: dict[str, int] = {}
     refused: dict[str, str] = {}
     for setup in select_setups(kit, max_page_sizes=1):
-        for layout in _layouts(kit, setup, rng):
+        for layout in layouts(kit, setup, rng):
             kind = spec_name(layout.group)
             try:
                 _check_layout(kit, layout, rng)
@@ -56,7 +56,7 @@ def cache_specs(kit: Kit) -> str:
     return "; ".join((f"layouts: {counts}", *(f"{kind} is refused: {reason}" for kind, reason in refused.items())))
 
 
-def _layouts(kit: Kit, setup: Setup, rng: random.Random) -> Iterator[KVLayout]:
+def layouts(kit: Kit, setup: Setup, rng: random.Random) -> Iterator[KVLayout]:
     """Each spec with the largest number of layers, and with another one, in the layout of this backend.
 
     Values are as long as keys in the first of the two, because a platform may treat equal shapes in its own way.

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 import srv
+from srv.args.sources import is_secret
 from srv.platform.choose import parse_device
 from srv.platform.manifest import AUTOLOAD
 from srv.testing.conformance.catalogue import CHECKS
@@ -247,8 +248,9 @@ class Session:
 
 
 def command_line(device: str, level: Level, only: Sequence[str] = ()) -> str:
-    """The shell command that repeats a run, with the variables that srv and its plugins read."""
-    settings = [f"{name}={shlex.quote(os.environ[name])}" for name in sorted(os.environ) if name.startswith("SRV_")]
+    """The shell command that repeats a run, with the variables that srv and its plugins read; secrets are left out."""
+    names = [name for name in sorted(os.environ) if name.startswith("SRV_") and not is_secret(name)]
+    settings = [f"{name}={shlex.quote(os.environ[name])}" for name in names]
     arguments = ["srv", "conformance", "run", "--device", device, "--level", level.name]
     return " ".join([*settings, shlex.join([*arguments, "--only", *only] if only else arguments)])
 

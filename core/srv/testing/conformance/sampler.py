@@ -117,7 +117,19 @@ def placement(kit: Kit) -> str:
     for _, backend in sampling_backends(kit):
         draw(kit, backend, rows, np.linspace(0.05, 0.95, len(rows)))
         draw(kit, backend, [dataclasses.replace(row, temperature=0.0) for row in rows], np.zeros(len(rows)))
+        _check_kept(kit, backend, rows)
     return "int64, one per row, on the device"
+
+
+def _check_kept(kit: Kit, backend: SamplingBackend, rows: Sequence[Row]) -> None:
+    """A later call does not overwrite the result, which is copied to the host while the next step runs."""
+    greedy = [dataclasses.replace(row, temperature=0.0) for row in rows]
+    others = [Row(-row.logits, temperature=0.0) for row in greedy]
+    first = backend.sample(make_batch(kit, greedy, np.zeros(len(rows))))
+    before = first.to("cpu", copy=True)
+    backend.sample(make_batch(kit, others, np.zeros(len(rows))))
+    if not torch.equal(first.to("cpu"), before):
+        raise Fault("a later call of sample has overwritten the result of an earlier one")
 
 
 def greedy(kit: Kit) -> str:

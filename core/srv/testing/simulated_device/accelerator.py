@@ -25,7 +25,7 @@ from srv.testing.simulated_device.kernels import (
     host_kernel_names,
     view_kernel,
 )
-from srv.testing.simulated_device.memory import DeviceMemory, pinned
+from srv.testing.simulated_device.memory import DeviceMemory, fill, pinned
 from srv.testing.simulated_device.refusals import Refusals
 from srv.testing.simulated_device.stream import Event, Stream
 from srv.testing.simulated_device.tensors import HOST_KEY, TensorFactory
@@ -72,6 +72,7 @@ class SimulatedAccelerator:
         self._default_stream = self.stream_class()
         self._thread = threading.local()
         self.deferral = Deferral(asynchronous, self.factory, self.current_stream)
+        self.memory.freed = self._overwrite
         self.transfers = Transfers(
             self._device,
             self.memory,
@@ -82,6 +83,11 @@ class SimulatedAccelerator:
             self.deferral,
         )
         self._libraries: list[torch.library.Library] = []
+
+    def _overwrite(self, freed: torch.UntypedStorage) -> None:
+        """In the asynchronous mode, memory is used again in the order of the default stream, whatever others do."""
+        if self.deferral.enabled and freed.nbytes():
+            self._default_stream.enqueue(lambda: fill(freed, 0xFF))
 
     # Device
 

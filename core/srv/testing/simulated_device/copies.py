@@ -163,7 +163,7 @@ class Transfers:
         return host_view(source).item()
 
     def record_stream(self, source: Tensor, stream: object) -> None:
-        """Do nothing: memory is never reused while an operator uses it."""
+        """Do nothing: in the asynchronous mode, a program must keep what another stream uses until an event."""
 
     def _record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], inputs: list[Tensor]) -> None:
         graph = self._recorder.active

@@ -12,6 +12,7 @@ import mmap
 import platform
 import sys
 import threading
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -64,7 +65,7 @@ class Allocation:
         self.host = host
 
     def __del__(self) -> None:
-        self._memory.release(self._size)
+        self._memory.release(self._size, self.host)
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -79,12 +80,21 @@ def is_pinned(tensor: Tensor) -> bool:
     return getattr(tensor.untyped_storage(), "simulated_pinned", False)
 
 
+def fill(host: torch.UntypedStorage, byte: int) -> None:
+    """Overwrite all bytes of a block."""
+    torch.empty(0, dtype=torch.uint8).set_(host).fill_(byte)
+
+
 class DeviceMemory:
-    """Accounts for the blocks of one device, with a capacity in bytes. It is thread-safe."""
+    """Accounts for the blocks of one device, with a capacity in bytes. It is thread-safe.
+
+    freed: called with the host memory of a block that is freed, while operators that were enqueued before may use it.
+    """
 
     def __init__(self, capacity: int, refusals: Refusals) -> None:
         self.capacity = capacity
         self.peak = 0
+        self.freed: Callable[[torch.UntypedStorage], None] | None = None
         self._refusals = refusals
         self._allocated = 0
         # Re-entrant, because the garbage collector may delete an Allocation inside `allocate`.
@@ -144,9 +154,11 @@ class DeviceMemory:
         else:
             view.zero_()
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, host: torch.UntypedStorage) -> None:
         with self._lock:
             self._allocated -= size
+        if self.freed is not None:
+            self.freed(host)
 
     def _exhausted(self, nbytes: int) -> torch.OutOfMemoryError:
         return self._refusals.out_of_memory(nbytes, self.free, self.capacity)

@@ -88,6 +88,20 @@ def test_streams_know_nothing_of_one_another_without_an_event(sim: SimulatedAcce
     assert late.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_memory_that_another_stream_has_still_to_read_must_be_kept(sim: SimulatedAccelerator, kept: bool) -> None:
+    other, host = sim.Stream(), sim.pinned((2,), torch.float32)
+    result = torch.ones(2, device="sim") + 1
+    other.wait_event(sim.current_stream().record_event())
+    with sim.stream(other):
+        host.copy_(result, non_blocking=True)
+    if not kept:
+        del result
+    sim.synchronize()
+    other.synchronize()
+    assert host.isnan().all() == (not kept)
+
+
 def test_a_replay_runs_in_order_with_the_values_of_its_call(sim: SimulatedAccelerator) -> None:
     x = torch.zeros(2, device="sim")
     graph = Graph(sim.deferral.enqueue)
