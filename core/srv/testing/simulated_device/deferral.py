@@ -2,11 +2,11 @@
 
     call ──► host views ──► shapes of the results, by PyTorch's "meta" kernels ──► poisoned results ──► enqueued
 
-Work of one stream runs in order, and streams know nothing of one another without events. So a program gets wrong values
-every time if it overwrites host memory that an enqueued copy has still to read, reads a result on another stream without
-waiting for it, or frees what another stream has still to read: freed memory is overwritten in the order of the default
-stream. An operator whose result depends on data, that draws random numbers, or that has no "meta" kernel waits for its
-stream and runs at once.
+Work of one stream runs in order, and streams know nothing of one another without events. So a program gets wrong
+values every time if it overwrites host memory that an enqueued copy has still to read, reads a result on another stream
+without waiting for it, or frees what another stream has still to read: freed memory is overwritten in the order of the
+default stream. An operator whose result depends on data, that draws random numbers, or that has no "meta" kernel waits
+for its stream and runs at once.
 """
 
 from __future__ import annotations
