@@ -55,16 +55,16 @@ L1 = (
         (*_DEVICE, "copies.staging"),
     ),
     _device_check(
-        "copies.ring",
-        "steps in flight read and return their own values while staging memory is reused from step to step",
-        "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there.",
-        _STARTED,
-    ),
-    _device_check(
         "copies.streams",
         "a stream that waits for an event of another stream sees what was enqueued before the event",
         "Stream.wait delays the stream's later work, and Stream.use makes it this thread's current stream.",
         _STARTED,
+    ),
+    _device_check(
+        "copies.ring",
+        "steps in flight read and return their own values while staging memory is reused from step to step",
+        "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there.",
+        (*_STARTED, "copies.streams"),
     ),
     _device_check(
         "platform.diagnose",

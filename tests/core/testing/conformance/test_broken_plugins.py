@@ -40,6 +40,7 @@ EXEMPT = {
     "backends.used": "it reports backends that nothing uses, and never fails",
     "op.others": "every op with a contract has its own check; one without a contract fails op.coverage",
     "attention.undeclared": "it reports undeclared features that work, and never fails",
+    "copies.ring": "core reuses the memory; faults of staging and streams fail copies.staging and copies.streams",
     "engine.float32": "if float32 is declared, all other checks use it, so this one is skipped",
     "engine.sampling": "core generates the noise, and L1 checks that a sampler chooses the one right token for it",
     "engine.penalised": ONLY_CORE,

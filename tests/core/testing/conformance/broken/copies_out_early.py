@@ -2,7 +2,7 @@
 
 It shows with SRV_TOY_ASYNCHRONOUS=1.
 
-Caught by copies.ring at L1, naming "returned others".
+Caught by copies.streams at L1, naming "did not see".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """copy_pages writes each page to its old number in the other pool.
 
-Caught by copies.pages at L1, naming "which should not change".
+Caught by copies.pages at L1, naming "which should hold another page".
 """
 
 from __future__ import annotations

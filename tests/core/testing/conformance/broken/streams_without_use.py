@@ -22,7 +22,7 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Unused(toy):  # type: ignore[valid-type, misc]
         def streams(self, device: torch.device) -> Streams:
             made = super().streams(device)
-            made.copy_in.use = nullcontext  # type: ignore[method-assign]  # the fault
+            made.copy_out.use = nullcontext  # type: ignore[method-assign]  # the fault
             return made
 
     return Unused
