@@ -349,7 +349,7 @@ L2 = (
         "attention is correct with capped scores, also in a sliding window, if the backend accepts such models",
         "Scores become soft_cap * tanh(scores / soft_cap) before masking; if the kernels do not support this, "
         "remove the trait from BackendSpec.traits.",
-        _PAGED,
+        (*_PAGED, "attention.window"),
     ),
     _reference_check(
         "attention.dtypes",
