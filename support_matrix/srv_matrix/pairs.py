@@ -16,8 +16,7 @@ from typing import Any
 from srv.args.backends import SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
-from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
-from srv.args.prerequisites import USER_CONSTRAINTS
+from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS, USER_CONSTRAINTS
 from srv.platform.facts import BackendSpec, Constraint, Requires, Unfit
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts

@@ -12,8 +12,8 @@ from every import every
 from matrix_world import CAPABLE, VARIANTS, evidence, manifest, matrix, row, table
 
 from srv.args.config import ARGUMENTS
-from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
-from srv.args.prerequisites import USER_CONSTRAINTS, with_prerequisite
+from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS, USER_CONSTRAINTS
+from srv.args.prerequisites import with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names

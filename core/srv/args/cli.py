@@ -147,8 +147,8 @@ def _add_names(
 
 def metavar(argument: Argument) -> str:
     """The placeholder of the value in help texts."""
-    if argument.kind.choices:
-        return "{" + ",".join(argument.kind.choices) + "}"
+    if argument.implemented_choices:
+        return "{" + ",".join(argument.implemented_choices) + "}"
     return argument.arg.metavar or (argument.arg.unit or argument.kind.base.__name__).upper()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from srv.args.prerequisites import PREREQUISITES
 from srv.args.rules import (
     disaggregation,
     embeddings,
@@ -219,6 +220,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     *memory.CONSTRAINTS,
     *graphs.CONSTRAINTS,
 )
+
+# Constraints on values that a user sets. Nobody expects an effect of those of other layers.
+USER_CONSTRAINTS: tuple[Constraint, ...] = (*PREREQUISITES, *speculative.USER_CONSTRAINTS)
 
 # Constraints that apply only if a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (

@@ -30,11 +30,12 @@ def find(spelling: str) -> Argument:
 def explain(argument: Argument) -> str:
     """The full description of an argument, as text."""
     kind = argument.kind
+    shown = " | ".join(argument.implemented_choices) or kind.name
     rows = [
         ("flag", ", ".join(argument.flags) + ("" if kind.base is bool else f" {metavar(argument)}")),
         ("environment", argument.variable),
         ("config file", argument.name),
-        ("type", kind.name + (f", {argument.expected}" if argument.expected and not argument.choices else "")),
+        ("type", shown + (f", {argument.expected}" if argument.expected and not argument.choices else "")),
         ("unit", argument.arg.unit or ""),
         ("default", argument.show(argument.default)),
         ("backends", f"family {argument.arg.family}; `srv plan` lists them" if argument.arg.family else ""),

@@ -28,7 +28,7 @@ def _constraint(argument: Argument) -> Constraint:
     return Constraint(argument.name, "other_missing", check, remedy, argument.arg.only_with)
 
 
-USER_CONSTRAINTS: tuple[Constraint, ...] = tuple(
+PREREQUISITES: tuple[Constraint, ...] = tuple(
     _constraint(argument) for argument in ARGUMENTS.values() if argument.arg.only_with
 )
 

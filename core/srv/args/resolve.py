@@ -27,9 +27,9 @@ from srv.args.defaults import (
     GENERIC_DEFAULTS,
     MODEL_DEFAULTS,
     QUANTITIES,
+    USER_CONSTRAINTS,
 )
 from srv.args.extra_values import GENERIC_REASON, resolve_extras
-from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
 from srv.args.support import REFUSED, by_argument, constraints_from_support, on_variant, support_of_value
@@ -155,8 +155,7 @@ def _keep_default(argument: Argument) -> str:
 
 def _implemented_choices(argument: Argument) -> str:
     """A remedy: the choices of the argument that are implemented."""
-    planned = {value for value, _ in argument.arg.planned_values}
-    return f"Choose {', '.join(value for value in argument.choices if value not in planned)}."
+    return f"Choose {', '.join(argument.implemented_choices)}."
 
 
 def _user_winners(state: _State) -> dict[str, Statement]:

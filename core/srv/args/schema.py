@@ -56,7 +56,11 @@ def _single_value(argument: Argument) -> dict[str, Any]:
     """The schema of a single value."""
     schema: dict[str, Any] = {"type": _TYPES[argument.kind.base]}
     if argument.choices:
-        schema["enum"] = [*argument.choices, *(synonym for synonym, _ in argument.arg.synonyms)]
+        schema["enum"] = [
+            *argument.choices,
+            *argument.further_choices,
+            *(synonym for synonym, _ in argument.arg.synonyms),
+        ]
     elif published := SPELLINGS.published.get(argument.name):
         schema["examples"] = list(published)
     return schema

@@ -116,6 +116,17 @@ class Argument:
         return (*self.kind.choices, *(value for value, _ in self.arg.planned_values))
 
     @property
+    def further_choices(self) -> tuple[str, ...]:
+        """The strings that other installed distributions allow in addition."""
+        further = self.arg.further_choices() if self.arg.further_choices else ()
+        return tuple(each for each in further if each not in self.choices)
+
+    @property
+    def implemented_choices(self) -> tuple[str, ...]:
+        """The allowed strings that are implemented, by `srv` or by another distribution; () if any is allowed."""
+        return (*self.kind.choices, *self.further_choices)
+
+    @property
     def expected(self) -> str:
         """A phrase that completes "must be ..."; "" if every value of the type is valid."""
         if self.choices:
@@ -128,7 +139,7 @@ class Argument:
             return None if self.kind.optional else "has no value"
         values = value if self.kind.many else (value,)
         if self.choices and any(each not in self.choices for each in values):
-            further = self.arg.further_choices() if self.arg.further_choices else ()
+            further = self.further_choices
             if any(each not in (*self.choices, *further) for each in values):
                 return f"must be {', '.join((self.expected, *further))}"
         if self.arg.check and not self.arg.check.accepts(value):

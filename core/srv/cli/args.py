@@ -130,7 +130,7 @@ def run_completion(namespace: argparse.Namespace) -> int:
     from srv.cli.main import complete_parser
 
     values = {
-        flag: argument.choices or SPELLINGS.published.get(argument.name, ())
+        flag: (*argument.choices, *argument.further_choices) or SPELLINGS.published.get(argument.name, ())
         for argument in all_arguments().values()
         for flag in argument.flags
     }

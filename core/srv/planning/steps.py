@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from srv.args.config import Config
 from srv.args.rules.graphs import captured_rows
+from srv.speculative.algorithm import DraftAlgorithm
+from srv.speculative.registry import find
 
 OVERLAP_DEPTH = 2  # one step runs while the next one is planned and enqueued
 
@@ -15,9 +17,22 @@ def step_depth(config: Config) -> int:
 
 def draft_count(config: Config) -> int:
     """Maximum drafts per row; 0 without a drafter."""
-    if config.speculative.speculative_algorithm is None or config.speculative.speculative_num_draft_tokens is None:
+    algorithm = draft_algorithm(config)
+    verified = config.speculative.speculative_num_draft_tokens
+    if algorithm is None or verified is None:
         return 0
-    return min(config.speculative.speculative_num_draft_tokens - 1, config.speculative.speculative_ngram_branch_length)
+    most = algorithm.max_drafts(draft_values(config, algorithm))
+    return verified - 1 if most is None else min(verified - 1, most)
+
+
+def draft_algorithm(config: Config) -> DraftAlgorithm | None:
+    """The algorithm that proposes drafts. Raises PluginError if that of a third party is faulty."""
+    return find(config.speculative.speculative_algorithm)
+
+
+def draft_values(config: Config, algorithm: DraftAlgorithm) -> dict[str, int]:
+    """The values of the arguments that an algorithm reads."""
+    return {name: getattr(config.speculative, name) for name in algorithm.reads}
 
 
 def rows_to_capture(config: Config) -> tuple[int, ...]:

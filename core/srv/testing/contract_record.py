@@ -36,6 +36,7 @@ GROUPS = (
     ("srv.platform.registry", "PLATFORM_GROUP"),
     ("srv.models.architectures.architecture", "GROUP"),
     ("srv.quantization.method", "GROUP"),
+    ("srv.speculative.algorithm", "GROUP"),
     ("srv.cli.main", "COMMAND_GROUP"),
 )
 _NOT_RECORDED = frozenset({"SINCE", "TYPE_CHECKING"})  # what an author does not write against

@@ -7,25 +7,29 @@ from collections.abc import Callable
 import torch
 
 from srv.args.config import Config
-from srv.planning.steps import draft_count
+from srv.planning.steps import draft_algorithm, draft_count, draft_values
 from srv.platform.transfers import Transfers
-from srv.speculative.ngram import NgramDrafter
+from srv.speculative.algorithm import DraftSizes
+from srv.speculative.drafter import DrafterContext
+from srv.speculative.load_drafter import make_drafter
 from srv.worker.drafting import Drafting
 from srv.worker.histories import Histories
 
 _ROWS = (1, 4, 16)
 
 
-def drafting(config: Config, slots: int, width: int, transfers: Transfers) -> Drafting | None:
-    """The drafter, with histories for `slots` requests of at most `width` tokens; None without a drafter."""
-    if not draft_count(config):
+def drafting(config: Config, sizes: DraftSizes, transfers: Transfers) -> Drafting | None:
+    """The drafter, with a history for each of `sizes.rows` slots; None without a drafter.
+
+    Raises PluginError if the drafter of a third party is faulty.
+    """
+    algorithm, most = draft_algorithm(config), draft_count(config)
+    if algorithm is None or not most:
         return None
-    drafter = NgramDrafter(
-        config.speculative.speculative_ngram_min_match_window_size,
-        config.speculative.speculative_ngram_max_match_window_size,
-    )
+    context = DrafterContext(draft_values(config, algorithm), most, sizes, transfers)
     with torch.inference_mode():
-        return Drafting(drafter, Histories(slots, width, transfers), transfers)
+        drafter = make_drafter(algorithm, context)
+        return Drafting(drafter, Histories(sizes.rows, sizes.width, transfers), transfers)
 
 
 def step_seconds(seconds: Callable[[int, int], float], drafts: int, rows: int) -> tuple[tuple[int, float], ...]:

@@ -38,6 +38,7 @@ from srv.sample.state import SamplerState
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.specs import AttentionLayer, KVLayout, cache_places
+from srv.speculative.algorithm import DraftSizes
 from srv.worker.attention import SplitAttention
 from srv.worker.build_drafting import drafting, step_seconds
 from srv.worker.capture import capture_steps
@@ -158,7 +159,7 @@ class RankWorker:
             transfers=transfers,
             captured=captured,
             late=late,
-            drafting=drafting(config, rows, budget.max_request_tokens, transfers),
+            drafting=drafting(config, DraftSizes(rows, budget.max_request_tokens, model.vocab_size), transfers),
         )
         return Allocation(sum(map(_bytes, pools)), report, step_seconds(self.runner.seconds, draft_count(config), rows))
 

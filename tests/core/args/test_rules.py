@@ -19,8 +19,8 @@ from srv.args.defaults import (
     DEVICE_DEFAULTS,
     GENERIC_DEFAULTS,
     MODEL_DEFAULTS,
+    USER_CONSTRAINTS,
 )
-from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.args.rules.graphs import captured_rows
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.errors import Refusal

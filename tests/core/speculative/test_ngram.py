@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 
-from srv.speculative.ngram import NgramDrafter
+from srv.speculative.algorithm import DraftSizes
+from srv.speculative.drafter import DrafterContext
+from srv.speculative.ngram import LONGEST, SHORTEST
+from srv.speculative.ngram_drafter import NgramDrafter
 
 
 def propose(*texts: list[int], count: int = 4, shortest: int = 1, longest: int = 12) -> list[list[int]]:
@@ -13,7 +17,9 @@ def propose(*texts: list[int], count: int = 4, shortest: int = 1, longest: int =
     width = max(map(len, texts)) + 3
     tokens = torch.tensor([[*text, *[77] * (width - len(text))] for text in texts], dtype=torch.int32)
     lengths = torch.tensor([len(text) for text in texts])
-    return NgramDrafter(shortest, longest).propose(tokens, lengths, count).tolist()
+    values, sizes = {SHORTEST: shortest, LONGEST: longest}, DraftSizes(len(texts), width, 100)
+    drafter = NgramDrafter(DrafterContext(values, count, sizes, HOST_TRANSFERS))
+    return drafter.propose(tokens, lengths, count).tolist()
 
 
 @pytest.mark.parametrize(

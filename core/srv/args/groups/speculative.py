@@ -4,23 +4,26 @@ from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, not_empty
 from srv.args.spec import Arg
+from srv.speculative.planned import PLANNED
+from srv.speculative.registry import BUILT_IN, further_names
 
 _LATER = "only drafts from n-grams are implemented (speculative_algorithm NGRAM)"
 _TREES = "drafts are chains; draft trees are not implemented yet"
 _OWN_TEXT = "drafts are matched in the text of their own request; nothing is stored"
 _WITH_DRAFTS = ("speculative_algorithm",)
-_OTHER_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
 class SpeculativeArgs(NamedTuple):
     """How drafts are generated, how long they are, and when they are accepted."""
 
     speculative_algorithm: Annotated[
-        Literal["NGRAM"] | None,
+        str | None,
         Arg(
             "Drafter: a head trained for it (EAGLE, EAGLE3, NEXTN), a smaller model (STANDALONE), or n-grams of the "
             "text so far (NGRAM).",
-            planned_values=tuple((name, _LATER) for name in _OTHER_ALGORITHMS),
+            choices=tuple(BUILT_IN),
+            further_choices=further_names,
+            planned_values=tuple((name, _LATER) for name in PLANNED),
         ),
     ] = None
     speculative_draft_model_path: Annotated[

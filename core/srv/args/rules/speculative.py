@@ -1,18 +1,30 @@
-"""Rules for speculative decoding: default draft sizes per model family, and combinations that are not supported."""
+"""Rules for speculative decoding: default draft sizes per model family, and combinations that are not supported.
+
+Must not know any algorithm by name: what depends on it is in its description (`srv.speculative.registry`).
+"""
 
 from __future__ import annotations
 
-from srv.args.rules.reserve import RESERVED_MEMORY, SAMPLING_BYTES_PER_LOGIT
-from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from functools import partial
 
-_GIB = 2**30
-_WITH_WEIGHTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms whose drafter has its own weights
+from srv.args.groups.speculative import SpeculativeArgs
+from srv.args.rules.reserve import RESERVED_MEMORY, SAMPLING_BYTES_PER_LOGIT
+from srv.args.spec import read_group
+from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from srv.speculative.algorithm import READABLE, VERIFIED_TOKENS, DraftSizes
+from srv.speculative.planned import PLANNED, PlannedAlgorithm
+from srv.speculative.registry import find
+
 _CHAIN = (3, 1, 4)  # steps, top-k, verified tokens: one draft token at each depth
 _TREE = (5, 4, 8)
 _CHAIN_MODELS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"})
-_NGRAM_TOKENS = 4
 _TOKEN_BYTES = 4  # of a history: int32
 _MODELS_WITH_DRAFT_HEAD = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
+
+
+def _with_weights(context: ResolutionContext) -> PlannedAlgorithm | None:
+    """The algorithm, if its drafter has weights of its own."""
+    return PLANNED.get(context["speculative_algorithm"])
 
 
 def _draft_shape(context: ResolutionContext) -> tuple[int, int, int] | None:
@@ -20,11 +32,11 @@ def _draft_shape(context: ResolutionContext) -> tuple[int, int, int] | None:
 
     Trees need pages of one token (`draft_tree_constraint`).
     """
-    algorithm = context["speculative_algorithm"]
-    if algorithm not in _WITH_WEIGHTS:
+    algorithm = _with_weights(context)
+    if algorithm is None:
         return None
     by_model = context.model is not None and context.model.architecture in _CHAIN_MODELS
-    return _CHAIN if algorithm == "STANDALONE" or by_model or context["page_size"] > 1 else _TREE
+    return _CHAIN if algorithm.model or by_model or context["page_size"] > 1 else _TREE
 
 
 def _steps(context: ResolutionContext) -> int | None:
@@ -38,12 +50,25 @@ def _topk(context: ResolutionContext) -> int | None:
 
 
 def _verified_tokens(context: ResolutionContext) -> int | None:
-    if context["speculative_algorithm"] == "NGRAM":
-        return _NGRAM_TOKENS
     shape = _draft_shape(context)
     if shape is None:
-        return None
+        return _default_of_algorithm(VERIFIED_TOKENS, context)
     return context["speculative_num_steps"] + 1 if context["speculative_eagle_topk"] == 1 else shape[2]
+
+
+def _default_of_algorithm(argument: str, context: ResolutionContext) -> int | None:
+    """The value that the description of the algorithm has for an argument. An invalid one is a fault of its owner."""
+    algorithm = find(context["speculative_algorithm"])
+    value = algorithm.defaults.get(argument) if algorithm else None
+    if algorithm is None or value is None:
+        return None
+    declared = next(each for each in read_group("speculative", SpeculativeArgs) if each.name == argument)
+    error = "must be an integer" if type(value) is not int else declared.validation_error(value)
+    if error:
+        from srv.speculative.third_party import fault
+
+        raise fault(algorithm.name, "defaults", f"has {value!r} for {argument}, which {error}")
+    return value
 
 
 def _draft_head_path(context: ResolutionContext) -> str | None:
@@ -63,15 +88,28 @@ def _chain_is_verified(context: ResolutionContext) -> str | None:
 
 
 def _no_overlap(context: ResolutionContext) -> str | None:
-    if context["speculative_algorithm"] not in _WITH_WEIGHTS or context["disable_overlap_schedule"]:
+    if _with_weights(context) is None or context["disable_overlap_schedule"]:
         return None
     return "the number of accepted tokens is known only after the step (disable_overlap_schedule is false)"
 
 
 def _no_dp_attention(context: ResolutionContext) -> str | None:
-    if context["speculative_algorithm"] != "STANDALONE" or not context["enable_dp_attention"]:
+    algorithm = _with_weights(context)
+    if algorithm is None or not algorithm.model or not context["enable_dp_attention"]:
         return None
     return "a separate draft model cannot be combined with enable_dp_attention"
+
+
+def _read_by_algorithm(argument: str) -> Constraint:
+    default = getattr(SpeculativeArgs(), argument)
+
+    def check(context: ResolutionContext) -> str | None:
+        algorithm = find(context["speculative_algorithm"])
+        if algorithm is None or argument in algorithm.reads or context[argument] == default:
+            return None
+        return f"the drafter {algorithm.name} does not read it"
+
+    return Constraint(argument, "other_algorithm", check, "Leave it out.", reads=("speculative_algorithm",))
 
 
 def _in_order(minimum: str, maximum: str) -> Constraint:
@@ -99,30 +137,31 @@ def draft_tree_constraint(*exempt: str) -> Constraint:
     return Constraint("speculative_eagle_topk", "excluded", check, remedy, reads)
 
 
-def _history_bytes(context: ResolutionContext) -> float:
-    """The tokens of all running requests on the device, in which n-grams are matched (`srv.worker.histories`)."""
-    if context.model is None:
-        return 0.0
-    width = context["context_length"] or context.model.context_length
-    return float(context["max_running_requests"] * width * _TOKEN_BYTES)
+def _sizes(context: ResolutionContext) -> DraftSizes:
+    """The sizes of a drafter; 0 for what depends on the model, if there is none."""
+    model = context.model
+    width = (context["context_length"] or model.context_length) if model else 0
+    return DraftSizes(context["max_running_requests"], width, model.vocab_size if model else 0)
 
 
-def _position_bytes(context: ResolutionContext) -> float:
+def _position_bytes(context: ResolutionContext, sizes: DraftSizes) -> float:
     """What sampling needs for the positions of drafts; `srv.args.rules.reserve` counts one position per request."""
     verified, chunk = context["speculative_num_draft_tokens"], context["chunked_prefill_size"]
     budget = chunk if chunk > 0 else context["max_prefill_tokens"]
-    drafts = min(context["max_running_requests"] * ((verified or 1) - 1), budget // 2)
-    vocab = context.model.vocab_size if context.model else 0
-    return float(drafts * vocab * SAMPLING_BYTES_PER_LOGIT)
+    drafts = min(sizes.rows * ((verified or 1) - 1), budget // 2)
+    return float(drafts * sizes.vocab_size * SAMPLING_BYTES_PER_LOGIT)
 
 
 def _draft_bytes(context: ResolutionContext) -> float:
-    algorithm = context["speculative_algorithm"]
+    planned, algorithm = _with_weights(context), find(context["speculative_algorithm"])
+    if planned is not None:
+        return planned.device_bytes
     if algorithm is None:
         return 0.0
-    if algorithm == "NGRAM":
-        return _history_bytes(context) + _position_bytes(context)
-    return (6.0 if algorithm == "STANDALONE" else 2.0) * _GIB
+    sizes = _sizes(context)
+    histories = sizes.rows * sizes.width * _TOKEN_BYTES  # of all running requests (`srv.worker.histories`)
+    own = algorithm.device_bytes(sizes) if context.model else 0
+    return histories + _position_bytes(context, sizes) + own
 
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
@@ -141,8 +180,12 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
     Default(
         "speculative_num_draft_tokens",
         _verified_tokens,
-        "it follows from speculative_num_steps and speculative_eagle_topk, or suits n-grams",
+        "it follows from speculative_num_steps and speculative_eagle_topk, or suits the drafter",
         reads=("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "page_size"),
+    ),
+    *(
+        Default(name, partial(_default_of_algorithm, name), "it suits the drafter", reads=("speculative_algorithm",))
+        for name in READABLE
     ),
     Default(
         "speculative_draft_model_path",
@@ -155,13 +198,13 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "max_running_requests",
-        lambda context: 48 if context["speculative_algorithm"] in _WITH_WEIGHTS else None,
+        lambda context: 48 if _with_weights(context) else None,
         "each request has several tokens to verify per step",
         reads=("speculative_algorithm",),
     ),
     Default(
         "disable_overlap_schedule",
-        lambda context: True if context["speculative_algorithm"] in _WITH_WEIGHTS else None,
+        lambda context: True if _with_weights(context) else None,
         "the number of accepted tokens is known only after the step",
         reads=("speculative_algorithm",),
     ),
@@ -209,3 +252,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     _in_order("speculative_ngram_min_match_window_size", "speculative_ngram_max_match_window_size"),
     _in_order("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"),
 )
+
+# Constraints on values that a user sets.
+USER_CONSTRAINTS: tuple[Constraint, ...] = tuple(map(_read_by_algorithm, READABLE))
