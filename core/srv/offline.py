@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from srv.args.config import find_argument_or_deprecated
+from srv.args.extra import start_hooks
 from srv.args.sources import gather_keywords
 from srv.commands import Command, StartProfile, StopProfile
 from srv.engine.supervisor import EngineProcess
@@ -252,10 +253,11 @@ class LLM:
             raise
 
     async def _start(self, context: LaunchContext) -> None:
+        self._hooks = start_hooks("api", context.resolved.config.extras)
         text = start_engine(self._engine, context)
         ready = await self._engine.ready(context.resolved.config.server.engine_start_timeout_seconds)
         self._client = EngineClient(self._engine)
-        self._service = Service(server_settings(context, ready, text.vocab_size), self._client, text)
+        self._service = Service(server_settings(context, ready, text.vocab_size), self._client, text, self._hooks)
         self._receiving = asyncio.create_task(self._client.run())
         self._started = True
 

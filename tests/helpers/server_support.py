@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.server.app import ServerSettings, create_app
 from srv.server.client import EngineClient
 from srv.server.http.connection import http_protocol
@@ -64,13 +65,13 @@ def settings(**changes: Any) -> ServerSettings:
 
 @asynccontextmanager
 async def serving(
-    engine: FakeEngine | None = None, text: ByteTokenizer | None = None, **changes: Any
+    engine: FakeEngine | None = None, text: ByteTokenizer | None = None, hooks: Hooks = NO_HOOKS, **changes: Any
 ) -> AsyncGenerator[Serving, None]:
     """The app without a socket."""
     engine = engine or FakeEngine()
     client = EngineClient(engine)
     running = asyncio.create_task(client.run())
-    app = create_app(settings(**changes), client, text or ByteTokenizer())
+    app = create_app(settings(**changes), client, text or ByteTokenizer(), hooks)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
@@ -86,7 +87,7 @@ async def listening(engine: FakeEngine | None = None, **changes: Any) -> AsyncGe
     async with serving(engine, **changes) as inner:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        protocol = http_protocol(inner.app.state.service.metrics.responded)
+        protocol = http_protocol(inner.app.state.service.metrics.responded, inner.app.state.refused)
         config = uvicorn.Config(inner.app, http=protocol, log_level="warning", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
-from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS
+from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, plugin_arguments
 from srv.args.parser import Parser
 from srv.args.spec import Argument
 
@@ -73,16 +73,29 @@ class _Flags:
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         self._sections: dict[str, argparse._ArgumentGroup] = {}
+        self._added: set[str] = set()  # arguments of plugins
         self._pending = {argument.name: argument for argument in (*ARGUMENTS.values(), *DEPRECATED.values())}
 
     def add(self, flags: Set[str] | None) -> None:
         """Add those of the given flags that have not been added yet; all flags if None."""
         if not self._sections:
             self._add_sections()
-        for argument in tuple(self._pending.values()):
+        for argument in (*self._pending.values(), *self._of_plugins(flags)):
             if flags is None or not flags.isdisjoint(_spellings(argument)):
-                del self._pending[argument.name]
-                _add_flag(self._sections["deprecated" if argument.deprecated else argument.group], argument)
+                self._pending.pop(argument.name, None)
+                _add_flag(self._section("deprecated" if argument.deprecated else argument.group), argument)
+
+    def _of_plugins(self, flags: Set[str] | None) -> list[Argument]:
+        """The arguments of plugins that have not been added yet."""
+        found = [argument for argument in plugin_arguments().values() if argument.name not in self._added]
+        chosen = [each for each in found if flags is None or not flags.isdisjoint(_spellings(each))]
+        self._added.update(each.name for each in chosen)
+        return chosen
+
+    def _section(self, group: str) -> argparse._ArgumentGroup:
+        if group not in self._sections:
+            self._sections[group] = self._parser.add_argument_group(group)
+        return self._sections[group]
 
     def _add_sections(self) -> None:
         config = self._parser.add_argument_group("configuration file")

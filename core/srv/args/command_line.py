@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from srv.args.cli import PREFIX, FlagOccurrence
-from srv.args.config import ARGUMENTS, DEPRECATED, all_names, find_argument_or_deprecated
+from srv.args.config import DEPRECATED, all_names, argument_named, find_any_argument
 from srv.args.parser import SOURCE
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserStatement
@@ -28,7 +28,7 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
     for key, given in vars(namespace).items():
         if not key.startswith(PREFIX):
             continue
-        argument = find_argument_or_deprecated(key.removeprefix(PREFIX))
+        argument = find_any_argument(key.removeprefix(PREFIX))
         assert argument is not None  # `add_arguments` adds no other entry with this prefix
         texts = dict.fromkeys(each.text for each in given)
         if len(texts) > 1:
@@ -75,7 +75,7 @@ def read_translation(translation: Translation) -> tuple[list[UserStatement], lis
     rejections: list[Rejection] = list(translation.rejections)
     for setting in translation.settings:
         source = f"{setting.original} ({translation.dialect})"
-        read = read_text(ARGUMENTS[setting.argument], setting.text, Origin.COMMAND_LINE, source)
+        read = read_text(argument_named(setting.argument), setting.text, Origin.COMMAND_LINE, source)
         if isinstance(read, Rejection):
             rejections.append(read)
         else:

@@ -6,12 +6,14 @@ to the engine process as JSON.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from srv.args.extra import extra_arguments
 from srv.args.groups.cache import CacheArgs
 from srv.args.groups.debug import DebugArgs
 from srv.args.groups.disaggregation import DisaggregationArgs
@@ -34,7 +36,10 @@ from srv.errors import InternalError
 
 
 class Config(NamedTuple):
-    """The values of all arguments, by group. `Config()` holds the declared defaults."""
+    """The values of all arguments, by group. `Config()` holds the declared defaults.
+
+    `extras`: those of plugins by name, as JSON values; `srv.args.extra.arguments_of` gives them to their plugin.
+    """
 
     model: ModelArgs = ModelArgs()
     weights: WeightsArgs = WeightsArgs()
@@ -51,28 +56,32 @@ class Config(NamedTuple):
     graphs: GraphsArgs = GraphsArgs()
     disaggregation: DisaggregationArgs = DisaggregationArgs()
     debug: DebugArgs = DebugArgs()
+    extras: Mapping[str, Any] = MappingProxyType({})
 
     def get(self, name: str) -> Any:
-        """The value of an argument by its name; KeyError if there is no such argument."""
+        """The value of an argument of core by its name; KeyError if there is no such argument."""
         return getattr(getattr(self, ARGUMENTS[name].group), name)
 
     def to_json(self) -> str:
         """All values as one flat JSON object. Includes secrets: it is for the engine process, not for printing."""
-        return json.dumps({name: argument.kind.dump(self.get(name)) for name, argument in ARGUMENTS.items()})
+        values = {name: argument.kind.dump(self.get(name)) for name, argument in ARGUMENTS.items()}
+        return json.dumps({**values, _EXTRAS: dict(self.extras)})
 
     @staticmethod
     def from_json(text: str) -> Config:
         """The inverse of `to_json`; InternalError for any other text."""
         try:
             raw = json.loads(text)
+            extras = dict(raw.pop(_EXTRAS))
             values = {name: ARGUMENTS[name].kind.read(value) for name, value in raw.items()}
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InternalError(f"this is not a configuration of this version of srv: {error!r}") from error
         if missing := ARGUMENTS.keys() - values.keys():
             raise InternalError(f"the configuration does not have {', '.join(sorted(missing))}")
-        return make_config(values)
+        return make_config(values, extras)
 
 
+_EXTRAS = "extras"
 GROUPS: Mapping[str, type[NamedTuple]] = MappingProxyType(
     {
         "model": ModelArgs,
@@ -121,13 +130,41 @@ _BY_NAME: Mapping[str, Argument] = MappingProxyType(
 )
 
 
-def make_config(values: Mapping[str, Any]) -> Config:
-    """A configuration with these values by argument name; all other arguments keep their declared defaults."""
+def make_config(values: Mapping[str, Any], extras: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """A configuration with these values by argument name; all other arguments keep their declared defaults.
+
+    `extras`: values of plugins' arguments as JSON values.
+    """
     by_group: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for name, value in values.items():
         by_group[ARGUMENTS[name].group][name] = value
     defaults = Config()
-    return defaults._replace(**{group: getattr(defaults, group)._replace(**new) for group, new in by_group.items()})
+    groups = {group: getattr(defaults, group)._replace(**new) for group, new in by_group.items()}
+    return defaults._replace(**groups, extras=MappingProxyType(dict(extras)))
+
+
+def plugin_arguments() -> Mapping[str, Argument]:
+    """The arguments that installed plugins declare, by name. PluginError if one cannot be used."""
+    return extra_arguments(all_core_names())
+
+
+def all_arguments() -> Mapping[str, Argument]:
+    """The arguments of core, then those of plugins."""
+    extra = plugin_arguments()
+    return MappingProxyType({**ARGUMENTS, **extra}) if extra else ARGUMENTS
+
+
+def argument_named(name: str) -> Argument:
+    """The argument of core or of a plugin that has this declared name; KeyError if there is none."""
+    return ARGUMENTS.get(name) or plugin_arguments()[name]
+
+
+def find_any_argument(spelling: str) -> Argument | None:
+    """Like `find_argument_or_deprecated`, but also find arguments of plugins."""
+    name = normalize_name(spelling)
+    return find_argument_or_deprecated(name) or next(
+        (each for each in plugin_arguments().values() if name in each.names), None
+    )
 
 
 def find_argument(spelling: str) -> Argument | None:
@@ -147,4 +184,10 @@ def normalize_name(spelling: str) -> str:
 
 def all_names() -> tuple[str, ...]:
     """All names and aliases, with underscores; used to suggest a name for a misspelt one."""
-    return (*_BY_NAME, *DEPRECATED)
+    return (*_BY_NAME, *DEPRECATED, *(name for each in plugin_arguments().values() for name in each.names))
+
+
+@functools.cache
+def all_core_names() -> frozenset[str]:
+    """All names and aliases in core, with underscores."""
+    return frozenset((*_BY_NAME, *DEPRECATED))

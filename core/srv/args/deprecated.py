@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from srv.args.config import ARGUMENTS, DEPRECATED
+from srv.args.config import ARGUMENTS, DEPRECATED, argument_named
 from srv.args.spec import Argument
 from srv.args.statement import UserStatement
 from srv.args.wording import flag_of
@@ -29,7 +29,7 @@ def translate(
             if statement.value:
                 translated.append(_replacement(statement, switch, statements))
             continue
-        if statement.name in ARGUMENTS[statement.argument].old_names:
+        if statement.name in argument_named(statement.argument).old_names:
             current = ARGUMENTS[statement.argument].flag
             notes.append(f"{statement.source}: {flag_of(statement.name)} is now called {current}")
         translated.append(statement)
@@ -60,7 +60,7 @@ def _contradictions(statements: Sequence[UserStatement]) -> list[Rejection]:
     for statement in statements:
         other = first.setdefault((statement.argument, statement.origin), statement)
         if other.value != statement.value:
-            argument = ARGUMENTS[statement.argument]
+            argument = argument_named(statement.argument)
             reason = f"{_source_with_flag(other)} sets it to {argument.show(other.value)}"
             value, remedy = argument.show(statement.value), "Keep one of the two."
             source = _source_with_flag(statement)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from srv.args.cli import metavar
-from srv.args.config import SPELLINGS, all_names, find_argument_or_deprecated, normalize_name
+from srv.args.config import SPELLINGS, all_names, find_any_argument, normalize_name
 from srv.args.spec import HIDDEN, Argument, nearest
 from srv.errors import Refusal, Rejection
 
 
 def find(spelling: str) -> Argument:
     """The argument (or deprecated switch) of a name, alias or flag; Refusal with the most similar name if none."""
-    argument = find_argument_or_deprecated(spelling)
+    argument = find_any_argument(spelling)
     if argument is None and normalize_name(spelling.lower()) == "config":
         reason = "it is a flag of the command line that names the YAML file of arguments; it is not an argument itself"
         remedy = "Pass --config FILE; `srv args schema` describes the file."

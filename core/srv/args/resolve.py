@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.args.backends import BackendSelection, choose_backends
-from srv.args.config import ARGUMENTS, make_config
+from srv.args.config import ARGUMENTS, make_config, plugin_arguments
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import (
     CONSTRAINTS,
@@ -28,6 +28,7 @@ from srv.args.defaults import (
     MODEL_DEFAULTS,
     QUANTITIES,
 )
+from srv.args.extra_values import GENERIC_REASON, resolve_extras
 from srv.args.prerequisites import USER_CONSTRAINTS
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
@@ -37,8 +38,6 @@ from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
-
-GENERIC_REASON = "generic default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,9 @@ def resolve(
             f"platform {manifest.name}", "facts.capabilities", manifest.facts.capabilities, device
         )
     state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
+    extras = resolve_extras(user.statements, plugin_arguments())
+    state.rejections += extras.rejections
+    user = user._replace(statements=tuple(each for each in user.statements if each.argument in ARGUMENTS))
     state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
     _add_user_statements(state, user, manifest)
     choice = _choose_backends(state, manifest, backends)
@@ -112,8 +114,8 @@ def resolve(
         used = names_used(user.statements)
         raise Refusal(list(dict.fromkeys(reworded(each, used) for each in state.rejections)))
     return Resolved(
-        make_config({name: state.values[name] for name in ARGUMENTS}),
-        MappingProxyType(state.provenance),
+        make_config({name: state.values[name] for name in ARGUMENTS}, extras.values),
+        MappingProxyType({**state.provenance, **extras.provenance}),
         MappingProxyType(dict(choice)),
         MappingProxyType(state.quantities),
         capabilities,

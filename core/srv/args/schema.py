@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from srv.args.config import ARGUMENTS, DEPRECATED, SPELLINGS
+from srv.args.config import DEPRECATED, SPELLINGS, all_arguments
 from srv.args.spec import Argument
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -19,7 +19,7 @@ _TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str
 def make_schema() -> dict[str, Any]:
     """The schema of a file for `--config`: a mapping from argument names to values, and nothing else."""
     properties: dict[str, Any] = {}
-    for argument in (*ARGUMENTS.values(), *DEPRECATED.values()):
+    for argument in (*all_arguments().values(), *DEPRECATED.values()):
         properties[argument.name] = _property(argument)
         for name in argument.names[1:]:
             properties[name] = {"$ref": f"#/properties/{argument.name}"}

@@ -15,7 +15,7 @@ from srv.args.command_line import (
     read_translation,
     unknown_flags,
 )
-from srv.args.config import ARGUMENTS, all_names, find_argument_or_deprecated
+from srv.args.config import all_arguments, all_names, find_any_argument
 from srv.args.deprecated import translate
 from srv.args.spec import Argument, nearest
 from srv.args.statement import Origin, UserInput, UserStatement
@@ -79,7 +79,7 @@ def gather_keywords(keywords: Mapping[str, object], environment: Mapping[str, st
 
 
 def _read_keyword(name: str, value: object, source: str) -> UserStatement | Rejection:
-    argument = find_argument_or_deprecated(name)
+    argument = find_any_argument(name)
     if argument is None:
         closest = nearest(name, all_names())
         remedy = f"Did you mean {closest}?" if closest else "`srv args list` shows all arguments."
@@ -94,7 +94,7 @@ def _read_keyword(name: str, value: object, source: str) -> UserStatement | Reje
 def _argument_of_variable(variable: str) -> Argument | None:
     """The argument that an environment variable sets, by any of its names."""
     name = variable.removeprefix(_PREFIX)
-    return find_argument_or_deprecated(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
+    return find_any_argument(name.lower()) if variable.startswith(_PREFIX) and name.isupper() else None
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement], list[Rejection]]:
@@ -116,7 +116,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement
 
 def misspelt_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """A note for each variable whose name is similar to one of ours. Other variables may begin with SRV_ as well."""
-    known = [argument.variable for argument in ARGUMENTS.values()]
+    known = [argument.variable for argument in all_arguments().values()]
     notes: list[str] = []
     for variable in sorted(environment):
         if not variable.startswith(_PREFIX) or _argument_of_variable(variable) is not None:

@@ -171,7 +171,7 @@ class Argument:
 
 def read_group(name: str, declaration: type[NamedTuple]) -> tuple[Argument, ...]:
     """The arguments that a group declares; TypeError names a field whose declaration is malformed."""
-    hints, defaults = inspect.get_annotations(declaration), declaration._field_defaults
+    hints, defaults = inspect.get_annotations(declaration, eval_str=True), declaration._field_defaults
     return tuple(_read_field(name, field, hints[field], defaults) for field in declaration._fields)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from srv.args.config import ARGUMENTS, Config
+from srv.args.config import Config, argument_named
 from srv.errors import Rejection
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Provenance(NamedTuple):
     overridden: tuple[Statement, ...] = ()
 
     def __str__(self) -> str:
-        show = ARGUMENTS[self.argument].show
+        show = argument_named(self.argument).show
         lines = [f"{self.argument} = {show(self.value)} because {self.reason}"]
         lines += [f"    overridden: {show(each.value)} because {each.reason}" for each in self.overridden]
         return "\n".join(lines)
@@ -113,7 +113,7 @@ class Provenance(NamedTuple):
 
 
 def _printable(name: str, value: Any) -> Any:
-    argument = ARGUMENTS[name]
+    argument = argument_named(name)
     return argument.show(value) if argument.arg.secret and value is not None else argument.kind.dump(value)
 
 

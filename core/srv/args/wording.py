@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from srv.args.config import ARGUMENTS
+from srv.args.config import argument_named
 from srv.args.statement import UserStatement
 from srv.errors import Rejection
 
@@ -30,7 +30,7 @@ def names_used(statements: Sequence[UserStatement]) -> Mapping[str, str]:
     for statement in statements:
         if statement.argument not in strongest or statement.origin > strongest[statement.argument].origin:
             strongest[statement.argument] = statement
-    return {name: each.name for name, each in strongest.items() if each.name in ARGUMENTS[name].names}
+    return {name: each.name for name, each in strongest.items() if each.name in argument_named(name).names}
 
 
 def reworded(rejected: Rejection, used: Mapping[str, str]) -> Rejection:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from srv.args.command_line import bad_value
-from srv.args.config import all_names, find_argument_or_deprecated, normalize_name
+from srv.args.config import all_names, find_any_argument, normalize_name
 from srv.args.parser import SOURCE
 from srv.args.spec import nearest
 from srv.args.statement import Origin, UserStatement
@@ -78,7 +78,7 @@ def _read_mapping(
 
 def _read_entry(loader: yaml.SafeLoader, key_node: Any, value_node: Any, source: str) -> UserStatement | Rejection:
     key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a key that is not a string"
-    argument = find_argument_or_deprecated(key)
+    argument = find_any_argument(key)
     if argument is None or key.startswith("-"):
         closest = nearest(key.lstrip("-").replace("-", "_").lower(), all_names())
         remedy = f"Did you mean {closest}?" if closest else "`srv args list` shows all arguments."

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from srv.args import explain
-from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, SPELLINGS
+from srv.args.config import DEPRECATED, GROUPS, SPELLINGS, all_arguments, plugin_arguments
 from srv.args.spec import STATUSES, Argument
 from srv.cli.translate import add_translate
 from srv.errors import Refusal
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from srv.platform.manifest import Manifest
 
 UNSUPPORTED = "unsupported"  # implemented in core, but not on the requested platform
-_ALL = (*ARGUMENTS.values(), *DEPRECATED.values())
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     explaining.add_argument("--json", action="store_true", help="print JSON")
     explaining.set_defaults(handler=run_explain)
     listing = verbs.add_parser("list", help="list all arguments, one per line, with counts by status")
-    listing.add_argument("--group", choices=tuple(GROUPS), help="only arguments of this group")
+    listing.add_argument("--group", choices=tuple(_groups()), help="only arguments of this group")
     listing.add_argument("--status", choices=(*STATUSES, UNSUPPORTED), help="only arguments with this status")
     listing.add_argument("--platform", metavar="NAME[:PROFILE]", help="show the status on this platform")
     listing.add_argument("--json", action="store_true", help="print JSON, with counts for every platform")
@@ -46,6 +45,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     completing.set_defaults(handler=run_completion)
 
 
+def _groups() -> list[str]:
+    return [*GROUPS, *dict.fromkeys(each.group for each in plugin_arguments().values())]
+
+
 def _help(parser: argparse.ArgumentParser) -> int:
     parser.print_help()
     return 0
@@ -56,7 +59,7 @@ def run_list(namespace: argparse.Namespace) -> int:
     status = _status_on(namespace.platform) if namespace.platform else explain.core_status
     chosen = [
         argument
-        for argument in _ALL
+        for argument in (*all_arguments().values(), *DEPRECATED.values())
         if namespace.group in (None, argument.group) and namespace.status in (None, status(argument))
     ]
     if namespace.json:
@@ -65,7 +68,7 @@ def run_list(namespace: argparse.Namespace) -> int:
         print(json.dumps({"arguments": described, "counts": counts}, indent=2))
         return 0
     if chosen:
-        print(explain.listing(sorted(chosen, key=lambda each: list(GROUPS).index(each.group)), status) + "\n")
+        print(explain.listing(sorted(chosen, key=lambda each: _groups().index(each.group)), status) + "\n")
     summary = ", ".join(f"{count} {name}" for name, count in _counts(chosen, status).items())
     where = f" on {namespace.platform}" if namespace.platform else ""
     print(f"{len(chosen)} arguments{where}: " + (summary or "none"))
@@ -128,7 +131,7 @@ def run_completion(namespace: argparse.Namespace) -> int:
 
     values = {
         flag: argument.choices or SPELLINGS.published.get(argument.name, ())
-        for argument in ARGUMENTS.values()
+        for argument in all_arguments().values()
         for flag in argument.flags
     }
     values |= {"--dialect": DIALECTS, "--from": DIALECTS}

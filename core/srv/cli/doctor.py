@@ -24,13 +24,14 @@ from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.statement import UserInput
 from srv.cli.diagnosis import Choice, Diagnosis, ExaminedPlatform
 from srv.cli.platforms import platform_dict, seconds
-from srv.errors import PlatformUnavailable, Refusal, Rejection
+from srv.errors import PlatformUnavailable, PluginError, Refusal, Rejection
 from srv.planning.resolution import ResolvedPlan, resolve_plan
 from srv.planning.target import make_target
 from srv.platform import API_VERSION, environment
 from srv.platform.choose import choose, parse_device
 from srv.platform.doctor import DEFAULT_TIMEOUT_S, examine
 from srv.platform.finding import Finding
+from srv.platform.hook_plugins import hook_plugins
 from srv.platform.host import versions
 from srv.platform.manifest import ProbeResult
 from srv.platform.probe import probe_all
@@ -84,7 +85,12 @@ def run(namespace: argparse.Namespace) -> int:
     from srv.args.sources import gather
     from srv.cli.doctor_text import show
 
-    diagnosis = diagnose(gather(namespace, os.environ), namespace.timeout)
+    try:
+        user = gather(namespace, os.environ)
+    except PluginError as error:  # arguments cannot be resolved while a hooks plugin is faulty
+        diagnosis = _faulty_hooks(error)
+    else:
+        diagnosis = diagnose(user, namespace.timeout)
     text = json.dumps(to_dict(diagnosis), indent=2)
     if namespace.report is not None:
         _write(namespace.report, text)
@@ -115,16 +121,34 @@ def diagnose(user: UserInput, timeout_s: float = DEFAULT_TIMEOUT_S) -> Diagnosis
         examined = pool.map(lambda name: _examine(selected[name], probed[name], user, timeout_s), selected)
         platforms = dict(zip(selected, examined, strict=True))
         return Diagnosis(
-            versions={
-                "srv": srv.__version__,
-                "contract": _dotted(API_VERSION),
-                "python": host.python_version(),
-                **versions("srv-kernels", "torch"),
-            },
-            environment=(*environment_findings.result(), *_argument_findings(user)),
+            versions=_versions(),
+            environment=(*environment_findings.result(), *_hook_findings(), *_argument_findings(user)),
             platforms=platforms,
             choice=_choice(requested, found, probed),
         )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "srv": srv.__version__,
+        "contract": _dotted(API_VERSION),
+        "python": host.python_version(),
+        **versions("srv-kernels", "torch"),
+    }
+
+
+def _hook_findings() -> list[Finding]:
+    """One per plugin of hooks, with the hooks that it implements."""
+    return [
+        Finding("hooks", "ok", f"{each.distribution} {each.version} ({each.name}): {', '.join(each.hooks)}")
+        for each in hook_plugins()
+    ]
+
+
+def _faulty_hooks(error: PluginError) -> Diagnosis:
+    """The diagnosis if a plugin of hooks cannot be used: no server can start, on whichever platform."""
+    finding = Finding("hooks", "error", f"plugin {error.distribution}: {error.member}: {error.reason}", error.remedy)
+    return Diagnosis(_versions(), (finding,), {}, Choice(None, None, "a plugin of hooks cannot be used", error.remedy))
 
 
 def _selected(requested: str | None, found: Mapping[str, InstalledPlatform]) -> Mapping[str, InstalledPlatform]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from srv.args.statement import Resolved
     from srv.engine.supervisor import EngineProcess
     from srv.planning.resolution import LaunchContext
+    from srv.platform.hook_plugins import Hooks
     from srv.server.settings import ServerSettings
     from srv.server.text.processor import TextProcessor
 
@@ -53,22 +54,43 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(namespace: argparse.Namespace) -> int:
     import asyncio  # here and below: `--help` does not need these imports
 
+    from srv.args.extra import start_hooks
     from srv.args.sources import gather
     from srv.planning.resolution import resolve_launch
 
-    context = resolve_launch(gather(namespace, os.environ))
+    try:
+        context = resolve_launch(gather(namespace, os.environ))
+    except Refusal as refusal:
+        _report(refusal)
+        raise
     gc.enable()
     config = context.resolved.config
     logging.basicConfig(
         level=config.server.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", stream=sys.stderr
     )
     _log_provenance(context)
-    listener = _listen(context.resolved)
+    hooks = start_hooks("api", config.extras)
+    try:
+        listener = _listen(context.resolved)
+    except Refusal as refusal:
+        _report(refusal)
+        raise
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(context, listener))
+            return runner.run(_serve(context, listener, hooks))
     finally:
         listener.close()
+
+
+def _report(refusal: Refusal) -> None:
+    """Pass each refused argument to the hooks of plugins."""
+    from srv.platform.hook_plugins import Hooks, hook_plugins
+
+    if (observe := Hooks(hook_plugins()).bind("srv_refused")) is not None:
+        from srv.hooks import Refused
+
+        for each in refusal.rejections:
+            observe(Refused(code=each.code, what=each.what, status=None, message=str(each)))
 
 
 def _log_provenance(context: LaunchContext) -> None:
@@ -120,7 +142,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return make
 
 
-async def _serve(context: LaunchContext, listener: socket.socket) -> int:
+async def _serve(context: LaunchContext, listener: socket.socket, hooks: Hooks) -> int:
     """Start the engine, load the tokenizer, serve. The engine never outlives this function."""
     import asyncio
 
@@ -136,7 +158,8 @@ async def _serve(context: LaunchContext, listener: socket.socket) -> int:
         await asyncio.to_thread(_import_server)  # while the engine loads
         ready = await engine.ready(config.server.engine_start_timeout_seconds)
         logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
-        status = await _serve_http(config, engine, server_settings(context, ready, text.vocab_size), text, listener)
+        settings = server_settings(context, ready, text.vocab_size)
+        status = await _serve_http(config, engine, settings, text, listener, hooks)
         served = True
     except StartError as error:
         for line in (*error.lines, *_model_source(context, error.status)):
@@ -187,7 +210,12 @@ class _CancelOnSigterm:
 
 
 async def _serve_http(
-    config: Config, engine: EngineProcess, settings: ServerSettings, text: TextProcessor, listener: socket.socket
+    config: Config,
+    engine: EngineProcess,
+    settings: ServerSettings,
+    text: TextProcessor,
+    listener: socket.socket,
+    hooks: Hooks,
 ) -> int:
     """Serve until the server is stopped or the engine is lost; returns the exit status."""
     import asyncio
@@ -200,11 +228,11 @@ async def _serve_http(
     from srv.server.http.connection import http_protocol
 
     client = EngineClient(engine)
-    app = create_app(settings, client, text)
+    app = create_app(settings, client, text, hooks)
     server = GracefulServer(
         uvicorn.Config(
             app,
-            http=http_protocol(app.state.service.metrics.responded),
+            http=http_protocol(app.state.service.metrics.responded, app.state.refused),
             log_config=None,
             access_log=False,
             lifespan="off",

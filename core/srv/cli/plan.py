@@ -56,7 +56,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 def to_text(planned: LaunchPlan) -> str:
     """The whole plan as text."""
-    from srv.args.config import ARGUMENTS
+    from srv.args.config import all_arguments
     from srv.args.statement import amount_text
 
     device, resolved = planned.target.device, planned.resolved
@@ -65,7 +65,7 @@ def to_text(planned: LaunchPlan) -> str:
     lines = [f"device  {name}, {device.count} x {memory}{', ' + device.name if device.name else ''}"]
     lines.append(f"model   {_model_line(planned.model)}")
     group, hidden = None, 0
-    for argument in ARGUMENTS.values():
+    for argument in all_arguments().values():
         provenance = resolved.provenance[argument.name]
         if argument.arg.planned and provenance.value == argument.default:
             hidden += 1

@@ -64,10 +64,10 @@ def run(namespace: argparse.Namespace) -> int:
 def bad_values(translation: Translation) -> list[Rejection]:
     """Refusals of invalid values. `srv plan` checks whether the valid ones suit a device and a model."""
     from srv.args.command_line import bad_value, read_translation
-    from srv.args.config import ARGUMENTS
+    from srv.args.config import argument_named
 
     statements, refused = read_translation(replace(translation, rejections=()))
-    with_arguments = ((each, ARGUMENTS[each.argument]) for each in statements)
+    with_arguments = ((each, argument_named(each.argument)) for each in statements)
     invalid = [
         bad_value(argument, argument.show(each.value), each.source, f"it {error}")
         for each, argument in with_arguments

@@ -20,6 +20,7 @@ from dataclasses import asdict
 
 from srv.errors import EngineDead
 from srv.executor.protocol import Executor, StepFuture
+from srv.hooks import Step
 from srv.io.channel import EngineSide
 from srv.io.messages import (
     Abort,
@@ -36,6 +37,7 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
+from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.sched.late import LateInputMaker, LateInputs
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Scheduler
@@ -58,12 +60,16 @@ class EngineLoop:
         channel: EngineSide,
         depth: int,
         late: LateInputMaker | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._channel = channel
         self._depth = depth
         self._late = late
+        self._hooks = hooks
+        self._observe_step = hooks.bind("srv_step")
+        self._submitted: deque[float] = deque()  # when the steps in flight were submitted; empty if no plugin observes
         self._waiting: Plan | None = None  # the latest step in flight, if it has not sampled yet
         self._in_flight: deque[tuple[Plan, StepFuture]] = deque()
         self._drain_until: float | None = None
@@ -110,6 +116,8 @@ class EngineLoop:
             if plan is None:
                 return
             self._integrity_checked = False
+            if self._observe_step is not None:
+                self._submitted.append(time.perf_counter())
             self._in_flight.append((plan, self._executor.submit(plan)))
             if plan.late:
                 self._waiting = plan
@@ -125,6 +133,7 @@ class EngineLoop:
 
     def _apply(self) -> None:
         plan, future = self._in_flight.popleft()
+        submitted = self._submitted.popleft() if self._submitted else 0.0
         try:
             result: Result = future.result()
         except EngineDead:
@@ -136,6 +145,8 @@ class EngineLoop:
         self._replayed += result.replayed
         self._eager += not result.replayed
         self._send(self._scheduler.apply(plan, result))
+        if self._observe_step is not None:
+            self._observe_step(_step_event(plan, result, time.perf_counter() - submitted))
 
     def _abort_stalled(self) -> None:
         """The scheduler has requests but plans no step, which is a bug: abort the requests, so that none hangs."""
@@ -224,4 +235,11 @@ class EngineLoop:
 
     def _stats(self, call: int) -> Stats:
         steps = {"replayed_steps": self._replayed, "eager_steps": self._eager}
-        return Stats(call=call, **steps, **asdict(self._scheduler.stats()))
+        faults = self._hooks.faults()
+        return Stats(call=call, hooks_switched_off=faults, **steps, **asdict(self._scheduler.stats()))
+
+
+def _step_event(plan: Plan, result: Result, seconds: float) -> Step:
+    tokens = sum(row.scheduled for row in plan.rows)
+    generated = sum(len(row.tokens) for row in result.rows)
+    return Step(plan.step, len(plan.rows), tokens, generated, seconds)

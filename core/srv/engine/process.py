@@ -12,11 +12,15 @@ import logging
 import os
 import sys
 
+from srv.args.config import Config
+from srv.args.extra import start_hooks
 from srv.errors import EngineDead, StartError, startup_failure
 from srv.executor.spec import EngineSpec, decode
+from srv.hooks import EngineStarted, EngineStopped
 from srv.io import child
 from srv.io.channel import EngineChannel
-from srv.io.messages import Ended, LoadFailed
+from srv.io.messages import Ended, LoadFailed, Ready
+from srv.platform.hook_plugins import Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -42,24 +46,47 @@ def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
     try:
         from srv.engine.build import build
 
+        hooks = start_hooks("engine", Config.from_json(spec.config).extras)
         engine = build(spec)
     except Exception as error:  # noqa: BLE001 - the launcher must print every error
         channel.send(_failure(error))
         return 1
     channel.send(engine.ready)
+    stopped = "stopped"
     from srv.engine.loop import EngineLoop
 
     child.ready()
     try:
-        loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late)
+        _observe_start(hooks, engine.ready)
+        loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late, hooks)
         loop.run(lambda: os.getppid() == spec.parent)
     except EngineDead as error:
         logger.error("the engine ends: %s", error)
+        stopped = str(error)
         channel.send(Ended(str(error)))
         return 1
+    except BaseException as error:
+        stopped = f"{type(error).__name__}: {error}"
+        raise
     finally:
         engine.executor.close()
+        if (observe := hooks.bind("srv_engine_stopped")) is not None:
+            observe(EngineStopped(reason=stopped))
     return 0
+
+
+def _observe_start(hooks: Hooks, ready: Ready) -> None:
+    if (observe := hooks.bind("srv_engine_started")) is not None:
+        observe(
+            EngineStarted(
+                model=ready.model,
+                device=ready.device,
+                pages=tuple(ready.pages),
+                page_size=ready.page_size,
+                max_request_tokens=ready.max_request_tokens,
+                load_seconds=ready.load_seconds,
+            )
+        )
 
 
 def _failure(error: Exception) -> LoadFailed:

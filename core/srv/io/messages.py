@@ -124,6 +124,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     drafts_accepted: int = 0  # those of them that were right
     replayed_steps: int = 0  # steps that replayed a captured graph
     eager_steps: int = 0  # steps that launched their kernels one by one
+    hooks_switched_off: dict[str, str] = {}  # in the engine process: why, by hooks plugin
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):

@@ -1,6 +1,6 @@
 """The platform contract, version 2.
 
-Every module but `interface`, `contract` and `ops` is torch-free:
+The modules of the first list are torch-free:
 
     facts          device facts, defaults, contributions, constraints, backend specs: data
     capabilities   the closed vocabulary of what a platform can do
@@ -17,10 +17,17 @@ Every module but `interface`, `contract` and `ops` is torch-free:
     doctor         examines one platform in a child process (doctor_child); results are `finding`s
     environment    checks the Python environment for `srv doctor`
     placeholder    stands in for device code that is not implemented yet
+    layers         which layers of a model an attention backend cannot compute
+    extensions     objects of one type from other distributions, such as architectures
+    hook_plugins   loads and calls plugins with hooks (found_by_stevedore)
+    streams        streams and events
 
     interface      the live objects that `create` returns
     contract       creates a live platform from a manifest and checks it
     ops            binds a platform's op implementations to the callables that layers hold
+    transfers      copies between host and device, through staging memory of the step
+    pools          allocates the pools of cache groups
+    page_copies    copies pages between pools
 """
 
 API_VERSION = (2, 0)

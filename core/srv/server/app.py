@@ -15,10 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import srv
+from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.server.client import EngineClient
 from srv.server.fields import RequestBody
 from srv.server.http import failures
 from srv.server.http.auth import AuthMiddleware
+from srv.server.plugin_routes import add_plugin_routes, describe_plugin_routes
 from srv.server.protocols.admin import Admin
 from srv.server.protocols.chat import Chat
 from srv.server.protocols.completions import Completions
@@ -45,14 +47,14 @@ REQUEST_BODIES: dict[str, type[RequestBody]] = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(settings: ServerSettings, client: EngineClient, text: TextProcessor) -> FastAPI:
+def create_app(settings: ServerSettings, client: EngineClient, text: TextProcessor, hooks: Hooks = NO_HOOKS) -> FastAPI:
     """The app for one engine. `app.state.lifecycle` drains it; `app.state.service` holds its components, and the
-    caller closes `app.state.service.preprocessor`."""
-    service = Service(settings, client, text)
+    caller closes `app.state.service.preprocessor`. Raises PluginError if a route of a plugin cannot be added."""
+    service = Service(settings, client, text, hooks)
 
     app = FastAPI(title="srv", version=srv.__version__, redirect_slashes=False)
     app.state.service, app.state.lifecycle = service, service.lifecycle
-    failures.install(app)
+    failures.install(app, service.observers.refused)
     _add_routes(app, service)
     app.add_middleware(
         AuthMiddleware, key=settings.api_key, responded=service.metrics.responded, busy=lambda: client.waiting > 0
@@ -83,7 +85,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     for methods, path, handler in routes:
         # A plain Starlette route, because the handlers read and validate bodies themselves.
         app.add_route(path, handler, methods=methods.split(), name=path)
-    app.openapi = lambda: _openapi(routes)  # type: ignore[method-assign]
+    more = add_plugin_routes(app, service.observers.hooks)
+    app.openapi = lambda: describe_plugin_routes(_openapi(routes), more)  # type: ignore[method-assign]
 
 
 def _openapi(routes: list[tuple[str, str, Handler]]) -> dict[str, Any]:

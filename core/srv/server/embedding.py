@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from srv.errors import EngineDead, RequestError
 from srv.server.client import EngineClient
 from srv.server.metrics import Metrics
+from srv.server.observers import Observers
 from srv.types import FinishReason, RequestSpec
 
 
@@ -38,6 +39,7 @@ def unpack_floats(data: bytes | bytearray) -> list[float]:
 async def embed(
     engine: EngineClient,
     metrics: Metrics,
+    observers: Observers,
     specs: Sequence[RequestSpec],
     *,
     arrival: float,
@@ -48,7 +50,7 @@ async def embed(
     `aborted` says whether a request was aborted before it was sent to the engine. The first failure (RequestError or
     EngineDead) aborts the other requests and is raised; cancellation aborts all of them.
     """
-    tasks = [asyncio.create_task(_embed_one(engine, metrics, spec, arrival, aborted)) for spec in specs]
+    tasks = [asyncio.create_task(_embed_one(engine, metrics, observers, spec, arrival, aborted)) for spec in specs]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -58,18 +60,26 @@ async def embed(
 
 
 async def _embed_one(
-    engine: EngineClient, metrics: Metrics, spec: RequestSpec, arrival: float, aborted: Callable[[str], bool]
+    engine: EngineClient,
+    metrics: Metrics,
+    observers: Observers,
+    spec: RequestSpec,
+    arrival: float,
+    aborted: Callable[[str], bool],
 ) -> Embedding:
-    reason = FinishReason.ABORT  # unless the engine reports another
+    reason, cached = FinishReason.ABORT, 0  # unless the engine reports another
+    observers.started(spec)
     try:
         if aborted(spec.id):
             return Embedding(len(spec.tokens), 0, reason, b"")
         last = [output async for output in engine.generate(spec)][-1]
         assert last.finish is not None
-        reason = last.finish
+        reason, cached = last.finish, last.cached_tokens
         return Embedding(len(spec.tokens), last.cached_tokens, reason, last.vectors or b"")
     except (EngineDead, RequestError):
         reason = FinishReason.ERROR
         raise
     finally:
-        metrics.sequence_ended(reason, time.perf_counter() - arrival)
+        seconds = time.perf_counter() - arrival
+        metrics.sequence_ended(reason, seconds)
+        observers.finished(spec, reason, cached, 0, seconds)

@@ -23,6 +23,7 @@ from srv.errors import EngineDead, RequestError
 from srv.io.messages import Output
 from srv.server.client import EngineClient
 from srv.server.metrics import Metrics
+from srv.server.observers import Observers
 from srv.server.preprocessor import TokenizedPrompt
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, RequestSpec, TokenLogprob
@@ -55,6 +56,7 @@ class Sequence:
         engine: EngineClient,
         text: TextProcessor,
         metrics: Metrics,
+        observers: Observers,
         prompt: TokenizedPrompt,
         *,
         name: str,
@@ -64,7 +66,7 @@ class Sequence:
         arrival: float,
         aborted: Callable[[], bool],
     ) -> None:
-        self._aborted = aborted
+        self._aborted, self._observers = aborted, observers
         self.index, self.prompt_index, self.output_index = index, prompt_index, output_index
         self.prompt = prompt
         self.cached_tokens = 0
@@ -96,6 +98,7 @@ class Sequence:
         params = msgspec.structs.replace(self.prompt.params, seed=self.prompt.seeds[self.output_index])
         spec = RequestSpec(id=self._name, tokens=tuple(self.prompt.tokens), params=params)
         reason = FinishReason.ABORT  # unless the engine reports another
+        self._observers.started(spec)
         try:
             async with aclosing(self._engine.generate(spec)) as outputs:
                 async for output in outputs:
@@ -110,7 +113,9 @@ class Sequence:
             reason = FinishReason.ERROR
             raise
         finally:
-            self._metrics.sequence_ended(reason, time.perf_counter() - self._arrival)
+            seconds = time.perf_counter() - self._arrival
+            self._metrics.sequence_ended(reason, seconds)
+            self._observers.finished(spec, reason, self.cached_tokens, self.completion_tokens, seconds)
 
     def _process_output(self, output: Output) -> OutputDelta | None:
         self.cached_tokens = output.cached_tokens
@@ -131,6 +136,7 @@ class Sequence:
         now = time.perf_counter()
         if self._last_token_at == 0.0:
             self._metrics.first_token(now - self._arrival)
+            self._observers.first_token(self._name, now - self._arrival)
         else:
             self._metrics.next_tokens(now - self._last_token_at, tokens)
         self._last_token_at = now

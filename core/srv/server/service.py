@@ -10,12 +10,14 @@ from functools import partial
 
 from starlette.requests import Request
 
+from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.server.client import EngineClient
 from srv.server.embedding import Embedding, embed
 from srv.server.generation import RequestGroup, Sequence
 from srv.server.http.body import read_json
 from srv.server.lifecycle import Lifecycle, Ticket
 from srv.server.metrics import Metrics
+from srv.server.observers import Observers
 from srv.server.preprocessor import RequestPreprocessor, TokenizedPrompt
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
@@ -25,8 +27,11 @@ from srv.types import PoolingParams, RequestSpec
 class Service:
     """The components of one API process."""
 
-    def __init__(self, settings: ServerSettings, client: EngineClient, text: TextProcessor) -> None:
+    def __init__(
+        self, settings: ServerSettings, client: EngineClient, text: TextProcessor, hooks: Hooks = NO_HOOKS
+    ) -> None:
         self.settings, self.client, self.text = settings, client, text
+        self.observers = Observers(hooks)
         self.preprocessor = RequestPreprocessor(settings, text)
         self.metrics = Metrics(settings.model_name)
         self.lifecycle = Lifecycle(client)
@@ -65,7 +70,9 @@ class Service:
                 RequestSpec(id=name, tokens=tuple(tokens), params=params)
                 for name, tokens in zip(ticket.sequences, prompts, strict=True)
             ]
-            embeddings = await embed(self.client, self.metrics, specs, arrival=arrival, aborted=ticket.is_aborted)
+            embeddings = await embed(
+                self.client, self.metrics, self.observers, specs, arrival=arrival, aborted=ticket.is_aborted
+            )
         finally:
             ticket.close()
         self.lifecycle.check_complete([embedding.finish for embedding in embeddings])
@@ -79,6 +86,7 @@ class Service:
                 self.client,
                 self.text,
                 self.metrics,
+                self.observers,
                 prompts[prompt_index],
                 name=names[index],
                 index=index,

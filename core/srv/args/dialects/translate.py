@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from srv.args.config import ARGUMENTS, find_argument
+from srv.args.config import argument_named, find_any_argument
 from srv.args.dialects.conversions import convert
 from srv.args.dialects.interface import ConversionInput, Converted, Untranslatable
 from srv.args.dialects.table import IDENTITY, Dialect, Row, normalize_flag, read_dialect
@@ -37,7 +37,7 @@ class Setting:
     @property
     def words(self) -> tuple[str, ...]:
         """The words of a command line; none for a `disable_` switch that is false, which is written without a flag."""
-        declared = ARGUMENTS[self.argument]
+        declared = argument_named(self.argument)
         if declared.kind.base is bool and not declared.kind.many and self.text in ("true", "false"):
             if self.text == "true":
                 return (declared.flag,)
@@ -47,7 +47,7 @@ class Setting:
     @property
     def value(self) -> Any:
         """The value in a YAML file; the text itself if the argument cannot parse it."""
-        declared = ARGUMENTS[self.argument]
+        declared = argument_named(self.argument)
         try:
             return declared.kind.dump(declared.parse(self.text))
         except ValueError:
@@ -174,10 +174,10 @@ class _Translator:
     def _text_of(self, argument: str) -> str:
         """The text of an argument of `srv` on the command line, or else its default."""
         found = next((each.text for each in self._command.flags if _target(each) == argument), None)
-        return ARGUMENTS[argument].show(ARGUMENTS[argument].default) if found is None else found
+        return argument_named(argument).show(argument_named(argument).default) if found is None else found
 
     def _add(self, name: str, text: str, flag: ParsedFlag) -> Setting | None:
-        argument = find_argument(name)
+        argument = find_any_argument(name)
         if argument is None:
             raise InternalError(f"the table of {self._dialect.name} names {name}, which is not an argument")
         setting = Setting(argument.name, text, flag.flag, _as_written(flag, _shown(flag)))
@@ -216,11 +216,11 @@ def _as_written(flag: ParsedFlag, shown: str) -> str:
 
 
 def _secret(names: Iterable[str]) -> bool:
-    return any(argument.arg.secret for name in names if (argument := find_argument(name)) is not None)
+    return any(argument.arg.secret for name in names if (argument := find_any_argument(name)) is not None)
 
 
 def _as_setting(setting: Setting) -> str:
-    shown = HIDDEN if ARGUMENTS[setting.argument].arg.secret else short(setting.text)
+    shown = HIDDEN if argument_named(setting.argument).arg.secret else short(setting.text)
     return f"{setting.argument} = {shown}"
 
 

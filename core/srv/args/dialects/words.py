@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from srv.args.config import all_names, find_argument_or_deprecated, normalize_name
+from srv.args.config import all_names, find_any_argument, normalize_name
 from srv.args.dialects.table import Dialect, Row, normalize_flag
 from srv.args.spec import Argument, nearest
 from srv.errors import Rejection
@@ -120,9 +120,9 @@ class _Parser:
         """An argument of `srv` that a flag names, and whether the flag is its negation."""
         if not flag.startswith("--"):
             return None
-        if (argument := find_argument_or_deprecated(flag)) is not None:
+        if (argument := find_any_argument(flag)) is not None:
             return argument, False
-        argument = find_argument_or_deprecated("--" + flag.removeprefix("--no-")) if flag.startswith("--no-") else None
+        argument = find_any_argument("--" + flag.removeprefix("--no-")) if flag.startswith("--no-") else None
         return (argument, True) if argument is not None and argument.kind.base is bool else None
 
     def _value(self, flag: str, takes: str, negated: bool, inline: str | None, const: str | None = None) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from srv.server.http.failures import error_body, error_response, unexpected_response
+from srv.server.http.failures import error_body, error_response, report, unexpected_response
 from srv.server.http.rate_limiter import RateLimiter
 
 REFUSALS_PER_SECOND, REFUSAL_BURST = 50.0, 20  # while requests run; an idle server does not limit refusals
@@ -60,6 +60,7 @@ class AuthMiddleware:
                 await unexpected_response(scope["method"], scope["path"], error)(scope, receive, send_counted)
             return
         body = error_body("the API key is missing or wrong; send Authorization: Bearer KEY", 401, "invalid_api_key")
+        report(scope, 401, body)
         await error_response(401, body)(scope, receive, send_counted)
 
     def _is_authorized(self, scope: Scope) -> bool:

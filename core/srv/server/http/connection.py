@@ -11,7 +11,7 @@ HTTP or a limit gets its response and is closed. Must not know endpoints. Runs b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -30,9 +30,13 @@ MAX_PIPELINED = 16  # requests of one connection that wait while another one run
 LINGER_BYTES = 1024 * 1024  # bytes that are read and discarded after a refusal
 
 
-def http_protocol(responded: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """For `uvicorn.Config(http=...)`. `responded` is called with the status of each refusal that is sent here."""
-    return cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, responded=responded))
+Refused = Callable[[int, Mapping[str, object]], None]
+
+
+def http_protocol(responded: Callable[[int], None], refused: Refused) -> type[asyncio.Protocol]:
+    """For `uvicorn.Config(http=...)`. Both are called for each refusal that is sent here: `responded` with its status,
+    `refused` also with its error body."""
+    return cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, responded=responded, refused=refused))
 
 
 class PipelineFlow(FlowControl):
@@ -65,10 +69,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         responded: Callable[[int], None],
+        refused: Refused,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.ws_protocol_class = None  # no endpoint uses WebSocket, and its parser has no limits
-        self._responded = responded
+        self._responded, self._refused = responded, refused
         self._framer = Framer()
         self._unread, self._position = b"", 0  # received; parsed up to `_position`
         # `cycle` is the newest request, which may wait in the pipeline.
@@ -195,6 +200,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         lines = [b"%s: %s\r\n" % (name, value) for name, value in headers]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(response.body)]))
         self._responded(status)
+        self._refused(status, body)
         self._lingering = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         self.flow.held = False
         self.flow.resume_reading()

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from srv.errors import EngineDead, RequestError
-from srv.server.http.failures import describe, error_response
+from srv.server.http.failures import describe, error_response, report
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -82,7 +82,9 @@ class EventStream(Response):
             try:
                 first = await anext(self._events, b"")
             except (RequestError, EngineDead) as error:
-                await error_response(*describe(error))(scope, receive, send)
+                status, body = describe(error)
+                report(scope, status, body)
+                await error_response(status, body)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})

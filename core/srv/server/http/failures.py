@@ -6,12 +6,14 @@ Owns the format, the mapping from exceptions to status codes, and the handlers. 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from srv.errors import EngineDead, RequestError
 
@@ -57,8 +59,14 @@ def error_response(status: int, body: dict[str, object], headers: dict[str, str]
     return Response(msgspec.json.encode(body), status, extra, "application/json")
 
 
+def report(scope: Scope, status: int, body: Mapping[str, object]) -> None:
+    """Pass the error body of a response to the function that the app was installed with."""
+    scope["app"].state.refused(status, body)
+
+
 async def _srv_error_handler(request: Request, error: Exception) -> Response:
     status, body = describe(error)
+    report(request.scope, status, body)
     return error_response(status, body)
 
 
@@ -72,7 +80,9 @@ async def _http_exception_handler(request: Request, error: Exception) -> Respons
         message, code = f"{path} does not support {method}; use {allowed}", "method_not_allowed"
     else:
         message, code = str(error.detail), "http_error"
-    return error_response(error.status_code, error_body(message, error.status_code, code), dict(error.headers or {}))
+    body = error_body(message, error.status_code, code)
+    report(request.scope, error.status_code, body)
+    return error_response(error.status_code, body, dict(error.headers or {}))
 
 
 async def _disconnect_handler(request: Request, error: Exception) -> Response:
@@ -86,8 +96,9 @@ def unexpected_response(method: str, path: str, error: Exception) -> Response:
     return error_response(status, body)
 
 
-def install(app: FastAPI) -> None:
-    """Register the handlers of expected exceptions."""
+def install(app: FastAPI, refused: Callable[[int, Mapping[str, object]], None]) -> None:
+    """Register the handlers of expected exceptions. `refused` is called with the status and body of each error."""
+    app.state.refused = refused
     app.add_exception_handler(RequestError, _srv_error_handler)
     app.add_exception_handler(EngineDead, _srv_error_handler)
     app.add_exception_handler(HTTPException, _http_exception_handler)

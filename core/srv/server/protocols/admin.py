@@ -77,6 +77,7 @@ class Admin:
             {
                 **self.service.settings.server_info,
                 "engine": None if stats is None else msgspec.structs.asdict(stats),
+                "hooks": self.service.observers.hooks.status(),
                 "draining": self.service.lifecycle.draining,
             }
         )

@@ -119,7 +119,10 @@ async def running() -> AsyncGenerator[Running, None]:
     connections: list[ObservedProtocol] = []
     refusals: list[int] = []
     protocol = cast(
-        type[asyncio.Protocol], partial(ObservedProtocol, connections=connections, responded=refusals.append)
+        type[asyncio.Protocol],
+        partial(
+            ObservedProtocol, connections=connections, responded=refusals.append, refused=lambda status, body: None
+        ),
     )
     config = uvicorn.Config(application, http=protocol, lifespan="off", log_level="error", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)

@@ -1,0 +1,41 @@
+"""Resolution of the arguments that plugins declare: the user's strongest statement, or else the declared default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from srv.args.spec import Argument
+from srv.args.statement import Layer, Provenance, Statement, UserStatement
+from srv.errors import Rejection
+
+GENERIC_REASON = "generic default"
+
+
+class ResolvedExtras(NamedTuple):
+    """`values`: JSON values by argument. `provenance`: by argument, like that of core's."""
+
+    values: Mapping[str, Any]
+    provenance: Mapping[str, Provenance]
+    rejections: Sequence[Rejection]
+
+
+def resolve_extras(statements: Sequence[UserStatement], arguments: Mapping[str, Argument]) -> ResolvedExtras:
+    """Resolve each of `arguments`; statements about others are not looked at."""
+    values: dict[str, Any] = {}
+    provenance: dict[str, Provenance] = {}
+    rejections: list[Rejection] = []
+    for name, argument in arguments.items():
+        stated = [Statement(name, argument.default, Layer.GENERIC, argument.group, GENERIC_REASON)]
+        for given in (each for each in statements if each.argument == name):
+            if error := argument.validation_error(given.value):
+                remedy = f"See `srv args explain {name}`."
+                shown = argument.show(given.value)
+                rejections.append(Rejection("bad_value", name, shown, given.source, f"it {error}", remedy))
+            else:
+                reason = f"set by {given.source}"
+                stated.append(Statement(name, given.value, Layer.USER, given.source, reason, given.origin))
+        winner, *others = sorted(stated, key=lambda each: (each.layer, each.origin), reverse=True)
+        values[name] = argument.kind.dump(winner.value)
+        provenance[name] = Provenance(name, winner.value, winner.owner, winner.layer, winner.reason, tuple(others))
+    return ResolvedExtras(values, provenance, rejections)

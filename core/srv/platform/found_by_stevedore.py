@@ -1,0 +1,65 @@
+"""Loads all extensions of one entry-point group with stevedore, without its file cache.
+
+stevedore's own list of entry points comes from a cache file in the user's home folder, and does not know which
+distribution an entry point belongs to. This manager is given the list instead: `srv.platform.installed` has read it for
+every group at once. Importing stevedore takes longer than most commands of `srv`, so it is imported only if the list is
+not empty (docs/adr/0026-hooks-and-stevedore.md). Must not know what the extensions are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple
+
+from stevedore.extension import ExtensionManager
+
+from srv.errors import PluginError
+from srv.platform.installed import Entry
+from srv.platform.registry import load
+
+
+class Loaded(NamedTuple):
+    """An extension and where it comes from."""
+
+    entry: Entry
+    extension: object
+
+
+def load_all(group: str, found: Sequence[Entry]) -> tuple[Loaded, ...]:
+    """Load every extension of a group, in the order of `found`. Raises the PluginError of the first that fails.
+
+    Each is loaded as manifests are: its import may neither import torch nor patch `srv`.
+    """
+    loaded = [extension.plugin for extension in _Extensions(group, found)]
+    return tuple(Loaded(entry, extension) for entry, extension in zip(found, loaded, strict=True))
+
+
+class _CheckedEntryPoint(EntryPoint):
+    """An entry point whose `load` checks what the import does. `origin` names its distribution."""
+
+    origin: Entry
+
+    def load(self) -> Any:
+        return load(self.origin)
+
+
+class _Extensions(ExtensionManager[Any]):
+    def __init__(self, group: str, found: Sequence[Entry]) -> None:
+        self._found = [_checked(entry) for entry in found]
+        super().__init__(group, on_load_failure_callback=_raise)
+
+    def list_entry_points(self) -> list[EntryPoint]:
+        return list(self._found)
+
+
+def _checked(entry: Entry) -> _CheckedEntryPoint:
+    made = _CheckedEntryPoint(entry.name, entry.value, entry.group)
+    vars(made).update(origin=entry)  # entry points refuse assignments
+    return made
+
+
+def _raise(manager: ExtensionManager[Any], entry_point: EntryPoint, error: BaseException) -> None:
+    """`load` has turned everything into a PluginError that names the distribution; stevedore would only log it."""
+    assert isinstance(error, PluginError)
+    raise error
