@@ -2,7 +2,8 @@
 
 Page sizes are those that the kernels are compiled for. Priorities follow the order in which SGLang chooses a backend.
 Where SGLang prefers another backend although these kernels would work, only the automatic choice skips them
-(`_not_automatic`), and a user can still select them.
+(`_not_automatic`), and a user can still select them. Of these kernels, this version calls FlashInfer's alone
+(`not_called`): the others keep their rules, and are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.platform.facts import Requires, ResolutionContext, Unfit
-from srv_cuda.placeholder import PLACEHOLDER
+from srv_gpu.facts import attention, not_called
 
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
@@ -123,15 +124,11 @@ def _dual_chunk(context: ResolutionContext) -> Requires | Unfit:
 SPECS = (
     # fa3 is the best on sm90, and trtllm_mha on sm100; on the other variant they are not available, except that
     # trtllm_mha decodes on sm90.
-    PLACEHOLDER.attention("fa3", 30, _fa3),
-    PLACEHOLDER.attention("trtllm_mha", 25, _trtllm_mha),
-    PLACEHOLDER.attention("flashinfer", 20, flashinfer),
-    PLACEHOLDER.attention(
-        "trtllm_mla",
-        3,
-        _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3")),
-    ),
-    PLACEHOLDER.attention("flashmla", 2, _latent_only(("sm90", "sm100"), (64,))),
-    PLACEHOLDER.attention("cutlass_mla", 1, _latent_only(("sm100",), (128,))),
-    PLACEHOLDER.attention("dual_chunk_flash_attn", 0, _dual_chunk),
+    not_called("fa3", 30, _fa3),
+    not_called("trtllm_mha", 25, _trtllm_mha),
+    attention("flashinfer", 20, flashinfer, "srv_gpu.flashinfer_attention:FlashInferAttention", lengths="host"),
+    not_called("trtllm_mla", 3, _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3"))),
+    not_called("flashmla", 2, _latent_only(("sm90", "sm100"), (64,))),
+    not_called("cutlass_mla", 1, _latent_only(("sm100",), (128,))),
+    not_called("dual_chunk_flash_attn", 0, _dual_chunk),
 )
