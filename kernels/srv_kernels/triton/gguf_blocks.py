@@ -61,8 +61,8 @@ def inputs_of(groups, plane: tl.constexpr, WEIGHTS: tl.constexpr, PLANES: tl.con
     """The index in its row of a group's first weight in a plane; the other fifteen follow it."""
     if WEIGHTS == 32:
         return groups * (16 * PLANES) + plane * 16
-    # K-quants: two groups, which have 32 neighbouring bytes, hold PLANES runs of 32 weights.
-    return groups // 2 * (32 * PLANES) + plane * 32 + groups % 2 * 16
+    else:  # K-quants: two groups, which have 32 neighbouring bytes, hold PLANES runs of 32 weights
+        return groups // 2 * (32 * PLANES) + plane * 32 + groups % 2 * 16
 
 
 @triton.jit
@@ -78,8 +78,17 @@ def load_weights(
     block = rows + (groups // per_block).to(tl.int64) * BYTES
     group = groups % per_block
     at = tl.arange(0, 16)[None, None, :]
+    if WEIGHTS == 32:
+        return _small_block(block, group * 16, at, mask, plane, TYPE)
+    else:
+        return _k_block(block, group, at, mask, plane, TYPE)
+
+
+@triton.jit
+def _small_block(block, first, at, mask, plane: tl.constexpr, TYPE: tl.constexpr):
+    """Blocks of 32 weights with one scale. first: the byte of Q8_0 at which the group begins."""
     if TYPE == "Q8_0":
-        return _signed(_byte(block + 2 + group * 16 + at, mask)).to(tl.float32) * _half(block, mask)
+        return _signed(_byte(block + 2 + first + at, mask)).to(tl.float32) * _half(block, mask)
     elif TYPE == "Q4_0":
         codes = _bits(block + 2 + at, 4 * plane, 15, mask) - 8
         return _half(block, mask) * codes.to(tl.float32)
@@ -90,28 +99,33 @@ def load_weights(
         high = _bits(block + 2 + 2 * plane + at // 8, at % 8, 1, mask)
         codes = (_bits(block + 6 + at, 4 * plane, 15, mask) | (high << 4)) - 16
         return _half(block, mask) * codes.to(tl.float32)
-    elif TYPE == "Q5_1":
+    else:
+        tl.static_assert(TYPE == "Q5_1", "a GGUF type without a kernel")
         high = _bits(block + 4 + 2 * plane + at // 8, at % 8, 1, mask)
         codes = _bits(block + 8 + at, 4 * plane, 15, mask) | (high << 4)
         return _half(block, mask) * codes.to(tl.float32) + _half(block + 2, mask)
-    elif TYPE == "Q4_K":
+
+
+@triton.jit
+def _k_block(block, group, at, mask, plane: tl.constexpr, TYPE: tl.constexpr):
+    """Blocks of 256 weights, with a scale per run of 32 (Q4_K, Q5_K) or 16 weights."""
+    run = group // 2 * 2 + plane
+    half_run = group // 2 * 8 + plane * 2 + group % 2
+    if TYPE == "Q4_K":
         codes = _bits(block + 16 + group * 16 + at, 4 * plane, 15, mask)
-        return _affine(block, codes, group // 2 * 2 + plane, mask)
+        return _affine(block, codes, run, mask)
     elif TYPE == "Q5_K":
-        run = group // 2 * 2 + plane  # of 32 weights; its fifth bits have this place in their bytes
-        high = _bits(block + 16 + group % 2 * 16 + at, run, 1, mask)
+        high = _bits(block + 16 + group % 2 * 16 + at, run, 1, mask)  # one bit of each byte per run
         codes = _bits(block + 48 + group * 16 + at, 4 * plane, 15, mask) | (high << 4)
         return _affine(block, codes, run, mask)
-    # The other K-quants have a scale for every 16 weights.
-    scale_at = group // 2 * 8 + plane * 2 + group % 2
-    if TYPE == "Q2_K":
-        scales = _byte(block + scale_at, mask)
+    elif TYPE == "Q2_K":
+        scales = _byte(block + half_run, mask)
         codes = _bits(block + 16 + group * 16 + at, 2 * plane, 3, mask)
         step = _half(block + 80, mask) * (scales & 15).to(tl.float32)
         return step * codes.to(tl.float32) - _half(block + 82, mask) * (scales >> 4).to(tl.float32)
     elif TYPE == "Q3_K":
-        low = _bits(block + 96 + scale_at % 8, scale_at // 8 * 4, 15, mask)
-        scale = (low | (_bits(block + 104 + scale_at % 4, scale_at // 4 * 2, 3, mask) << 4)) - 32
+        low = _bits(block + 96 + half_run % 8, half_run // 8 * 4, 15, mask)
+        scale = (low | (_bits(block + 104 + half_run % 4, half_run // 4 * 2, 3, mask) << 4)) - 32
         unset = 1 - _bits(block + group % 2 * 16 + at, group // 2 * 4 + plane, 1, mask)
         codes = _bits(block + 32 + group * 16 + at, 2 * plane, 3, mask) - (unset << 2)
         return _half(block + 108, mask) * scale.to(tl.float32) * codes.to(tl.float32)
@@ -120,7 +134,7 @@ def load_weights(
         # Bytes of 64 low halves, of which planes 0 and 1 have the low bits, 2 and 3 the high ones.
         low = _bits(block + group // 2 * 64 + plane % 2 * 32 + group % 2 * 16 + at, plane // 2 * 4, 15, mask)
         codes = (low | (_bits(block + 128 + group * 16 + at, 2 * plane, 3, mask) << 4)) - 32
-        scale = _signed(_byte(block + 192 + scale_at, mask)).to(tl.float32)
+        scale = _signed(_byte(block + 192 + half_run, mask)).to(tl.float32)
         return _half(block + 208, mask) * scale * codes.to(tl.float32)
 
 

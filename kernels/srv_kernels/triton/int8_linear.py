@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from srv_kernels.triton.numerics import dot, round_to, store, widen
-from srv_kernels.triton.quantized_tuning import INT8_GEMM, QUANTIZE, for_rows, of_target
+from srv_kernels.triton.quantized_tuning import INT8_GEMM, INT8_GEMM_FLOAT32, QUANTIZE, for_rows, of_target
 from srv_kernels.triton.registration import triton_op
 
 _LARGEST = tl.constexpr(127.0)  # the largest magnitude of a quantized row
@@ -129,7 +129,7 @@ def _multiply(
     bias: Tensor | None,
 ) -> Tensor:
     rows, outputs = out.shape
-    blocks = for_rows(INT8_GEMM, rows)
+    blocks = for_rows(INT8_GEMM_FLOAT32 if x.dtype == torch.float32 else INT8_GEMM, rows)
     weight = _rows_of(weight)
     grid = (triton.cdiv(rows, blocks.block_m), triton.cdiv(outputs, blocks.block_n))
     int8_gemm_kernel[grid](

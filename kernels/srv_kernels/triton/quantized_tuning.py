@@ -80,12 +80,22 @@ INT8_GEMM: Mapping[str, tuple[GemmBlocks, ...]] = {
     ),
 }
 
-# block_k: positions, a multiple of 16. Dequantized tiles live in registers, so blocks are smaller than those of int8.
+# float32 x, which only tests and old GPUs have: it is multiplied exactly, without matrix instructions.
+INT8_GEMM_FLOAT32: Mapping[str, tuple[GemmBlocks, ...]] = {
+    "gpu": (
+        GemmBlocks(up_to=16, block_m=16, block_n=32, block_k=64, warps=4, stages=2),
+        GemmBlocks(up_to=_LARGEST, block_m=64, block_n=64, block_k=32, warps=4, stages=2),
+    ),
+    "interpreter": INT8_GEMM["interpreter"],
+}
+
+# block_k: positions, a multiple of 16, of which each holds up to four weights. Dequantized tiles live in registers, so
+# blocks are smaller than those of int8.
 GGUF_GEMM: Mapping[str, tuple[GemmBlocks, ...]] = {
     "gpu": (
-        GemmBlocks(up_to=16, block_m=16, block_n=32, block_k=64, warps=4, stages=3),
-        GemmBlocks(up_to=64, block_m=64, block_n=64, block_k=32, warps=4, stages=3),
-        GemmBlocks(up_to=_LARGEST, block_m=128, block_n=64, block_k=32, warps=8, stages=3),
+        GemmBlocks(up_to=16, block_m=16, block_n=32, block_k=64, warps=4, stages=2),
+        GemmBlocks(up_to=64, block_m=64, block_n=64, block_k=32, warps=4, stages=2),
+        GemmBlocks(up_to=_LARGEST, block_m=128, block_n=64, block_k=32, warps=8, stages=2),
     ),
     "interpreter": (GemmBlocks(up_to=_LARGEST, block_m=64, block_n=64, block_k=128, warps=1, stages=1),),
 }
