@@ -126,9 +126,9 @@ SPECS = (
     # trtllm_mha decodes on sm90.
     not_called("fa3", 30, _fa3),
     not_called("trtllm_mha", 25, _trtllm_mha),
-    attention("flashinfer", 20, flashinfer, "srv_gpu.flashinfer_attention:FlashInferAttention", lengths="host"),
-    not_called("trtllm_mla", 3, _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3"))),
-    not_called("flashmla", 2, _latent_only(("sm90", "sm100"), (64,))),
-    not_called("cutlass_mla", 1, _latent_only(("sm100",), (128,))),
-    not_called("dual_chunk_flash_attn", 0, _dual_chunk),
+    not_called("flashinfer", 20, flashinfer),
+    not_called("trtllm_mla", 7, _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3"))),
+    not_called("flashmla", 6, _latent_only(("sm90", "sm100"), (64,))),
+    not_called("cutlass_mla", 5, _latent_only(("sm100",), (128,))),
+    not_called("dual_chunk_flash_attn", 4, _dual_chunk),
 )

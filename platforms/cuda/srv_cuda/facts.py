@@ -28,7 +28,7 @@ PROFILES = gpu.profiles(
     ("sm120-96gb", "sm120", 96, "NVIDIA RTX PRO 6000 Blackwell"),
 )
 
-STAND_INS = dict.fromkeys(VARIANTS, {"flashinfer-python": "0.6.18+simulated"})
+STAND_INS = {variant: {"flashinfer-python": "0.6.18+simulated"} for variant in VARIANTS}
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:

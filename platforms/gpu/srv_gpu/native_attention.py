@@ -19,6 +19,7 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
 
 _GATHERED_TOKENS = 1 << 16  # of a tile's keys
@@ -64,8 +65,8 @@ class NativeAttention:
         self._page_size = context.kv.layout.page_size
         self._transfers = context.transfers
         self._planner = StepPlanner(self._page_size, context.device, context.transfers)
-        self._keys = tuple(buffer.flatten(0, 1) for buffer in context.kv.keys)  # [slots, kv_heads, dim]
-        self._values = tuple(buffer.flatten(0, 1) for buffer in context.kv.values)
+        self._keys, self._values = context.kv.keys, context.kv.values
+        self._write_kv = hardware_of(context).write_kv
 
     def supports(self, layer: AttentionLayer) -> str | None:
         return None  # it computes every trait, and heads of any size
@@ -106,8 +107,8 @@ class NativeAttention:
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: _Metadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
         keys, values = self._keys[layer.index], self._values[layer.index]
-        keys.index_copy_(0, metadata.step.slots, k.to(keys.dtype))
-        values.index_copy_(0, metadata.step.slots, v.to(values.dtype))
+        self._write_kv(k, v, keys, values, metadata.step.slots)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [slots, kv_heads, dim]
         out = q.new_empty(q.shape[0], layer.heads, v.shape[-1])
         for tile in metadata.tiles:
             out.index_copy_(0, tile.tokens, _attend(layer, tile, q.index_select(0, tile.tokens), keys, values))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.errors import InternalError, PlatformUnavailable
@@ -19,8 +20,6 @@ from srv_gpu.accelerator import Accelerator
 from srv_gpu.facts import KV_ORDER, triton_target
 from srv_gpu.graphs import GpuGraphs
 from srv_gpu.ops import implementations
-
-logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 
@@ -42,20 +41,17 @@ class GpuPlatform:
         has_graphs: bool = True,
     ) -> None:
         self._context = context
-        self.accelerator = accelerator
+        self._accelerator = accelerator
         self._visible_devices, self._collectives = visible_devices, collectives
         self._has_triton = "triton" in context.device.versions
         self._ops = implementations(self._has_triton)
         self._graphs = GpuGraphs(accelerator) if has_graphs else None
+        write_kv = _write_kv_by_triton if self._has_triton else _write_kv
+        self._hardware = Hardware(accelerator, triton_target(context.device.variant), write_kv)
 
     @property
     def name(self) -> str:
-        return self.accelerator.platform
-
-    @property
-    def triton_target(self) -> str:
-        """The target whose block sizes Triton's kernels take: "cuda:90", "hip:gfx942", "xpu"."""
-        return triton_target(self._context.device.variant)
+        return self._accelerator.platform
 
     def device(self, local_rank: int) -> torch.device:
         """Raises PlatformUnavailable for a rank without a device of its own."""
@@ -67,29 +63,29 @@ class GpuPlatform:
                 f"Use fewer ranks, or check {self._visible_devices}",
                 "too_few_devices",
             )
-        return self.accelerator.device(local_rank)
+        return self._accelerator.device(local_rank)
 
     def init_worker(self, rank: int) -> None:
         """Select the device, and load Triton's kernels if Triton is installed."""
-        self.accelerator.module.set_device(self.device(self._context.local_rank))
+        self._accelerator.module.set_device(self.device(self._context.local_rank))
         if self._has_triton:
             import srv_gpu.triton_ops
 
-            srv_gpu.triton_ops.load(self.accelerator)
+            srv_gpu.triton_ops.load(self._accelerator)
 
     def memory(self, device: torch.device) -> Memory:
-        free, total = self.accelerator.module.mem_get_info(device)
+        free, total = self._accelerator.module.mem_get_info(device)
         return Memory(free=free, total=total)
 
     def streams(self, device: torch.device) -> Streams:
-        return accelerator_streams(self.accelerator.module, device)
+        return accelerator_streams(self._accelerator.module, device)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.accelerator.pinned(shape, dtype)
+        return self._accelerator.pinned(shape, dtype)
 
     def copy_pages(self, source: KVBuffers, target: KVBuffers, pages: Sequence[tuple[int, int]]) -> None:
         """Between pools on the device in one launch per tensor; with host memory, in runs of consecutive pages."""
-        kind = self.accelerator.device_type
+        kind = self._accelerator.device_type
         on_device = all(tensor.device.type == kind for pool in (source, target) for tensor in pool.all())
         if not self._has_triton or not on_device or not pages:
             copy_page_runs(source, target, pages)
@@ -153,8 +149,31 @@ class GpuPlatform:
         return Check("triton", right, text, "" if right else "Install the Triton release that this torch requires.")
 
 
-def gpu_platform(context: BackendContext) -> GpuPlatform:
-    """The backend's platform. Raises InternalError unless it is one of this package."""
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the backends of a platform compute on. triton_target: whose block sizes Triton's kernels take ("cuda:90").
+
+    write_kv(k, v, keys, values, slots): writes rows [tokens, kv_heads, dim] into pools [pages + 1, page_size, ...].
+    """
+
+    accelerator: Accelerator
+    triton_target: str
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def hardware_of(context: BackendContext) -> Hardware:
+    """Of the backend's platform. Raises InternalError unless that is a GPU platform."""
     if not isinstance(context.platform, GpuPlatform):
         raise InternalError(f"a backend of the GPU platforms was built for {context.platform.name}")
-    return context.platform
+    return context.platform._hardware
+
+
+def _write_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """See `Hardware.write_kv`; with PyTorch's operators."""
+    for pool, rows in ((keys, k), (values, v)):
+        pool.flatten(0, 1).index_copy_(0, slots, rows.to(pool.dtype))
+
+
+def _write_kv_by_triton(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """See `Hardware.write_kv`."""
+    torch.ops.srv_triton.write_kv(k, v, keys, values, slots)

@@ -13,7 +13,7 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv_gpu import triton_ops
-from srv_gpu.platform import gpu_platform
+from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
 from srv_kernels.triton.attention_plan import DecodePlan, Heads, extend_blocks, plan_decode
 
@@ -27,9 +27,9 @@ class TritonAttention:
     def __init__(self, context: BackendContext) -> None:
         if context.kv is None:
             raise InternalError("attention backend triton needs a KV pool, but none was allocated")
-        platform = gpu_platform(context)
-        self._target = platform.triton_target
-        self._compute_units = platform.accelerator.compute_units(context.device)
+        hardware = hardware_of(context)
+        self._target = hardware.triton_target
+        self._compute_units = hardware.accelerator.compute_units(context.device)
         self._keys, self._values = context.kv.keys, context.kv.values
         group = context.kv.layout.group
         self._value_dim: int = group.value_dim

@@ -15,7 +15,7 @@ PROFILES = gpu.profiles(
     ("gfx1100", "gfx1100", 24, "AMD Radeon RX 7900 XTX"),
 )
 
-STAND_INS = dict.fromkeys(("gfx942", "gfx950"), {"amd-aiter": "simulated"})
+STAND_INS = {variant: {"amd-aiter": "simulated"} for variant in ("gfx942", "gfx950")}
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from srv.platform.manifest import EngineContext, Manifest
+from srv_gpu.simulator import worker_environment
 from srv_rocm.facts import FACTS, VARIANTS
 from srv_rocm.probe import probe
-from srv_gpu.simulator import worker_environment
 
 if TYPE_CHECKING:
     from srv.platform.interface import Platform
