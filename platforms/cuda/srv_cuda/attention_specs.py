@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.platform.facts import Requires, ResolutionContext, Unfit
-from srv_gpu.facts import attention, not_called
+from srv_gpu.facts import FLASHINFER_HEADS, attention, half_reasons, has_package, not_called
 
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
-_FLASHINFER_HEADS = (64, 128, 256)
 _E5M2 = "fp8_e5m2"
 
 
 def missing_package(context: ResolutionContext) -> list[str]:
     """A reason if FlashInfer is not installed. Device profiles have no package versions, so it is assumed for them."""
-    if not context.device.versions or "flashinfer-python" in context.device.versions:
-        return []
-    return ["the package flashinfer-python is not installed"]
+    return (
+        [] if has_package(context.device, "flashinfer-python") else ["the package flashinfer-python is not installed"]
+    )
 
 
 def _family_reasons(context: ResolutionContext) -> list[str]:
@@ -54,9 +53,10 @@ def _has_draft_tree(context: ResolutionContext) -> bool:
 
 def flashinfer(context: ResolutionContext) -> Requires | Unfit:
     """FlashInfer is a separate package. Its kernels support certain head sizes, and latent attention."""
-    model, variant, reasons = context.model, context.device.variant, missing_package(context)
-    if model is not None and not _is_latent(context) and model.head_dim not in _FLASHINFER_HEADS:
-        reasons.append(f"head_dim {model.head_dim} is not among {', '.join(map(str, _FLASHINFER_HEADS))}")
+    model, variant = context.model, context.device.variant
+    reasons = [*missing_package(context), *half_reasons(context)]
+    if model is not None and not _is_latent(context) and model.head_dim not in FLASHINFER_HEADS:
+        reasons.append(f"head_dim {model.head_dim} is not among {', '.join(map(str, FLASHINFER_HEADS))}")
     reasons += _family_reasons(context)
     if _is_latent(context) and variant != "sm100":
         reasons += _not_automatic(context, "flashinfer", f"on {variant} other kernels compute latent attention")
@@ -126,7 +126,7 @@ SPECS = (
     # trtllm_mha decodes on sm90.
     not_called("fa3", 30, _fa3),
     not_called("trtllm_mha", 25, _trtllm_mha),
-    not_called("flashinfer", 20, flashinfer),
+    attention("flashinfer", 20, flashinfer, "srv_gpu.flashinfer_attention:FlashInferAttention", lengths="host"),
     not_called("trtllm_mla", 7, _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3"))),
     not_called("flashmla", 6, _latent_only(("sm90", "sm100"), (64,))),
     not_called("cutlass_mla", 5, _latent_only(("sm100",), (128,))),

@@ -12,6 +12,10 @@ Check = Callable[[ResolutionContext], Requires | Unfit]
 KV_ORDER = "page_token_head"
 TRITON_HEAD = 256  # the longest head that Triton's attention computes
 TRITON_GROUP = 128  # the most query heads that may share a KV head
+FLASHINFER_HEADS = (64, 128, 256)
+AITER_HEADS = (128, 256)  # for which its prefill is compiled
+AITER_GROUP = 16
+_HALVES = ("bfloat16", "float16")
 _TRITON = "triton"
 _MISSING_TRITON = f"the package {_TRITON} is not installed"
 NOT_CALLED = "this version of srv does not call it"
@@ -56,11 +60,29 @@ def triton_attention(context: ResolutionContext) -> Requires | Unfit:
     return Unfit(tuple(dict.fromkeys(reasons))) if reasons else Requires()
 
 
+def half_reasons(context: ResolutionContext) -> list[str]:
+    """Reasons why kernels for 16-bit queries and a pool of the same dtype cannot be used, as far as dtypes are known."""
+    dtype, kv_dtype = (None if context[name] == "auto" else context[name] for name in ("dtype", "kv_cache_dtype"))
+    dtype = dtype or (context.model.dtype if context.model is not None else None)
+    if dtype not in (None, *_HALVES):
+        return [f"dtype {dtype} is not one of {', '.join(_HALVES)}"]
+    if kv_dtype in ("float32", *_HALVES) and dtype is not None and kv_dtype != dtype:
+        return [f"kv_cache_dtype {kv_dtype} is not the activations' dtype, {dtype}"]
+    return []
+
+
 def attention(
-    name: str, priority: int, check: Check, target: str, *, graphs: bool = True, lengths: str = "device"
+    name: str,
+    priority: int,
+    check: Check,
+    target: str,
+    *,
+    graphs: bool = True,
+    lengths: str = "device",
+    traits: tuple[str, ...] = LAYER_TRAITS,
 ) -> BackendSpec:
-    """The spec of an attention backend that computes every trait."""
-    return BackendSpec(name, priority, check, target, KV_ORDER, graphs=graphs, lengths=lengths, traits=LAYER_TRAITS)
+    """The spec of an attention backend; unless stated otherwise, it computes every trait."""
+    return BackendSpec(name, priority, check, target, KV_ORDER, graphs=graphs, lengths=lengths, traits=traits)
 
 
 def not_called(name: str, priority: int, rule: Check) -> BackendSpec:

@@ -25,7 +25,9 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
 
 BACKENDS = {
     "attention": (
-        gpu.attention("aiter", 20, aiter, "srv_gpu.aiter_attention:AiterAttention", lengths="host"),
+        gpu.attention(
+            "aiter", 20, aiter, "srv_gpu.aiter_attention:AiterAttention", lengths="host", traits=("soft_cap",)
+        ),
         gpu.TRITON_ATTENTION,
         gpu.NATIVE_ATTENTION,
     ),
