@@ -16,13 +16,12 @@ from srv_gpu.facts import FLASHINFER_HEADS, attention, half_reasons, has_package
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
 _E5M2 = "fp8_e5m2"
+_FLASHINFER = "flashinfer-python"
 
 
 def missing_package(context: ResolutionContext) -> list[str]:
     """A reason if FlashInfer is not installed. Device profiles have no package versions, so it is assumed for them."""
-    return (
-        [] if has_package(context.device, "flashinfer-python") else ["the package flashinfer-python is not installed"]
-    )
+    return [] if has_package(context.device, _FLASHINFER) else [f"the package {_FLASHINFER} is not installed"]
 
 
 def _family_reasons(context: ResolutionContext) -> list[str]:

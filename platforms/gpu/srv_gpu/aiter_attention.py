@@ -27,7 +27,7 @@ _MAXIMUM_AND_SUM = 8  # bytes per partition result, besides the result
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """One step. indptr int32 [rows + 1], indices int32, last int32 [rows]: see `srv_gpu.page_indices`; on the device."""
+    """One step; all on the device. indptr int32 [rows + 1], indices, last int32 [rows]: see `srv_gpu.page_indices`."""
 
     step: Step
     indptr: Tensor

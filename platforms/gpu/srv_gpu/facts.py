@@ -61,7 +61,7 @@ def triton_attention(context: ResolutionContext) -> Requires | Unfit:
 
 
 def half_reasons(context: ResolutionContext) -> list[str]:
-    """Reasons why kernels for 16-bit queries and a pool of the same dtype cannot be used, as far as dtypes are known."""
+    """Why kernels for 16-bit queries and a pool of the same dtype cannot be used, as far as dtypes are known."""
     dtype, kv_dtype = (None if context[name] == "auto" else context[name] for name in ("dtype", "kv_cache_dtype"))
     dtype = dtype or (context.model.dtype if context.model is not None else None)
     if dtype not in (None, *_HALVES):
