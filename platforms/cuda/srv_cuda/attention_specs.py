@@ -8,7 +8,7 @@ Where SGLang prefers another backend although these kernels would work, only the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv_gpu.facts import FLASHINFER_HEADS, attention, half_reasons, has_package, not_called
@@ -120,14 +120,19 @@ def _dual_chunk(context: ResolutionContext) -> Requires | Unfit:
     return Requires({"enable_mixed_chunk": (False,), "disable_graphs": (True,), "disable_radix_cache": (True,)})
 
 
+# The rules of kernels that are not called, by name. fa3 is the best on sm90, and trtllm_mha on sm100; on the other
+# variant they are not available, except that trtllm_mha decodes on sm90.
+RULES: Mapping[str, Callable[[ResolutionContext], Requires | Unfit]] = {
+    "fa3": _fa3,
+    "trtllm_mha": _trtllm_mha,
+    "trtllm_mla": _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3")),
+    "flashmla": _latent_only(("sm90", "sm100"), (64,)),
+    "cutlass_mla": _latent_only(("sm100",), (128,)),
+    "dual_chunk_flash_attn": _dual_chunk,
+}
+_PRIORITIES = dict(zip(RULES, (30, 25, 7, 6, 5, 4), strict=True))
+
 SPECS = (
-    # fa3 is the best on sm90, and trtllm_mha on sm100; on the other variant they are not available, except that
-    # trtllm_mha decodes on sm90.
-    not_called("fa3", 30, _fa3),
-    not_called("trtllm_mha", 25, _trtllm_mha),
     attention("flashinfer", 20, flashinfer, "srv_gpu.flashinfer_attention:FlashInferAttention", lengths="host"),
-    not_called("trtllm_mla", 7, _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3"))),
-    not_called("flashmla", 6, _latent_only(("sm90", "sm100"), (64,))),
-    not_called("cutlass_mla", 5, _latent_only(("sm100",), (128,))),
-    not_called("dual_chunk_flash_attn", 4, _dual_chunk),
+    *(not_called(name, _PRIORITIES[name], rule) for name, rule in RULES.items()),
 )
