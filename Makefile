@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 CPU    := kernels/srv_kernels/cpu
 NATIVE := $(CPU)/native/libsrv_cpu.so
 # Plugins with their own distributions: an example, and a stand-in for hardware that CI does not have.
-PLUGINS := plugins/toy_device plugins/npu_simulator
+PLUGINS := plugins/toy_device plugins/npu_simulator plugins/gpu_simulator
 RERUN  := build/evidence.jsonl
 # The folders with the slowest test files.
 LONGEST := tests/core tests/kernels tests/e2e
