@@ -77,8 +77,15 @@ def round_to(x, dtype: tl.constexpr):
 
 @triton.jit
 def store(pointers, x, mask=None):
-    """Store float32 x, rounded to the dtype of the pointers."""
-    tl.store(pointers, round_to(x, pointers.dtype.element_ty), mask=mask)
+    """Store float32 rounded to the dtype of the pointers, and everything else as it is.
+
+    `tl.store` would convert silently. This refuses any other pair of float dtypes.
+    """
+    dtype: tl.constexpr = pointers.dtype.element_ty
+    if x.dtype == dtype or (x.dtype.is_int() and dtype.is_int()):
+        tl.store(pointers, x, mask=mask)
+    else:
+        tl.store(pointers, round_to(x, dtype), mask=mask)
 
 
 @triton.jit

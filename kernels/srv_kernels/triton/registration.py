@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 LIBRARY = "srv_triton"
-# Dispatch keys of the devices that Triton compiles for; ROCm's tensors have CUDA's key. A simulated device adds its own.
+# Dispatch keys of the devices that Triton compiles for; ROCm's tensors have CUDA's key. A simulated device adds its
+# own.
 _KEYS = ("CUDA", "XPU", "CPU")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
