@@ -19,9 +19,9 @@ from srv_kernels import oracles
 from srv_kernels.triton.registration import INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install srv-kernels[triton]")
-from srv_kernels.triton import attention  # noqa: E402, F401  registers the operators
-from srv_kernels.triton.attention_plan import DecodePlan, Heads, extend_blocks, plan_decode  # noqa: E402
-from srv_kernels.triton.attention_tuning import LIMITS, SPLIT_TOKENS, Blocks  # noqa: E402
+from srv_kernels.triton import attention  # noqa: F401  registers the operators
+from srv_kernels.triton.attention_plan import DecodePlan, Heads, extend_blocks, plan_decode
+from srv_kernels.triton.attention_tuning import LIMITS, SPLIT_TOKENS, Blocks
 
 DEVICE = torch.device("cpu") if INTERPRETED else torch.accelerator.current_accelerator()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU here: set TRITON_INTERPRET=1 to interpret the kernels")
@@ -30,7 +30,6 @@ OPS = torch.ops.srv_triton
 BLOCKS = Blocks(rows=16, keys=16, warps=4, stages=2)  # several tiles and blocks even in short rows
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 Rows = Sequence[tuple[int, int]]  # query and KV length of each row
-MIXED = [(1, 1), (5, 5), (1, 40), (9, 35)]
 DRAFTS = [(1, 1), (3, 20), (8, 40), (5, 5), (2, 70)]
 
 
@@ -59,7 +58,7 @@ class World:
         self,
         rows: Rows,
         *,
-        heads: tuple[int, int] = (4, 2),
+        heads: tuple[int, int] = (2, 1),
         dims: tuple[int, int] = (32, 32),
         page_size: int = 16,
         dtype: torch.dtype = torch.float32,
@@ -116,9 +115,7 @@ class World:
         tensors = (self.q, keys, values, self.table[rows], self.starts[slice(rows.start, last)])
         found = [*tensors, (self.lengths if lengths is None else lengths)[rows]]
         scales = [None if scale is None else scale.to(DEVICE) for scale in (key_scale, value_scale)]
-        # A copy to a device must keep the strides of a pool with scales beside its elements.
-        moved = [each.to(DEVICE) for each in found]
-        return [*moved, out, self.scale, self.window, self.soft_cap, *scales]
+        return [*(each.to(DEVICE) for each in found), out, self.scale, self.window, self.soft_cap, *scales]
 
     def out(self) -> Tensor:
         return torch.full((*self.q.shape[:2], self.heads.value_dim), torch.nan, dtype=self.q.dtype, device=DEVICE)
@@ -153,16 +150,16 @@ class World:
         torch.testing.assert_close(got.cpu().double(), want, rtol=tolerance, atol=tolerance)
 
 
-@every("heads", [(3, 3), (9, 3), (4, 1), (14, 2), (16, 1)])
+@every("heads", [(2, 2), (6, 2), (4, 1), (14, 2), (16, 1)])
 def test_one_to_sixteen_query_heads_per_kv_head(heads: tuple[int, int]) -> None:
-    World([(9, 20), (1, 4)], heads=heads).check(World([(9, 20), (1, 4)], heads=heads).extend())
-    world = World([(1, 20), (3, 37)], heads=heads)
+    world = World([(1, 20), (2, 18)], heads=heads)
+    world.check(world.extend())
     world.check(world.decode(splits=2))
 
 
 @every("dims", [(64, 64), (80, 80), (96, 96), (112, 112), (256, 256), (48, 32), (24, 72)])
 def test_head_dims_that_are_no_power_of_two_and_values_of_another_dim(dims: tuple[int, int]) -> None:
-    world = World([(5, 20)], dims=dims, heads=(2, 1))
+    world = World([(5, 20)], dims=dims)
     world.check(world.extend())
     world.check(world.decode(splits=2))
 
@@ -170,14 +167,14 @@ def test_head_dims_that_are_no_power_of_two_and_values_of_another_dim(dims: tupl
 @every("length", [15, 16, 17])
 @every("page_size", [1, 16, 128])
 def test_lengths_at_borders_of_pages(page_size: int, length: int) -> None:
-    world = World([(1, length), (4, length), (4, 1 + length)], page_size=page_size, heads=(2, 1))
+    world = World([(1, length), (4, length)], page_size=page_size)
     world.check(world.extend())
     world.check(world.decode(splits=2))
 
 
 @every("dtype", TOLERANCE)
 def test_dtypes(dtype: torch.dtype) -> None:
-    world = World(MIXED, dtype=dtype)
+    world = World([(5, 5), (2, 40)], dtype=dtype)
     world.check(world.extend())
     world.check(world.decode(splits=3))
 
@@ -191,7 +188,7 @@ POOLS = (
 @every("pool", POOLS)
 def test_pools_of_other_dtypes_and_their_scales(pool: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        world = World([(2, 35), (5, 20)], dtype=dtype, pool=pool)
+        world = World([(2, 20)], dtype=dtype, pool=pool)
         world.check(world.extend())
         world.check(world.decode(splits=2))
 
@@ -207,17 +204,16 @@ def test_vectors_of_very_different_magnitudes_have_scales_of_their_own() -> None
 @every("window", [1, 3, 16, 21])
 def test_windows(window: int) -> None:
     """Shorter than a page or longer than a block; what is behind them is NaN."""
-    for rows in (MIXED, DRAFTS):
-        world = World(rows, window=window, page_size=8)
-        world.check(world.decode(splits=3))
-    world.check(world.extend())
-    long = World([(20, 100), (37, 37)], window=window, heads=(1, 1), page_size=8)
-    long.check(long.extend())
+    drafts = World(DRAFTS, window=window, page_size=8)
+    drafts.check(drafts.decode(splits=2))
+    prompts = World([(1, 40), (20, 70), (33, 33)], window=window, heads=(1, 1), page_size=8)
+    prompts.check(prompts.extend())
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # tanh of a large number is 1, by way of infinity
 @every("window", [None, 7])
 def test_soft_cap(window: int | None) -> None:
-    world = World(MIXED, soft_cap=2.0, window=window)
+    world = World([(1, 20), (3, 35)], soft_cap=2.0, window=window)
     world.check(world.extend())
     world.check(world.decode(splits=2))
     huge = World([(3, 20)], soft_cap=2.0)
@@ -226,16 +222,16 @@ def test_soft_cap(window: int | None) -> None:
 
 
 def test_long_prompts_read_whole_blocks_without_masks() -> None:
-    world = World([(40, 100), (33, 33)], heads=(2, 2))
+    world = World([(40, 80), (33, 33)], heads=(1, 1))
     world.check(world.extend())
 
 
-@every("splits", [2, 5, 16])
-def test_results_do_not_depend_on_the_number_of_splits(splits: int) -> None:
+def test_results_do_not_depend_on_the_number_of_splits() -> None:
     world = World(DRAFTS)
-    world.check(world.decode(splits))
-    torch.testing.assert_close(world.decode(splits), world.decode(1), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(world.decode(splits, least_blocks=2), world.decode(1), rtol=1e-5, atol=1e-6)
+    one = world.decode(splits=1)
+    world.check(one)
+    for splits, least_blocks in ((2, 1), (5, 1), (16, 1), (16, 2)):
+        torch.testing.assert_close(world.decode(splits, least_blocks=least_blocks), one, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_with_drafts_that_need_several_tiles() -> None:
@@ -273,7 +269,7 @@ def test_mixed_steps_are_two_launches_that_skip_rows_of_the_other() -> None:
 
 
 def test_slices_of_rows() -> None:
-    world = World([(1, 30), (2, 20), (19, 30), (6, 6)])
+    world = World([(1, 30), (2, 20), (9, 20), (6, 6)])
     out = world.decode(splits=2, rows=slice(0, 2), queries=2)
     assert out.cpu()[3:].isnan().all()
     world.check(world.extend(out, rows=slice(2, 4)))
@@ -281,10 +277,10 @@ def test_slices_of_rows() -> None:
 
 def test_empty_steps() -> None:
     world = World([])
-    assert world.extend().shape == world.decode().shape == (0, 4, 32)
+    assert world.extend().shape == world.decode().shape == (0, 2, 32)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(1, 8), st.integers(0, 40)).map(lambda pair: (pair[0], sum(pair))), min_size=1, max_size=3
@@ -306,29 +302,29 @@ def test_any_batch(rows: Rows, splits: int, **options: Any) -> None:
 LLAMA = Heads(32, 8, 128, 128, 2)
 
 
-def splits_of(rows: int, longest: int, heads: Heads = LLAMA, target: str = "cuda:90", queries: int = 1) -> int:
+def splits_of(rows: int, longest: int, heads: Heads = LLAMA, target: str = "sm90", queries: int = 1) -> int:
     return plan_decode(heads, rows, queries, longest, target, compute_units=132).splits
 
 
 class TestPlan:
     def test_splits_fill_the_device_and_no_more(self) -> None:
-        assert splits_of(rows=64, longest=32768) == 1
+        assert splits_of(rows=64, longest=32768) == splits_of(rows=32, longest=32768) == 1
         assert splits_of(rows=1, longest=32768) == 33  # times 8 KV heads: two programs per unit
-        assert splits_of(rows=1, longest=32768, heads=Heads(32, 32, 128, 128, 2)) == 9
+        assert splits_of(rows=1, longest=32768, heads=Heads(32, 32, 128, 128, 2)) == 8
 
     def test_short_rows_and_windows_are_not_divided(self) -> None:
         assert splits_of(rows=1, longest=SPLIT_TOKENS) == 1
         assert splits_of(rows=1, longest=SPLIT_TOKENS + 1) == 2
 
-    @every(("target", "most"), [("cuda:90", LIMITS[""].splits), ("hip:gfx942", 16), ("xpu", LIMITS[""].splits)])
+    @every(("target", "most"), [("sm90", LIMITS[""].splits), ("gfx942", 16), ("xpu", LIMITS[""].splits)])
     def test_splits_have_a_limit(self, target: str, most: int) -> None:
         assert splits_of(rows=1, longest=10**6, heads=Heads(8, 1, 128, 128, 2), target=target) == most
 
     def test_tiles_hold_all_heads_of_a_kv_head(self) -> None:
-        assert plan_decode(LLAMA, 1, 1, 100, "cuda:90", 132).blocks.rows == 16
-        assert plan_decode(LLAMA, 1, 8, 100, "cuda:90", 132).blocks.rows == 32
-        assert plan_decode(Heads(71, 1, 64, 64, 2), 1, 1, 100, "cuda:90", 132).blocks.rows == 128
-        assert extend_blocks(Heads(71, 1, 256, 256, 4), "hip:gfx942").rows == 128
+        assert plan_decode(LLAMA, 1, 1, 100, "sm90", 132).blocks.rows == 16
+        assert plan_decode(LLAMA, 1, 8, 100, "sm90", 132).blocks.rows == 32
+        assert plan_decode(Heads(71, 1, 64, 64, 2), 1, 1, 100, "sm90", 132).blocks.rows == 128
+        assert extend_blocks(Heads(71, 1, 256, 256, 4), "gfx942").rows == 128
 
     @every(
         ("heads", "why"),
@@ -344,4 +340,4 @@ class TestPlan:
 
     def test_a_plan_for_heads_that_are_too_large_is_refused(self) -> None:
         with pytest.raises(ValueError, match="heads of 512 elements; at most 256"):
-            extend_blocks(Heads(4, 4, 512, 512, 2), "cuda:90")
+            extend_blocks(Heads(4, 4, 512, 512, 2), "sm90")
