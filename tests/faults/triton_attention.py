@@ -16,7 +16,7 @@ FAULTS = (
     ),
     Fault(
         name="triton-window-of-a-row-is-that-of-its-last-draft",
-        file=_FILE,
+        file="kernels/srv_kernels/triton/attention_reduce.py",
         text="low = tl.maximum(length - queries - window + 1, 0)",
         planted="low = tl.maximum(length - window, 0)",
         effect="On GPUs, drafts of models with sliding windows are verified with keys missing, and tokens change.",
