@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from srv_kernels.triton.attention_reduce import divide
-from srv_kernels.triton.numerics import INTERPRETED, decode_float8, dot, round_to, store, widen
+from srv_kernels.triton.numerics import INTERPRETED, dot, round_to, store, widen
 
 
 @triton.jit
@@ -28,7 +28,12 @@ def _convert(x, dtype: tl.constexpr):
     if x.dtype == dtype:
         return x
     if x.dtype == tl.uint8:
-        return round_to(decode_float8(x, 3, 7, 0x7F, 0x7F), dtype)
+        code = x.to(tl.uint32)
+        magnitude = code & 0x7F
+        # float32 has the same fields with a larger bias; the factor is right for subnormal numbers as well.
+        number = (magnitude << 20).to(tl.float32, bitcast=True) * 2.0**120
+        number = tl.where(code >= 0x80, -number, number)
+        return round_to(tl.where(magnitude == 0x7F, float("nan"), number), dtype)
     if INTERPRETED:
         return round_to(widen(x).to(tl.float32), dtype)
     return x.to(dtype)

@@ -1,9 +1,9 @@
 """Block sizes of paged attention, per target; data that a tuner may rewrite.
 
 A target has its name in `targets` ("sm90", "gfx942"), or is "xpu". What a target lacks is that of its family ("sm",
-"gfx"), and what this lacks is that of "". They were chosen so that bfloat16 layers compile with at most some 40 bytes of
-spills; exceptions are gfx1100, which has too few registers for heads of 128 elements and more, and prompts over int8
-pools on gfx942. No GPU has measured them.
+"gfx"), and what this lacks is that of "". The sizes follow from registers and shared memory of the compiled code, with
+few spills or none, except on gfx1100, whose registers do not suffice for heads of 128 elements and more, and for prompts
+on sm120 and over int8 pools on gfx942. No GPU has measured them.
 """
 
 from __future__ import annotations

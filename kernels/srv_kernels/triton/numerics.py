@@ -39,13 +39,13 @@ def widen(x):
     if INTERPRETED and x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     if INTERPRETED and x.dtype == tl.float8e4nv:
-        return decode_float8(x, 3, 7, 0x7F, 0x7F)
+        return _decode_float8(x, 3, 7, 0x7F, 0x7F)
     if INTERPRETED and x.dtype == tl.float8e5:
-        return decode_float8(x, 2, 15, 0x7C, 0x7D)
+        return _decode_float8(x, 2, 15, 0x7C, 0x7D)
     if INTERPRETED and x.dtype == tl.float8e4b8:
-        return decode_float8(x, 3, 8, 0x80, 0x80)
+        return _decode_float8(x, 3, 8, 0x80, 0x80)
     if INTERPRETED and x.dtype == tl.float8e5b16:
-        return decode_float8(x, 2, 16, 0x80, 0x80)
+        return _decode_float8(x, 2, 16, 0x80, 0x80)
     return x.to(tl.float32)
 
 
@@ -119,8 +119,8 @@ def _round_float8(
 
 
 @triton.jit
-def decode_float8(x, mantissa: tl.constexpr, bias: tl.constexpr, infinite: tl.constexpr, nan: tl.constexpr):
-    """float8 codes as float32. infinite: the code of infinity, if it is less than `nan`, the first code of NaN."""
+def _decode_float8(x, mantissa: tl.constexpr, bias: tl.constexpr, infinite: tl.constexpr, nan: tl.constexpr):
+    """infinite: the code of infinity, if it is less than `nan`, the first code of NaN."""
     code = x.to(tl.uint8, bitcast=True).to(tl.uint32)
     magnitude = code & 0x7F
     value = (magnitude << (23 - mantissa)).to(tl.float32, bitcast=True) * 2.0 ** (127 - bias)
