@@ -2,7 +2,7 @@
 
 A target has its name in `targets` ("sm90", "gfx942"), or is "xpu". What a target lacks is that of its family ("sm",
 "gfx"), and what this lacks is that of "". The sizes follow from registers and shared memory of the compiled code, with
-few spills or none, except on gfx1100, whose registers do not suffice for heads of 128 elements and more, and for prompts
+few spills or none; except on gfx1100, with too few registers for heads of 128 elements and more, and for prompts
 on sm120 and over int8 pools on gfx942. No GPU has measured them.
 """
 
