@@ -4,7 +4,7 @@ Both read a pool in order "page_token_head", which already holds the keys and va
 
     q                      [tokens, heads, key_dim], float32, bfloat16 or float16; the last axis contiguous
     keys, values           [pages + 1, page_size, kv_heads, key_dim or value_dim], any strides but for the last axis
-    page_table             int32 [rows, columns]; page 0 is padding
+    page_table             int32 [rows, columns], the last axis contiguous; page 0 is padding
     starts                 int32 [rows + 1]: the tokens of row i are [starts[i], starts[i + 1])
     lengths                int32 [rows]: tokens of the row, those of this step included
     out                    [tokens, heads, value_dim]; the last axis contiguous
@@ -17,7 +17,9 @@ that have no instruction for them.
 
 A mixed step is two launches over the same tensors: `paged_decode` skips rows with more than `queries` query tokens, and
 `paged_extend` those with fewer than `min_queries`. `starts`, `lengths` and `page_table` may also be slices, of
-consecutive rows. Grids depend on shapes alone. Rows in page 0 only, as in captured steps, get zeros.
+consecutive rows. Grids depend on shapes alone. Rows in page 0 only, as in captured steps, get zeros. Keys and values
+that no query of a row may see do not change its result, NaN included; NaN in those that only some of its queries see
+may reach the others.
 
 The floor of a decode step is the traffic of its keys and values:
 
@@ -29,11 +31,11 @@ Llama 3 8B, bfloat16, 32 rows of 8,192 tokens: 1.07 GB per layer, 0.32 ms at 3.3
 units (256 programs), and with 1 row, 33 splits have a partial traffic of 1.1 MB beside 33.6 MB. Padding of heads to a
 power of two (80, 96, 112) costs products and registers and no traffic.
 
-Measured on no device yet. Expected is 75 to 90 % of the bandwidth in decode with pages of 16 or more tokens (a page of
-one token gathers rows of 2 * dim bytes, so 60 to 80 %), and in extend 50 to 65 % of the dense peak on sm80 and sm89, and
-35 to 50 % on sm90 and gfx942, where Triton's loop has no asynchronous copies of gathered pages by hardware. A GPU must
-confirm: the block sizes of `attention_tuning`, `SPLIT_TOKENS`, `Limits.programs`, that int8 and float8 conversions hide
-behind the loads, and that reading page numbers per token (not per page) does not stall the pipeline.
+Not measured on a device yet. Expected are, in decode, 75 to 90 % of the bandwidth (60 to 80 % with pages of one token,
+which gather vectors of 2 * dim bytes); in extend, 50 to 65 % of the dense peak on sm80 and sm89, and 35 to 50 % on sm90
+and gfx942, where pages that are gathered cannot use the bulk copies of the hardware. A GPU must confirm the block sizes
+of `attention_tuning`, `SPLIT_TOKENS` and `Limits.programs`; that conversions of int8 and float8 hide behind loads; and
+that looking up pages per token (and not per page) does not stall the pipeline.
 """
 
 # mypy: ignore-errors
@@ -43,12 +45,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import triton
 from torch import Tensor
 
 from srv_kernels.triton import attention_kernels as kernels
 from srv_kernels.triton.attention_plan import tile_rows, tiles
+from srv_kernels.triton.attention_reduce import reduce_kernel
 from srv_kernels.triton.registration import triton_op
 
 _LOG2_E = 1 / math.log(2)
@@ -161,7 +163,7 @@ def paged_decode(
     )
     if splits == 1:
         return
-    kernels.reduce_kernel[rows * queries, heads](
+    reduce_kernel[rows * queries, kv_heads](
         partial,
         logs,
         starts,
@@ -173,12 +175,14 @@ def paged_decode(
         scores[-1],
         out.stride(0),
         out.stride(1),
+        GROUP=group,
         VALUE_DIM=constants["VALUE_DIM"],
+        BLOCK_HEADS=triton.next_power_of_2(group),
         BLOCK_VALUE=constants["BLOCK_VALUE"],
         BLOCK_KEYS=block_keys,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
         HAS_WINDOW=window is not None,
-        num_warps=1,
+        num_warps=min(4, triton.next_power_of_2(group)),
     )
 
 

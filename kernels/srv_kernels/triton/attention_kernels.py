@@ -18,6 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from srv_kernels.triton.attention_reduce import divide
 from srv_kernels.triton.numerics import INTERPRETED, dot, round_to, store, widen
 
 
@@ -27,11 +28,12 @@ def _convert(x, dtype: tl.constexpr):
     if x.dtype == dtype:
         return x
     if x.dtype == tl.uint8:
-        code = x.to(tl.uint16)
-        # float16 has the same fields with a larger bias; the factor corrects it for subnormal numbers as well.
-        half = (((code & 0x80) << 8) | ((code & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
-        half = tl.where((code & 0x7F) == 0x7F, float("nan"), half)
-        return round_to(half.to(tl.float32), dtype)
+        code = x.to(tl.uint32)
+        magnitude = code & 0x7F
+        # float32 has the same fields with a larger bias; the factor is right for subnormal numbers as well.
+        number = (magnitude << 20).to(tl.float32, bitcast=True) * 2.0**120
+        number = tl.where(code >= 0x80, -number, number)
+        return round_to(tl.where(magnitude == 0x7F, float("nan"), number), dtype)
     if INTERPRETED:
         return round_to(widen(x).to(tl.float32), dtype)
     return x.to(dtype)
@@ -136,7 +138,7 @@ def _finish(acc, total, value_scales, VALUE_SCALES: tl.constexpr):
     return acc * factor[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "min_queries", "window"])
 def extend_kernel(
     q,
     keys,
@@ -262,18 +264,7 @@ def extend_kernel(
     store(where, result, mask=inside[:, None] & (value_dims[None, :] < VALUE_DIM))
 
 
-@triton.jit
-def _divide(queries, length, window, splits, least_blocks, BLOCK_KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """The first key that a query of the row sees, the blocks per split, and the splits that have any (at least one)."""
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(length - queries - window + 1, 0)
-    blocks = tl.cdiv(length, BLOCK_KEYS) - low // BLOCK_KEYS
-    share = tl.maximum(tl.cdiv(blocks, splits), least_blocks)
-    return low, share, tl.maximum(tl.cdiv(blocks, share), 1)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["least_blocks", "max_queries", "window"])
 def decode_kernel(
     q,
     keys,
@@ -332,7 +323,7 @@ def decode_kernel(
     begin = tl.load(starts + row)
     queries = tl.load(starts + row + 1) - begin
     length = tl.load(lengths + row)
-    low, share, active = _divide(queries, length, window, splits, least_blocks, BLOCK_KEYS, HAS_WINDOW)
+    low, share, active = divide(queries, length, window, splits, least_blocks, BLOCK_KEYS, HAS_WINDOW)
     if first >= queries or queries > max_queries or split >= active:
         return
 
@@ -377,50 +368,3 @@ def decode_kernel(
         tl.store(partial + place[:, None] * VALUE_DIM + value_dims[None, :], result, mask=mask)
         seen = largest + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf for a query that sees no key here
         tl.store(logs + place, seen, mask=inside)
-
-
-@triton.jit
-def reduce_kernel(
-    partial,
-    logs,
-    starts,
-    lengths,
-    out,
-    splits,
-    least_blocks,
-    max_queries,
-    window,
-    out_token,
-    out_head,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_VALUE: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-):
-    """Grid: (rows * max_queries, heads). The mean of the splits' results, by their sums of weights."""
-    row = tl.program_id(0) // max_queries
-    index = tl.program_id(0) % max_queries
-    head = tl.program_id(1)
-    begin = tl.load(starts + row)
-    queries = tl.load(starts + row + 1) - begin
-    length = tl.load(lengths + row)
-    low, share, active = _divide(queries, length, window, splits, least_blocks, BLOCK_KEYS, HAS_WINDOW)
-    if index >= queries or queries > max_queries or active == 1:
-        return
-
-    place = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head) * splits
-    at = tl.arange(0, BLOCK_SPLITS)
-    seen = tl.load(logs + place + at, mask=at < active, other=float("-inf"))
-    largest = tl.max(seen, 0)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(tl.exp2(seen - largest), 0)
-    dims = tl.arange(0, BLOCK_VALUE)
-    acc = tl.zeros((BLOCK_VALUE,), tl.float32)
-    for split in range(0, active):
-        weight = tl.exp2(tl.load(logs + place + split) - largest)
-        part = tl.load(partial + (place + split) * VALUE_DIM + dims, mask=dims < VALUE_DIM, other=0.0)
-        acc += weight * part
-    acc /= tl.where(total == 0.0, 1.0, total)
-    token = (begin + index).to(tl.int64)
-    store(out + token * out_token + head * out_head + dims, acc, mask=dims < VALUE_DIM)

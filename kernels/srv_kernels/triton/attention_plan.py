@@ -68,14 +68,16 @@ def plan_decode(heads: Heads, rows: int, queries: int, longest: int, target: str
     """The launch of `paged_decode` for `rows` rows of up to `queries` query tokens.
 
     `longest`: the most keys that a row attends to (its length or the window); for a captured shape, what the context
-    length allows. There are as many splits as fill the device's `compute_units` (streaming multiprocessors).
+    length allows. There are as many splits as fill the device's `compute_units` (streaming multiprocessors). A row
+    shorter than `longest` is divided into equal parts as well, but no part is shorter than `SPLIT_TOKENS`.
     Raises ValueError if `heads` has `reasons`.
     """
     found = blocks(target, "decode", max(heads.key_dim, heads.value_dim), heads.item_size)
-    found = found._replace(rows=tile_rows(heads.group, queries * heads.group, found.rows))
+    rows_of_tile = tile_rows(heads.group, queries * heads.group, found.rows)
+    found = found._replace(rows=rows_of_tile, warps=found.warps * (2 if rows_of_tile > 32 else 1))
     programs = max(1, rows) * heads.kv_heads * tiles(queries, heads.group, found)
     limit = limits(target)
-    wanted = min(-(-limit.programs * compute_units // programs), -(-longest // SPLIT_TOKENS), limit.splits)
+    wanted = min(round(limit.programs * compute_units / programs), -(-longest // SPLIT_TOKENS), limit.splits)
     return DecodePlan(queries, max(1, wanted), max(1, SPLIT_TOKENS // found.keys), found)
 
 

@@ -1,11 +1,14 @@
 """Block sizes of paged attention, per target; data that a tuner may rewrite.
 
-A target is named as `target_name` does: "cuda:90", "hip:gfx942", "xpu". What a target lacks follows from its family
-("cuda", "hip", "xpu"), and what that lacks from "".
+A target has its name in `targets` ("sm90", "gfx942"), or is "xpu". What a target lacks is that of its family ("sm",
+"gfx"), and what this lacks is that of "". The sizes follow from registers and shared memory of the compiled code, with
+few spills or none; except on gfx1100, with too few registers for heads of 128 elements and more, and for prompts
+on sm120 and over int8 pools on gfx942. No GPU has measured them.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,7 +18,8 @@ Phase = Literal["extend", "decode"]
 class Blocks(NamedTuple):
     """Sizes of one kernel. `rows`: query tokens times heads in a tile, at most (decode takes fewer if it can).
 
-    `keys`: tokens per step of the loop over keys. `warps`, `stages`: launch options of Triton.
+    `keys`: tokens per step of the loop over keys. `warps`, `stages`: launch options of Triton. The loop looks up pages
+    before it can load keys, so NVIDIA's pipeline has one buffer of keys for 3 stages, two for 5, and three for 7.
     """
 
     rows: int
@@ -34,22 +38,42 @@ class Limits:
 
 LIMITS: dict[str, Limits] = {
     "": Limits(splits=64, programs=2),
-    "hip": Limits(splits=16, programs=2),
+    "gfx": Limits(splits=16, programs=2),
 }
 
 SPLIT_TOKENS = 256
 """A split has at least this many tokens: fewer do not pay for the reduction."""
 
-# By phase and head dim (of keys or values, the larger; as a power of two), for elements of 2 bytes.
+# By phase and head dim (of keys or values, the larger; as a power of two), for queries of 2 bytes per element.
+_MORE_SHARED_MEMORY: dict[tuple[Phase, int], Blocks] = {("extend", 256): Blocks(64, 32, 8, 5)}
 BLOCKS: dict[str, dict[tuple[Phase, int], Blocks]] = {
     "": {
         ("extend", 64): Blocks(128, 64, 4, 2),
-        ("extend", 128): Blocks(64, 64, 4, 2),
+        ("extend", 128): Blocks(128, 64, 4, 2),
         ("extend", 256): Blocks(64, 32, 4, 2),
-        ("decode", 64): Blocks(64, 64, 4, 3),
+        ("decode", 64): Blocks(64, 64, 4, 2),
         ("decode", 128): Blocks(64, 64, 4, 2),
         ("decode", 256): Blocks(32, 32, 4, 2),
     },
+    "sm": {
+        ("extend", 64): Blocks(128, 64, 8, 5),
+        ("extend", 128): Blocks(128, 64, 8, 5),
+        ("extend", 256): Blocks(64, 32, 8, 3),
+        ("decode", 64): Blocks(64, 64, 4, 7),
+        ("decode", 128): Blocks(64, 64, 4, 5),
+        ("decode", 256): Blocks(32, 32, 4, 5),
+    },
+    "gfx1100": {
+        ("extend", 64): Blocks(64, 32, 8, 2),
+        ("extend", 128): Blocks(64, 32, 8, 2),
+        ("extend", 256): Blocks(32, 16, 8, 2),
+        ("decode", 64): Blocks(64, 32, 4, 2),
+        ("decode", 128): Blocks(32, 32, 8, 2),
+        ("decode", 256): Blocks(32, 16, 8, 2),
+    },
+    "sm80": _MORE_SHARED_MEMORY,
+    "sm90": _MORE_SHARED_MEMORY,
+    "sm100": _MORE_SHARED_MEMORY,
 }
 
 
@@ -61,10 +85,12 @@ def blocks(target: str, phase: Phase, dim: int, item_size: int) -> Blocks:
     width = next((each for each in (64, 128, 256) if dim <= each), None)
     if width is None:
         raise ValueError(f"paged attention has no block sizes for heads of {dim} elements; at most 256 are supported")
-    found = next(table[phase, width] for name in _names(target) if (table := BLOCKS.get(name)) and (phase, width) in table)
+    tables = (BLOCKS.get(name, {}) for name in _names(target))
+    found = next(table[phase, width] for table in tables if (phase, width) in table)
     if item_size <= 2:
         return found
-    return found._replace(rows=max(16, found.rows // 2), keys=max(16, found.keys // 2))
+    # Products of float32 are computed without tensor cores, in registers.
+    return found._replace(rows=max(16, found.rows // 4), keys=max(16, found.keys // 4))
 
 
 def limits(target: str) -> Limits:
@@ -73,4 +99,4 @@ def limits(target: str) -> Limits:
 
 
 def _names(target: str) -> tuple[str, str, str]:
-    return target, target.partition(":")[0], ""
+    return target, re.sub(r"\d.*", "", target), ""

@@ -71,7 +71,11 @@ def listing() -> dict[str, Any]:
     kernels: dict[str, Any] = {}
     for (name, label), variant in variants().items():
         entry = kernels.setdefault(name, {"source": source_digest(variant.kernel), "variants": {}})
-        entry["variants"][label] = [target.name for target in TARGETS if variant.float8() <= target.float8]
+        entry["variants"][label] = [
+            target.name
+            for target in TARGETS
+            if variant.float8() <= target.float8 and target.name in (variant.targets or BY_NAME)
+        ]
     return {"triton": triton.__version__, "kernels": kernels}
 
 

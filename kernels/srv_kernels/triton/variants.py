@@ -18,7 +18,8 @@ class Variant:
 
     types: Triton's type of each argument that is no constexpr, such as "*bf16" (a pointer), "i32" or "fp32". constants:
     the constexprs. aligned: integers that are multiples of 16 in ordinary launches, as all pointers are; Triton then
-    emits wider loads. warps, stages: the launch's `num_warps` and `num_stages`.
+    emits wider loads. warps, stages: the launch's `num_warps` and `num_stages`. targets: the names of those that launch
+    it, if their block sizes differ; otherwise empty.
     """
 
     kernel: Any
@@ -28,6 +29,7 @@ class Variant:
     warps: int = 4
     stages: int = 3
     options: Mapping[str, Any] = field(default_factory=dict)
+    targets: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
