@@ -107,13 +107,12 @@ GGUF_GEMV: Mapping[str, GemvBlocks] = {
 }
 GEMV_ROWS = (1, 2, 4, 8)  # numbers of rows that the GEMV is compiled for
 
-# Positions per program of the embedding lookup.
+# The embedding lookup; block: positions.
 GGUF_ROWS: Mapping[str, VectorBlocks] = {
     "gpu": VectorBlocks(rows=1, block=512, warps=4),
-    "interpreter": VectorBlocks(rows=1, block=256, warps=1),
+    "interpreter": VectorBlocks(rows=8, block=256, warps=1),
 }
 
-# One program quantizes a row.
 QUANTIZE: Mapping[str, VectorBlocks] = {
     "gpu": VectorBlocks(rows=1, block=4096, warps=8),
     "interpreter": VectorBlocks(rows=32, block=1024, warps=1),
