@@ -39,7 +39,7 @@ _LARGEST = tl.constexpr(127.0)  # the largest magnitude of a quantized row
 
 @triton.jit
 def quantize_rows_kernel(x, quantized, scales, T, K, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Each row divided by its scale, largest magnitude / 127, and rounded to int8. With NaN or inf, the scale is NaN."""
+    """Each row divided by its scale, largest magnitude / 127, and rounded to int8. With NaN or inf, that is NaN."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     sources = x + rows.to(tl.int64)[:, None] * x_stride
     places = quantized + rows.to(tl.int64)[:, None] * K

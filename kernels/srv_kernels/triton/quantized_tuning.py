@@ -120,13 +120,13 @@ QUANTIZE: Mapping[str, VectorBlocks] = {
 
 MOST_LIKELY: Mapping[str, VectorBlocks] = {
     "gpu": VectorBlocks(rows=1, block=8192, warps=16),
-    "interpreter": VectorBlocks(rows=64, block=1024, warps=1),
+    "interpreter": VectorBlocks(rows=256, block=1024, warps=1),
 }
 
 # To measure: pivots, and warps.
 DRAW: Mapping[str, DrawBlocks] = {
     "gpu": DrawBlocks(rows=1, block=4096, pivots=4, warps=16),
-    "interpreter": DrawBlocks(rows=64, block=1024, pivots=8, warps=1),
+    "interpreter": DrawBlocks(rows=256, block=1024, pivots=8, warps=1),
 }
 
 

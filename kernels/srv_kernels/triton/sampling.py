@@ -243,8 +243,9 @@ def draw_kernel(
     tl.store(tokens + rows, token.to(tl.int64), mask=has_row)
 
 
-def _block(vocab: int, largest: int) -> int:
-    return min(triton.next_power_of_2(vocab), largest)
+def _tile(size: int, largest: int) -> int:
+    """The power of two that covers `size`, or the largest that the table allows."""
+    return min(triton.next_power_of_2(size), largest)
 
 
 def _most_likely_like(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,8 +262,9 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     if tokens.numel():
         logits = matrix(logits)
         (count, vocab), blocks = logits.shape, of_target(MOST_LIKELY)
-        most_likely_kernel[(triton.cdiv(count, blocks.rows),)](
-            logits, tokens, valid, count, vocab, logits.stride(0), ROWS=blocks.rows, BLOCK=_block(vocab, blocks.block),
+        rows = _tile(count, blocks.rows)
+        most_likely_kernel[(triton.cdiv(count, rows),)](
+            logits, tokens, valid, count, vocab, logits.stride(0), ROWS=rows, BLOCK=_tile(vocab, blocks.block),
             num_warps=blocks.warps,
         )  # fmt: skip
     return tokens, valid
@@ -290,9 +292,10 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
         logits = matrix(logits)
         columns = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
         blocks = of_target(DRAW)
-        draw_kernel[(triton.cdiv(count, blocks.rows),)](
-            logits, *columns, tokens, count, vocab, logits.stride(0), ROWS=blocks.rows,
-            BLOCK=_block(vocab, blocks.block), PIVOTS=blocks.pivots, num_warps=blocks.warps,
+        rows = _tile(count, blocks.rows)
+        draw_kernel[(triton.cdiv(count, rows),)](
+            logits, *columns, tokens, count, vocab, logits.stride(0), ROWS=rows,
+            BLOCK=_tile(vocab, blocks.block), PIVOTS=blocks.pivots, num_warps=blocks.warps,
         )  # fmt: skip
     return tokens
 
