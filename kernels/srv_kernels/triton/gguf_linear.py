@@ -15,6 +15,8 @@ Up to 8 rows, a row's result does not depend on the others: its sum has one orde
 # mypy: ignore-errors
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -22,8 +24,19 @@ from torch import Tensor
 
 from srv_kernels.triton.gguf_blocks import GROUP, LAYOUTS, BlockLayout, inputs_of, load_weights
 from srv_kernels.triton.numerics import dot, round_to, store, widen
-from srv_kernels.triton.quantized_tuning import GGUF_GEMM, GGUF_GEMV, GGUF_ROWS, for_rows, gemv_rows, of_target
+from srv_kernels.triton.quantized_tuning import (
+    GEMV_ROWS,
+    GGUF_GEMM,
+    GGUF_GEMV,
+    GGUF_ROWS,
+    GemmBlocks,
+    for_rows,
+    gemv_rows,
+    of_target,
+)
 from srv_kernels.triton.registration import triton_op
+from srv_kernels.triton.rows import matrix
+from srv_kernels.triton.variants import Variant, pointers
 
 
 @triton.jit
@@ -108,6 +121,7 @@ def gguf_rows_kernel(
     weight,
     indices,
     out,
+    T,
     groups,
     inputs,
     weight_stride,
@@ -115,17 +129,19 @@ def gguf_rows_kernel(
     WEIGHTS: tl.constexpr,
     BYTES: tl.constexpr,
     PLANES: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """out [T, inputs]: the rows of `weight` at `indices`, dequantized. One program per row and BLOCK_G groups."""
-    row = tl.program_id(0).to(tl.int64)
+    """out [T, inputs]: the rows of `weight` at `indices`, dequantized. A program has ROWS rows and BLOCK_G groups."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    index = tl.load(indices + rows, mask=rows < T, other=0).to(tl.int64)
+    sources = (weight + index * weight_stride)[:, None, None]
     group = (tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G))[None, :, None]
-    source = weight + tl.load(indices + row).to(tl.int64) * weight_stride + tl.zeros([1, 1, 1], tl.int64)
-    mask = group < groups
+    mask = (rows < T)[:, None, None] & (group < groups)
     for plane in tl.static_range(PLANES):
-        weights = load_weights(source, group, mask, plane, TYPE, WEIGHTS, BYTES, PLANES)
+        weights = load_weights(sources, group, mask, plane, TYPE, WEIGHTS, BYTES, PLANES)
         places = inputs_of(group, plane, WEIGHTS, PLANES) + tl.arange(0, 16)[None, None, :]
-        store(out + row * inputs + places, weights, mask=mask)
+        store(out + rows.to(tl.int64)[:, None, None] * inputs + places, weights, mask=mask)
 
 
 def _layout(rows: Tensor, quant_type: str) -> BlockLayout:
@@ -136,6 +152,11 @@ def _layout(rows: Tensor, quant_type: str) -> BlockLayout:
     if rows.shape[1] % layout.bytes:
         raise ValueError(f"rows of {rows.shape[1]} bytes are not whole blocks of {quant_type}, {layout.bytes} bytes")
     return layout
+
+
+def _kind(quant_type: str, layout: BlockLayout) -> dict[str, Any]:
+    """The constants of a kernel for a type."""
+    return {"TYPE": quant_type, "WEIGHTS": layout.weights, "BYTES": layout.bytes, "PLANES": layout.planes}
 
 
 def _linear_like(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
@@ -150,10 +171,10 @@ def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
         raise ValueError(f"x has {x.shape[1]} columns, but the weight has {layout.inputs(rows.shape[1])} inputs")
     if out.numel() == 0:
         return out
-    x, rows = (each if each.stride(1) == 1 else each.contiguous() for each in (x, rows))
+    x, rows = matrix(x), matrix(rows)
     count, outputs = out.shape
     sizes = (count, outputs, layout.groups(x.shape[1]), x.stride(0), rows.stride(0))
-    kind = {"TYPE": quant_type, "WEIGHTS": layout.weights, "BYTES": layout.bytes, "PLANES": layout.planes}
+    kind = _kind(quant_type, layout)
     padded = gemv_rows(count)
     if padded is not None:
         few = of_target(GGUF_GEMV)
@@ -182,11 +203,69 @@ def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype
     layout, out = _layout(rows, quant_type), _rows_like(rows, quant_type, indices, dtype)
     if out.numel() == 0:
         return out
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    blocks = of_target(GGUF_ROWS)
+    rows, blocks = matrix(rows), of_target(GGUF_ROWS)
     groups, block_g = layout.groups(out.shape[1]), blocks.block // GROUP
-    gguf_rows_kernel[(out.shape[0], triton.cdiv(groups, block_g))](
-        rows, indices.contiguous(), out, groups, out.shape[1], rows.stride(0), TYPE=quant_type, WEIGHTS=layout.weights,
-        BYTES=layout.bytes, PLANES=layout.planes, BLOCK_G=block_g, num_warps=blocks.warps,
+    gguf_rows_kernel[(triton.cdiv(out.shape[0], blocks.rows), triton.cdiv(groups, block_g))](
+        rows, indices.contiguous(), out, out.shape[0], groups, out.shape[1], rows.stride(0),
+        **_kind(quant_type, layout), ROWS=blocks.rows, BLOCK_G=block_g, num_warps=blocks.warps,
     )  # fmt: skip
     return out
+
+
+_SIZES = ("T", "N", "groups", "x_stride", "weight_stride")
+_GEMV, _GEMM, _ROWS = GGUF_GEMV["gpu"], GGUF_GEMM["gpu"], GGUF_ROWS["gpu"]
+
+
+def _gemv_variant(quant_type: str, rows: int, dtype: str = "bf16") -> Variant:
+    return Variant(
+        gguf_gemv_kernel,
+        pointers({"x": dtype, "weight": "u8", "out": dtype}, *_SIZES),
+        {
+            **_kind(quant_type, LAYOUTS[quant_type]),
+            "ROWS": rows,
+            "BLOCK_N": max(1, _GEMV.results // rows),
+            "BLOCK_G": _GEMV.block_positions // GROUP,
+        },
+        aligned=("x_stride", "groups"),
+        warps=_GEMV.warps,
+    )
+
+
+def _gemm_variant(quant_type: str, blocks: GemmBlocks, dtype: str = "bf16") -> Variant:
+    return Variant(
+        gguf_gemm_kernel,
+        pointers({"x": dtype, "weight": "u8", "out": dtype}, *_SIZES),
+        {
+            **_kind(quant_type, LAYOUTS[quant_type]),
+            "BLOCK_M": blocks.block_m,
+            "BLOCK_N": blocks.block_n,
+            "BLOCK_G": blocks.block_k // GROUP,
+        },
+        aligned=("x_stride", "groups"),
+        warps=blocks.warps,
+        stages=blocks.stages,
+    )
+
+
+def _rows_variant(quant_type: str, dtype: str = "bf16") -> Variant:
+    return Variant(
+        gguf_rows_kernel,
+        pointers({"weight": "u8", "indices": "i64", "out": dtype}, "T", "groups", "inputs", "weight_stride"),
+        {**_kind(quant_type, LAYOUTS[quant_type]), "ROWS": _ROWS.rows, "BLOCK_G": _ROWS.block // GROUP},
+        aligned=("groups", "inputs"),
+        warps=_ROWS.warps,
+    )
+
+
+# Every type, and for one type every size and dtype.
+_WIDELY = "Q4_K"
+VARIANTS = (
+    *(_gemv_variant(quant_type, 1) for quant_type in LAYOUTS),
+    *(_gemv_variant(_WIDELY, rows) for rows in GEMV_ROWS[1:]),
+    *(_gemv_variant(_WIDELY, 1, dtype) for dtype in ("fp32", "fp16")),
+    *(_gemm_variant(quant_type, _GEMM[-1]) for quant_type in LAYOUTS),
+    *(_gemm_variant(_WIDELY, blocks) for blocks in _GEMM[:-1]),
+    *(_gemm_variant(_WIDELY, _GEMM[0], dtype) for dtype in ("fp32", "fp16")),
+    *(_rows_variant(quant_type) for quant_type in LAYOUTS),
+    *(_rows_variant(_WIDELY, dtype) for dtype in ("fp32", "fp16")),
+)

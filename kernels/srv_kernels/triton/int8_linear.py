@@ -14,21 +14,32 @@ writes T·K bytes. To be confirmed on hardware: that few rows padded to one matr
 # mypy: ignore-errors
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from srv_kernels.triton.numerics import dot, round_to, store, widen
-from srv_kernels.triton.quantized_tuning import INT8_GEMM, INT8_GEMM_FLOAT32, QUANTIZE, for_rows, of_target
+from srv_kernels.triton.quantized_tuning import (
+    INT8_GEMM,
+    INT8_GEMM_FLOAT32,
+    QUANTIZE,
+    GemmBlocks,
+    for_rows,
+    of_target,
+)
 from srv_kernels.triton.registration import triton_op
+from srv_kernels.triton.rows import matrix
+from srv_kernels.triton.variants import FLOATS, Variant, pointers
 
 _LARGEST = tl.constexpr(127.0)  # the largest magnitude of a quantized row
 
 
 @triton.jit
 def quantize_rows_kernel(x, quantized, scales, T, K, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Each row divided by scale = largest magnitude / 127, rounded to int8. The scale of a row with NaN or inf is NaN."""
+    """Each row divided by its scale, largest magnitude / 127, and rounded to int8. With NaN or inf, that is NaN."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     sources = x + rows.to(tl.int64)[:, None] * x_stride
     places = quantized + rows.to(tl.int64)[:, None] * K
@@ -114,11 +125,6 @@ def int8_gemm_kernel(
     store(places, result, mask=has_row[:, None] & has_output[None, :])
 
 
-def _rows_of(x: Tensor) -> Tensor:
-    """x with contiguous elements in each row; rows may be any distance apart."""
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
 def _multiply(
     x: Tensor,
     weight: Tensor,
@@ -130,7 +136,7 @@ def _multiply(
 ) -> Tensor:
     rows, outputs = out.shape
     blocks = for_rows(INT8_GEMM_FLOAT32 if x.dtype == torch.float32 else INT8_GEMM, rows)
-    weight = _rows_of(weight)
+    weight = matrix(weight)
     grid = (triton.cdiv(rows, blocks.block_m), triton.cdiv(outputs, blocks.block_n))
     int8_gemm_kernel[grid](
         x,
@@ -164,7 +170,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
 
     A row of x that contains NaN or inf has a result of NaN.
     """
-    x, out = _rows_of(x), _like(x, weight)
+    x, out = matrix(x), _like(x, weight)
     if out.numel() == 0:
         return out
     (rows, inputs), blocks = x.shape, of_target(QUANTIZE)
@@ -187,7 +193,7 @@ def linear_w8a8_static(
     """x [T, K], weight int8 [N, K], input_scale and input_offset float32 [1], quant_bias int32 [N],
     deq_scale float32 [N] -> [T, N].
     """
-    x, out = _rows_of(x), _like(x, weight)
+    x, out = matrix(x), _like(x, weight)
     if out.numel() == 0:
         return out
     (rows, inputs), blocks = x.shape, of_target(QUANTIZE)
@@ -210,5 +216,45 @@ def linear_w8a8_static(
 @triton_op("linear_int8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias) -> Tensor", like=_like)
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]; x is not quantized."""
-    x, out = _rows_of(x), _like(x, weight)
+    x, out = matrix(x), _like(x, weight)
     return _multiply(x, weight, out, None, weight_scale, None, bias) if out.numel() else out
+
+
+def _gemm_variants(tables: tuple[GemmBlocks, ...], kinds: dict[str, str]) -> Iterator[Variant]:
+    """The GEMM with pointers of these types; the other tensors are None."""
+    absent = {name: None for name in ("row_scale", "int32_bias", "bias") if name not in kinds}
+    for blocks in tables:
+        yield Variant(
+            int8_gemm_kernel,
+            pointers(kinds, "T", "N", "K", "x_stride", "weight_stride"),
+            {**absent, "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "BLOCK_K": blocks.block_k},
+            aligned=("N", "K", "x_stride", "weight_stride"),
+            warps=blocks.warps,
+            stages=blocks.stages,
+        )
+
+
+_ROWS = QUANTIZE["gpu"]
+_WEIGHT = {"weight": "i8", "column_scale": "fp32"}
+VARIANTS = (
+    *(
+        Variant(
+            kernel,
+            pointers({"x": kind, **others}, "T", "K", "x_stride"),
+            {"ROWS": _ROWS.rows, "BLOCK": _ROWS.block},
+            aligned=("K", "x_stride"),
+            warps=_ROWS.warps,
+        )
+        for kernel, others in (
+            (quantize_rows_kernel, {"quantized": "i8", "scales": "fp32"}),
+            (quantize_static_kernel, {"quantized": "i8", "input_scale": "fp32", "input_offset": "fp32"}),
+        )
+        for kind in FLOATS
+    ),
+    *_gemm_variants(INT8_GEMM["gpu"], {"x": "i8", **_WEIGHT, "row_scale": "fp32", "bias": "bf16", "out": "bf16"}),
+    *_gemm_variants(INT8_GEMM["gpu"], {"x": "i8", **_WEIGHT, "row_scale": "fp32", "out": "fp16"}),
+    *_gemm_variants(INT8_GEMM["gpu"], {"x": "i8", **_WEIGHT, "int32_bias": "i32", "out": "bf16"}),
+    *_gemm_variants(INT8_GEMM["gpu"], {"x": "bf16", **_WEIGHT, "out": "bf16"}),
+    *_gemm_variants(INT8_GEMM["gpu"], {"x": "fp16", **_WEIGHT, "bias": "fp16", "out": "fp16"}),
+    *_gemm_variants(INT8_GEMM_FLOAT32["gpu"], {"x": "fp32", **_WEIGHT, "out": "fp32"}),
+)

@@ -107,13 +107,12 @@ GGUF_GEMV: Mapping[str, GemvBlocks] = {
 }
 GEMV_ROWS = (1, 2, 4, 8)  # numbers of rows that the GEMV is compiled for
 
-# Positions per program of the embedding lookup.
+# The embedding lookup; block: positions.
 GGUF_ROWS: Mapping[str, VectorBlocks] = {
     "gpu": VectorBlocks(rows=1, block=512, warps=4),
-    "interpreter": VectorBlocks(rows=1, block=256, warps=1),
+    "interpreter": VectorBlocks(rows=8, block=256, warps=1),
 }
 
-# One program quantizes a row.
 QUANTIZE: Mapping[str, VectorBlocks] = {
     "gpu": VectorBlocks(rows=1, block=4096, warps=8),
     "interpreter": VectorBlocks(rows=32, block=1024, warps=1),
@@ -121,13 +120,13 @@ QUANTIZE: Mapping[str, VectorBlocks] = {
 
 MOST_LIKELY: Mapping[str, VectorBlocks] = {
     "gpu": VectorBlocks(rows=1, block=8192, warps=16),
-    "interpreter": VectorBlocks(rows=64, block=1024, warps=1),
+    "interpreter": VectorBlocks(rows=256, block=1024, warps=1),
 }
 
 # To measure: pivots, and warps.
 DRAW: Mapping[str, DrawBlocks] = {
     "gpu": DrawBlocks(rows=1, block=4096, pivots=4, warps=16),
-    "interpreter": DrawBlocks(rows=64, block=1024, pivots=8, warps=1),
+    "interpreter": DrawBlocks(rows=256, block=1024, pivots=8, warps=1),
 }
 
 

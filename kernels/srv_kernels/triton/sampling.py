@@ -35,6 +35,8 @@ from torch import Tensor
 from srv_kernels.triton.numerics import widen
 from srv_kernels.triton.quantized_tuning import DRAW, MOST_LIKELY, of_target
 from srv_kernels.triton.registration import triton_op
+from srv_kernels.triton.rows import matrix
+from srv_kernels.triton.variants import FLOATS, Variant, pointers
 
 MAX_VOCAB = (1 << 19) - 1  # the largest vocabulary whose weights have a sum below 2⁶³
 _UNIT = tl.constexpr(float(1 << 44))  # the weight of the most likely token
@@ -241,8 +243,9 @@ def draw_kernel(
     tl.store(tokens + rows, token.to(tl.int64), mask=has_row)
 
 
-def _block(vocab: int, largest: int) -> int:
-    return min(triton.next_power_of_2(vocab), largest)
+def _tile(size: int, largest: int) -> int:
+    """The power of two that covers `size`, or the largest that the table allows."""
+    return min(triton.next_power_of_2(size), largest)
 
 
 def _most_likely_like(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,10 +260,11 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     tokens, valid = _most_likely_like(logits)
     if tokens.numel():
-        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        logits = matrix(logits)
         (count, vocab), blocks = logits.shape, of_target(MOST_LIKELY)
-        most_likely_kernel[(triton.cdiv(count, blocks.rows),)](
-            logits, tokens, valid, count, vocab, logits.stride(0), ROWS=blocks.rows, BLOCK=_block(vocab, blocks.block),
+        rows = _tile(count, blocks.rows)
+        most_likely_kernel[(triton.cdiv(count, rows),)](
+            logits, tokens, valid, count, vocab, logits.stride(0), ROWS=rows, BLOCK=_tile(vocab, blocks.block),
             num_warps=blocks.warps,
         )  # fmt: skip
     return tokens, valid
@@ -285,11 +289,35 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
         raise ValueError(f"the vocabulary has {vocab} tokens; the exact sums of weights are for {MAX_VOCAB} at most")
     tokens = _draw_like(logits)
     if count:
-        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        logits = matrix(logits)
         columns = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
         blocks = of_target(DRAW)
-        draw_kernel[(triton.cdiv(count, blocks.rows),)](
-            logits, *columns, tokens, count, vocab, logits.stride(0), ROWS=blocks.rows,
-            BLOCK=_block(vocab, blocks.block), PIVOTS=blocks.pivots, num_warps=blocks.warps,
+        rows = _tile(count, blocks.rows)
+        draw_kernel[(triton.cdiv(count, rows),)](
+            logits, *columns, tokens, count, vocab, logits.stride(0), ROWS=rows,
+            BLOCK=_tile(vocab, blocks.block), PIVOTS=blocks.pivots, num_warps=blocks.warps,
         )  # fmt: skip
     return tokens
+
+
+_BEST, _DRAW = MOST_LIKELY["gpu"], DRAW["gpu"]
+_COLUMNS = {"temperatures": "fp32", "top_ks": "i32", "top_ps": "fp32", "min_ps": "fp32", "uniforms": "fp64"}
+VARIANTS = (
+    *(
+        Variant(
+            most_likely_kernel,
+            pointers({"logits": kind, "tokens": "i64", "valid": "i1"}, "T", "vocab", "stride"),
+            {"ROWS": _BEST.rows, "BLOCK": _BEST.block},
+            aligned=("vocab", "stride"),
+            warps=_BEST.warps,
+        )
+        for kind in FLOATS
+    ),
+    Variant(
+        draw_kernel,
+        pointers({"logits": "fp32", **_COLUMNS, "tokens": "i64"}, "T", "vocab", "stride"),
+        {"ROWS": _DRAW.rows, "BLOCK": _DRAW.block, "PIVOTS": _DRAW.pivots},
+        aligned=("vocab", "stride"),
+        warps=_DRAW.warps,
+    ),
+)
