@@ -90,14 +90,12 @@ class World:
         torch.testing.assert_close(got.cpu().float(), want.float(), rtol=0, atol=TOLERANCE[self.dtype])
 
 
-@pytest.fixture
-def every_backend(
-    platform: GpuPlatform, manifest: Manifest, variant: str
-) -> Callable[[int], list[tuple[BackendSpec, World]]]:
-    return lambda rows: [(spec, World(platform, spec, rows)) for spec in specs(manifest, variant)]
-
-
 Worlds = Callable[[int], list[tuple[BackendSpec, World]]]
+
+
+@pytest.fixture
+def every_backend(platform: GpuPlatform, manifest: Manifest, variant: str) -> Worlds:
+    return lambda rows: [(spec, World(platform, spec, rows)) for spec in specs(manifest, variant)]
 
 
 def test_prompts_chunks_and_decode_rows_in_one_step(every_backend: Worlds) -> None:

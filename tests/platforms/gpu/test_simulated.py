@@ -1,4 +1,4 @@
-"""The GPU platforms on simulated devices, in child processes, because registering a device with PyTorch is permanent."""
+"""The GPU platforms on simulated devices, in child processes: registering a device with PyTorch is permanent."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip insta
 
 TESTS = ROOT / "platforms" / "gpu" / "tests"
 SIMULATOR = ROOT / "plugins" / "gpu_simulator"
+OTHERS = ("sm80", "sm86", "sm89", "sm100", "sm120", "gfx942", "gfx950", "gfx1100", "pvc", "bmg")
 COVERED = ("platforms/gpu", "platforms/cuda", "platforms/rocm", "platforms/xpu", "plugins/gpu_simulator", "kernels")
 
 
@@ -36,9 +37,7 @@ def test_platform_attention_and_sampling_on_sm90() -> None:
 
 @pytest.mark.slow
 @pytest.mark.when_changed(*COVERED)
-@pytest.mark.parametrize(
-    "variant", ["sm80", "sm86", "sm89", "sm100", "sm120", "gfx942", "gfx950", "gfx1100", "pvc", "bmg"]
-)
+@pytest.mark.parametrize("variant", OTHERS)
 def test_platform_attention_and_sampling_on_other_gpus(variant: str) -> None:
     outcome = run_on(variant, TESTS)
     assert outcome.passed, outcome.end
