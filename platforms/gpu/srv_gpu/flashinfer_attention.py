@@ -50,10 +50,11 @@ class _Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """One step. wrappers: those that are planned for it, by kind."""
+    """One step. pages: by window. wrappers: those that are planned for it, by kind."""
 
     step: Step
-    pages: PageIndices
+    batch: AttentionBatch
+    pages: dict[int | None, PageIndices] = field(default_factory=dict)
     wrappers: dict[_Kind, _Wrapper] = field(default_factory=dict)
 
 
@@ -88,7 +89,7 @@ class FlashInferAttention:
 
     def plan(self, batch: AttentionBatch) -> _Metadata:
         """See `srv.platform.interface.AttentionBackend`."""
-        metadata = _Metadata(self._planner.plan(batch), page_indices(batch, self._page_size, self._transfers))
+        metadata = _Metadata(self._planner.plan(batch), batch)
         if batch.graph is not None:
             for rows, _, kind in tuple(self._wrappers):
                 if rows == batch.graph:
@@ -104,7 +105,7 @@ class FlashInferAttention:
             wrapper = self._decode_wrapper(metadata.step, kind) if decode else self._prefill_wrapper()
             found = self._wrappers[key] = _Wrapper(wrapper, self._accelerator.module.Event())
         found.planned.synchronize()
-        pages = metadata.pages
+        pages = self._pages(metadata, kind.window)
         arrays = [self._pinned(pages.indptr), pages.indices, self._pinned(pages.last)]
         options = {
             "window_left": -1 if kind.window is None else kind.window - 1,
@@ -123,6 +124,11 @@ class FlashInferAttention:
         found.planned.record()
         metadata.wrappers[kind] = found
         return found
+
+    def _pages(self, metadata: _Metadata, window: int | None) -> PageIndices:
+        if window not in metadata.pages:
+            metadata.pages[window] = page_indices(metadata.batch, self._page_size, self._transfers, window)
+        return metadata.pages[window]
 
     def _prefill_wrapper(self) -> Any:
         return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")

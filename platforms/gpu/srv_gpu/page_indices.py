@@ -3,6 +3,9 @@
 page_table [rows, columns]          indices [total]              indptr [rows + 1]     last [rows]
 4 7 0 0      (length 20)            4 7 9                        0 2 3                 4 9
 9 0 0 0      (length 9)             pages of 16 tokens
+
+For layers with a sliding window, the pages behind it are left out: they may belong to other requests, whose memory may
+hold NaN, and kernels multiply what is masked by a weight of 0. Kernels count positions from a row's end.
 """
 
 from __future__ import annotations
@@ -31,14 +34,17 @@ class PageIndices:
     indices: Tensor
 
 
-def page_indices(batch: AttentionBatch, page_size: int, transfers: Transfers) -> PageIndices:
-    """Of the batch, whose KV lengths are known on the host."""
+def page_indices(batch: AttentionBatch, page_size: int, transfers: Transfers, window: int | None = None) -> PageIndices:
+    """Of the batch, whose KV lengths are known on the host. `window`: that of the layers."""
     lengths = np.asarray(batch.kv_lens, dtype=np.int64)
-    pages = -(-lengths // page_size)
+    first = np.zeros_like(lengths)  # the first page that a query of the row sees
+    if window is not None:
+        first = np.maximum(lengths - np.asarray(batch.query_lens) - window + 1, 0) // page_size
+    pages = -(-lengths // page_size) - first
     indptr = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(pages, out=indptr[1:])
     row = np.repeat(np.arange(len(lengths)), pages)
-    column = np.arange(int(indptr[-1])) - indptr[row]
+    column = np.arange(int(indptr[-1])) - indptr[row] + first[row]
     where = transfers.upload(np.stack((row, column)))
-    last = lengths - (pages - 1) * page_size
+    last = lengths - (first + pages - 1) * page_size
     return PageIndices(indptr.astype(np.int32), last.astype(np.int32), batch.page_table[where[0], where[1]])
