@@ -1,4 +1,4 @@
-# make serve | test | test-all | test-faults | bench | bench-peers | matrix | evidence | docs | lint | clean
+# make serve | test | test-all | test-faults | bench | bench-peers | matrix | evidence | docs | lint | triton | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
 # in another version.
@@ -10,8 +10,9 @@ READY  := $(VENV)/.ready
 CPU    := kernels/srv_kernels/cpu
 NATIVE := $(CPU)/native/libsrv_cpu.so
 # Plugins with their own distributions: an example, and a stand-in for hardware that CI does not have.
-PLUGINS := plugins/toy_device plugins/npu_simulator
+PLUGINS := plugins/toy_device plugins/npu_simulator plugins/gpu_simulator
 RERUN  := build/evidence.jsonl
+TRITON := kernels/srv_kernels/triton/compiled.json
 # The folders with the slowest test files.
 LONGEST := tests/core tests/kernels tests/e2e
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env serve test test-all test-faults lint bench bench-peers matrix evidence docs clean
+.PHONY: env serve test test-all test-faults lint triton bench bench-peers matrix evidence docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -35,6 +36,15 @@ $(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/py
 # Recompiled after an edit. Without a compiler, the server runs on torch alone and logs that at startup.
 $(NATIVE): $(CPU)/build.py $(wildcard $(CPU)/native/*.cpp $(CPU)/native/*.h) | $(READY)
 	$(BIN)/python $(CPU)/build.py && touch $@ || echo "going on without the native CPU kernels"
+
+# Triton, in the version of the recorded compilations unless torch brought its own. Without it, `make test` skips the
+# tests of its kernels and says so.
+triton: $(VENV)/.triton
+
+$(VENV)/.triton: $(TRITON) | $(READY)
+	$(BIN)/python -c 'import triton' 2>/dev/null \
+	    || $(BIN)/python -m pip install -q "triton==$$(sed -n 's/^{"triton": "\([^"]*\)".*/\1/p' $<)"
+	touch $@
 
 serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
@@ -54,7 +64,7 @@ test: lint
 # passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each as above, and the folders with the
 # slowest files come first so that none of these runs alone at the end. Then all evidence tests run, one at a time: their
 # results must equal the committed evidence.
-test-all: env
+test-all: env triton
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
 	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))

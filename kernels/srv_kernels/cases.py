@@ -76,6 +76,11 @@ def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
 
 
+def gelu_tanh_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    # The same inputs are the hard ones: its tails are those of SiLU, only steeper.
+    return silu_and_mul_cases(dtype, seed)
+
+
 def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 3)
     shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))

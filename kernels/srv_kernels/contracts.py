@@ -18,6 +18,7 @@ from srv_kernels import oracles
 from srv_kernels.cases import (
     Case,
     add_rms_norm_cases,
+    gelu_tanh_and_mul_cases,
     linear_gguf_cases,
     linear_w8a8_static_cases,
     rms_norm_cases,
@@ -119,6 +120,13 @@ CONTRACTS: Mapping[str, OpContract] = {
             oracles.silu_and_mul,
             silu_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: silu of the first half times the second",
+            sizes=("dim",),
+            tolerances=_TWO_ROUNDINGS,
+        ),
+        _contract(
+            oracles.gelu_tanh_and_mul,
+            gelu_tanh_and_mul_cases,
+            signature="(x [..., 2 I]) -> [..., I]: gelu (its tanh approximation) of the first half times the second",
             sizes=("dim",),
             tolerances=_TWO_ROUNDINGS,
         ),

@@ -5,6 +5,7 @@ Results are float64 on the host for arguments of any dtype and device. Nothing h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -48,6 +49,17 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """silu(first half) · second half of the last axis (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
     gate, up = _float64(x).chunk(2, -1)
     return gate / (1 + (-gate).exp()) * up
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """gelu(first half) · second half of the last axis (GEGLU, Shazeer 2020), with the tanh approximation of GELU.
+
+    (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)), with u = sqrt(2 / pi) (x + 0.044715 x³); Hendrycks and Gimpel 2016,
+    arXiv:1606.08415.
+    """
+    gate, up = _float64(x).chunk(2, -1)
+    doubled = 2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    return gate / (1 + (-doubled).exp()) * up
 
 
 def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:

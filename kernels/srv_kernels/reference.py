@@ -46,6 +46,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """x [..., 2 I] -> [..., I]: GELU (its tanh approximation) of the first half times the second."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
 def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]."""
     wide = x.float()

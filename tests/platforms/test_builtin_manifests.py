@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +22,12 @@ from srv.platform.registry import find_platforms
 
 VARIANTS = {
     "cpu": ("avx2", "avx512", "amx", "neon"),
-    "cuda": ("sm80", "sm90", "sm100"),
-    "rocm": ("gfx942", "gfx950"),
+    "cuda": ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120"),
+    "rocm": ("gfx942", "gfx950", "gfx1100"),
     "npu": ("a2", "a3"),
     "xpu": ("pvc", "bmg"),
 }
-UNBUILT = ("cuda", "rocm", "xpu")
+GPUS = ("cuda", "rocm", "xpu")
 FOUND = find_platforms()
 
 
@@ -64,23 +65,22 @@ def test_automatic_choice_prefers_any_accelerator_to_the_cpu() -> None:
     assert len(set(priorities.values())) == len(priorities)
 
 
-@every("name", UNBUILT)
-def test_a_platform_without_device_code_refuses_to_start(name: str) -> None:
+@every("name", GPUS)
+def test_a_gpu_platform_refuses_a_torch_that_was_built_without_it(name: str) -> None:
     device = next(iter(FOUND[name].loaded.facts.profiles.values()))
     with pytest.raises(PlatformUnavailable) as raised:
         create_platform(FOUND[name], EngineContext(device, 0))
-    assert raised.value.code == "not_implemented"
-    assert raised.value.platform == name
-    assert "srv plan" in raised.value.remedy
+    assert (raised.value.platform, raised.value.code) == (name, f"torch_without_{name}")
+    assert "pytorch.org" in raised.value.remedy
 
 
-@every("name", UNBUILT)
-def test_backends_that_are_not_built_refuse_too(name: str) -> None:
+@every("name", GPUS)
+def test_every_backend_of_a_gpu_platform_can_be_imported(name: str) -> None:
     specs = [spec for family in FOUND[name].loaded.facts.backends.values() for spec in family]
     assert specs
     for spec in specs:
-        with pytest.raises(PlatformUnavailable):
-            pkgutil.resolve_name(spec.target)(None)
+        if "triton" not in spec.target:  # which may not be installed
+            assert isinstance(pkgutil.resolve_name(spec.target), type)
 
 
 @every(
@@ -129,7 +129,7 @@ def test_flashinfer_is_chosen_if_installed_and_for_supported_heads() -> None:
 def test_old_gpus_do_not_support_bfloat16() -> None:
     facts = FOUND["cuda"].loaded.facts
     assert "bfloat16" in facts.capabilities(facts.profiles["sm80"])
-    assert "bfloat16" not in facts.capabilities(SimpleNamespace(variant="sm75"))  # type: ignore[arg-type]
+    assert "bfloat16" not in facts.capabilities(replace(facts.profiles["sm80"], variant="sm75"))
 
 
 def cpu_dtype(features: tuple[str, ...], variant: str, dtype: str, fmt: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from every import every
 from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, contribution, default_of, device, fit, model, violations
 
 from srv.args.resolve import resolve
-from srv.args.statement import UserInput
+from srv.args.statement import Origin, UserInput, UserStatement
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, ModelFacts
 
@@ -31,12 +32,15 @@ FAMILIES = {
 }
 
 
+LONG_HEADS = model(head_dim=128, cache_groups=(FullAttention((0, 1, 2, 3), 8, 128, 128),))
+
+
 def aiter(about: ModelFacts | None, **user: Any) -> Any:
     return fit(device("rocm", "gfx942"), "rocm", "attention", "aiter", about, **user)
 
 
 def test_aiter_reads_pages_of_one_token_or_of_16() -> None:
-    assert aiter(model()) == {"page_size": (1, 16)}
+    assert aiter(LONG_HEADS) == {"page_size": (1, 16)}
     assert aiter(LATENT) == {"page_size": (1,)}
     assert aiter(None) == {"page_size": (1, 16)}
 
@@ -50,13 +54,50 @@ def test_latent_attention_of_aiter_supports_some_head_counts(heads: int, fits: b
 
 def test_aiter_has_no_attention_sinks_and_attends_within_chunks() -> None:
     assert "attention sinks" in aiter(GPT_OSS)
-    assert isinstance(aiter(LLAMA4), dict)
+    chunked = replace(LONG_HEADS, architecture=LLAMA4.architecture)
+    assert isinstance(aiter(chunked), dict)
+
+
+@every(
+    ("about", "user", "reason"),
+    [
+        (model(), {}, "keys of 64 and values of 64 elements are not both 128 or both 256"),
+        (replace(LONG_HEADS, heads=256), {}, "32 query heads share a KV head, more than 16"),
+        (LONG_HEADS, {"dtype": "float32"}, "dtype float32 is not one of bfloat16, float16"),
+        (
+            LONG_HEADS,
+            {"kv_cache_dtype": "float16"},
+            "kv_cache_dtype float16 is not the activations' dtype, bfloat16",
+        ),
+        (
+            replace(LONG_HEADS, architecture="MistralForCausalLM", config=MISTRAL),
+            {},
+            "it cannot compute layers 0-3: it does not support a sliding window of 4096 tokens",
+        ),
+    ],
+)
+def test_limits_of_aiter(about: ModelFacts, user: dict[str, str], reason: str) -> None:
+    assert aiter(about, **user) == reason
+
+
+def test_aiter_is_for_instinct_gpus() -> None:
+    on = device("rocm", "gfx1100")
+    assert fit(on, "rocm", "attention", "aiter", LONG_HEADS) == "its kernels are for gfx942, gfx950, not gfx1100"
+
+
+def test_page_size_of_the_user_is_never_changed() -> None:
+    manifest = find_platforms()["rocm"].loaded
+    for size, backend in ((None, "aiter"), (16, "aiter"), (8, "triton")):
+        named = () if size is None else (UserStatement("page_size", size, Origin.COMMAND_LINE, "command line"),)
+        on = manifest.facts.profiles["gfx942"]
+        config = resolve(UserInput(named), manifest=manifest, device=on, model=LONG_HEADS).config
+        assert (config.platform.attention_backend, config.memory.page_size) == (backend, size or 1)
 
 
 def test_aiter_is_chosen_if_installed() -> None:
     lacking, having = device("rocm", "gfx942", torch="2.9"), device("rocm", "gfx942", **{"amd-aiter": "0.1"})
-    assert fit(lacking, "rocm", "attention", "aiter", model()) == "the package amd-aiter is not installed"
-    assert isinstance(fit(having, "rocm", "attention", "aiter", model()), dict)
+    assert fit(lacking, "rocm", "attention", "aiter", LONG_HEADS) == "the package amd-aiter is not installed"
+    assert isinstance(fit(having, "rocm", "attention", "aiter", LONG_HEADS), dict)
 
 
 def test_long_contexts_cost_aiter_memory() -> None:
@@ -181,17 +222,17 @@ def test_npu_tiers_are_copied_by_its_own_kernel() -> None:
     assert default_of("npu", "hicache_mem_layout", on, LATENT, enable_hierarchical_cache=True) == "page_first_kv_split"
 
 
-def test_intel_s_kernels_read_certain_pages() -> None:
-    on = device("xpu", "pvc")
-    assert fit(on, "xpu", "attention", "intel_xpu", model()) == {"page_size": (64, 128)}
-    assert fit(on, "xpu", "attention", "intel_xpu", LATENT) == {"page_size": (64, 128, 32, 16)}
+def test_intel_s_kernels_read_certain_pages_and_are_not_called() -> None:
+    on, why = device("xpu", "pvc"), "this version of srv does not call it"
+    assert fit(on, "xpu", "attention", "intel_xpu", model()) == f"{why} (its pages have 64 or 128 tokens)"
+    assert fit(on, "xpu", "attention", "intel_xpu", LATENT) == f"{why} (its pages have 64 or 128 or 32 or 16 tokens)"
     assert fit(on, "xpu", "attention", "triton", model()) == {}
 
 
 def test_intel_s_kernels_have_no_attention_sinks_and_no_chunks() -> None:
     on = device("xpu", "bmg")
     assert fit(on, "xpu", "attention", "intel_xpu", GPT_OSS) == (
-        "GptOssForCausalLM has attention sinks, which only triton computes here"
+        "GptOssForCausalLM has attention sinks, which only triton computes here; this version of srv does not call it"
     )
     assert "attends within chunks" in fit(on, "xpu", "attention", "intel_xpu", LLAMA4)
     assert fit(on, "xpu", "attention", "triton", GPT_OSS) == {}

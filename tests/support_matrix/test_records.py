@@ -19,6 +19,7 @@ from srv.cli import main as cli
 from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names
 from srv.platform.facts import Support
 from srv.platform.registry import find_platforms
+from srv_cuda.attention_specs import RULES
 from srv_matrix.feature_page import feature_page
 from srv_matrix.features import OTHERS
 from srv_matrix.inventory import Inventory, Op, observe
@@ -244,7 +245,12 @@ def test_constraints_of_two_arguments_are_one_pair() -> None:
 
 
 def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
+    """By the rules of all attention kernels, also of those that srv knows but does not call."""
     manifest = find_platforms()[platform].loaded
+    if platform == "cuda":
+        facts = manifest.facts
+        specs = tuple(replace(spec, check=RULES.get(spec.name, spec.check)) for spec in facts.backends["attention"])
+        manifest = replace(manifest, facts=replace(facts, backends={**facts.backends, "attention": specs}))
     records = pairs(make_variant_context(manifest, variant, sample_models()[0]))
     return {frozenset(each.feature.removeprefix("pair:").split("+")): each.reason for each in records}
 

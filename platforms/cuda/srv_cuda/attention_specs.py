@@ -2,27 +2,26 @@
 
 Page sizes are those that the kernels are compiled for. Priorities follow the order in which SGLang chooses a backend.
 Where SGLang prefers another backend although these kernels would work, only the automatic choice skips them
-(`_not_automatic`), and a user can still select them.
+(`_not_automatic`), and a user can still select them. Of these kernels, this version calls FlashInfer's alone
+(`not_called`): the others keep their rules, and are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from srv.platform.facts import Requires, ResolutionContext, Unfit
-from srv_cuda.placeholder import PLACEHOLDER
+from srv_gpu.facts import FLASHINFER_HEADS, attention, half_reasons, has_package, not_called
 
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
-_FLASHINFER_HEADS = (64, 128, 256)
 _E5M2 = "fp8_e5m2"
+_FLASHINFER = "flashinfer-python"
 
 
 def missing_package(context: ResolutionContext) -> list[str]:
     """A reason if FlashInfer is not installed. Device profiles have no package versions, so it is assumed for them."""
-    if not context.device.versions or "flashinfer-python" in context.device.versions:
-        return []
-    return ["the package flashinfer-python is not installed"]
+    return [] if has_package(context.device, _FLASHINFER) else [f"the package {_FLASHINFER} is not installed"]
 
 
 def _family_reasons(context: ResolutionContext) -> list[str]:
@@ -53,9 +52,10 @@ def _has_draft_tree(context: ResolutionContext) -> bool:
 
 def flashinfer(context: ResolutionContext) -> Requires | Unfit:
     """FlashInfer is a separate package. Its kernels support certain head sizes, and latent attention."""
-    model, variant, reasons = context.model, context.device.variant, missing_package(context)
-    if model is not None and not _is_latent(context) and model.head_dim not in _FLASHINFER_HEADS:
-        reasons.append(f"head_dim {model.head_dim} is not among {', '.join(map(str, _FLASHINFER_HEADS))}")
+    model, variant = context.model, context.device.variant
+    reasons = [*missing_package(context), *half_reasons(context)]
+    if model is not None and not _is_latent(context) and model.head_dim not in FLASHINFER_HEADS:
+        reasons.append(f"head_dim {model.head_dim} is not among {', '.join(map(str, FLASHINFER_HEADS))}")
     reasons += _family_reasons(context)
     if _is_latent(context) and variant != "sm100":
         reasons += _not_automatic(context, "flashinfer", f"on {variant} other kernels compute latent attention")
@@ -120,18 +120,19 @@ def _dual_chunk(context: ResolutionContext) -> Requires | Unfit:
     return Requires({"enable_mixed_chunk": (False,), "disable_graphs": (True,), "disable_radix_cache": (True,)})
 
 
+# The rules of kernels that are not called, by name. fa3 is the best on sm90, and trtllm_mha on sm100; on the other
+# variant they are not available, except that trtllm_mha decodes on sm90.
+RULES: Mapping[str, Callable[[ResolutionContext], Requires | Unfit]] = {
+    "fa3": _fa3,
+    "trtllm_mha": _trtllm_mha,
+    "trtllm_mla": _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3")),
+    "flashmla": _latent_only(("sm90", "sm100"), (64,)),
+    "cutlass_mla": _latent_only(("sm100",), (128,)),
+    "dual_chunk_flash_attn": _dual_chunk,
+}
+_PRIORITIES = dict(zip(RULES, (30, 25, 7, 6, 5, 4), strict=True))
+
 SPECS = (
-    # fa3 is the best on sm90, and trtllm_mha on sm100; on the other variant they are not available, except that
-    # trtllm_mha decodes on sm90.
-    PLACEHOLDER.attention("fa3", 30, _fa3),
-    PLACEHOLDER.attention("trtllm_mha", 25, _trtllm_mha),
-    PLACEHOLDER.attention("flashinfer", 20, flashinfer),
-    PLACEHOLDER.attention(
-        "trtllm_mla",
-        3,
-        _latent_only(("sm100",), (64, 32), types=("auto", "fp8_e4m3")),
-    ),
-    PLACEHOLDER.attention("flashmla", 2, _latent_only(("sm90", "sm100"), (64,))),
-    PLACEHOLDER.attention("cutlass_mla", 1, _latent_only(("sm100",), (128,))),
-    PLACEHOLDER.attention("dual_chunk_flash_attn", 0, _dual_chunk),
+    attention("flashinfer", 20, flashinfer, "srv_gpu.flashinfer_attention:FlashInferAttention", lengths="host"),
+    *(not_called(name, _PRIORITIES[name], rule) for name, rule in RULES.items()),
 )

@@ -1,14 +1,26 @@
-"""The manifest of the NVIDIA CUDA platform; its device code is not implemented yet (`srv.platform.placeholder`).
+"""The manifest of the NVIDIA CUDA platform.
 
-Imports neither torch nor a vendor's package.
+Imports neither torch nor a vendor's package; `create` does, in a worker.
 """
 
 from __future__ import annotations
 
-from srv.platform.manifest import Manifest
+from typing import TYPE_CHECKING
+
+from srv.platform.manifest import EngineContext, Manifest
 from srv_cuda.facts import FACTS, VARIANTS
-from srv_cuda.placeholder import create
 from srv_cuda.probe import probe
+from srv_gpu.simulator import worker_environment
+
+if TYPE_CHECKING:
+    from srv.platform.interface import Platform
+
+
+def _create(context: EngineContext) -> Platform:
+    from srv_cuda.platform import create
+
+    return create(context)
+
 
 MANIFEST = Manifest(
     name="cuda",
@@ -16,8 +28,9 @@ MANIFEST = Manifest(
     core=">=0.1,<0.2",
     variants=VARIANTS,
     priority=100,
-    summary="NVIDIA GPUs from compute capability 8.0 (not implemented yet)",
+    summary="NVIDIA GPUs from compute capability 8.0; not yet run on real ones",
     facts=FACTS,
     probe=probe,
-    create=create,
+    create=_create,
+    worker_env=worker_environment,
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_cuda.facts import VARIANTS
-from srv_cuda.placeholder import PLACEHOLDER
+from srv_cuda.facts import PROFILES, STAND_INS, VARIANTS
+from srv_gpu.probe import simulated_probe
 
 _CONTROL_DEVICE = Path("/dev/nvidiactl")
 _LIBRARY = "libcuda.so.1"
@@ -35,7 +35,10 @@ class DriverError(Exception):
 
 
 def probe(context: ProbeContext) -> ProbeResult:
-    """NVIDIA GPUs of this machine."""
+    """NVIDIA GPUs of this machine, or the simulated one that the environment asks for."""
+    simulated = simulated_probe("cuda", PROFILES, STAND_INS)
+    if simulated is not None:
+        return simulated
     if not _CONTROL_DEVICE.exists() and not _library_loads():
         return ProbeResult(
             False,
@@ -75,7 +78,7 @@ def judge(driver: Driver, built_for: str | None) -> ProbeResult:
             device,
             notes,
         )
-    return PLACEHOLDER.probe_result(device, notes)
+    return ProbeResult(True, device=device, notes=notes)
 
 
 def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:

@@ -11,14 +11,17 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_rocm.facts import VARIANTS
-from srv_rocm.placeholder import PLACEHOLDER
+from srv_gpu.probe import simulated_probe
+from srv_rocm.facts import PROFILES, STAND_INS, VARIANTS
 
 _DRIVER = Path("/dev/kfd")
 
 
 def probe(context: ProbeContext) -> ProbeResult:
-    """AMD GPUs of this machine."""
+    """AMD GPUs of this machine, or the simulated one that the environment asks for."""
+    simulated = simulated_probe("rocm", PROFILES, STAND_INS)
+    if simulated is not None:
+        return simulated
     missing = missing_requirement(_DRIVER, torch_build().get("hip"))
     if missing is not None:
         return missing
@@ -31,7 +34,7 @@ def probe(context: ProbeContext) -> ProbeResult:
         remedy = "Check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and the devices that rocminfo lists"
         return ProbeResult(False, "torch sees no AMD GPU", remedy, "no_device")
     notes = () if device.variant in VARIANTS else (f"{device.variant} is not supported ({', '.join(VARIANTS)})",)
-    return PLACEHOLDER.probe_result(device, notes)
+    return ProbeResult(True, device=device, notes=notes)
 
 
 def missing_requirement(driver: Path, built_for: str | None) -> ProbeResult | None:

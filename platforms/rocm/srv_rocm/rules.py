@@ -5,7 +5,10 @@ from __future__ import annotations
 from srv.args.rules.reserve import RESERVED_MEMORY, published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import Contribution, Default, Requires, ResolutionContext, Unfit
+from srv.specs import ModelFacts, attention_specs
+from srv_gpu.facts import AITER_GROUP, AITER_HEADS, half_reasons, has_package
 
+_INSTINCT = ("gfx942", "gfx950")
 _GPT_OSS = "GptOssForCausalLM"
 _LATENT_HEADS = (16, 128)
 _LONG_CONTEXT = 8192
@@ -14,10 +17,16 @@ _TRITON_PACKAGE = "triton-kernels"
 
 
 def aiter(context: ResolutionContext) -> Requires | Unfit:
-    """aiter's attention reads pages of one token, or of 16 in its unified kernel; MLA only with some head counts."""
+    """aiter's attention reads pages of one token, or of 16; MLA only with some head counts.
+
+    Its kernels are for 16-bit dtypes, certain heads, and Instinct GPUs.
+    """
     reasons: list[str] = []
-    if context.device.versions and _AITER_PACKAGE not in context.device.versions:
+    if context.device.variant not in _INSTINCT:
+        reasons.append(f"its kernels are for {', '.join(_INSTINCT)}, not {context.device.variant}")
+    if not has_package(context.device, _AITER_PACKAGE):
         reasons.append(f"the package {_AITER_PACKAGE} is not installed")
+    reasons += half_reasons(context)
     model = context.model
     if model is not None and model.architecture == _GPT_OSS:
         reasons.append(f"{_GPT_OSS} has attention sinks, which only triton computes here")
@@ -25,7 +34,20 @@ def aiter(context: ResolutionContext) -> Requires | Unfit:
     if model is not None and latent and model.heads not in _LATENT_HEADS:
         allowed = " or ".join(map(str, _LATENT_HEADS))
         reasons.append(f"latent attention needs {allowed} heads per rank, not {model.heads}")
+    if model is not None and not latent:
+        reasons += _head_reasons(model)
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (1,) if latent else (1, 16)})
+
+
+def _head_reasons(model: ModelFacts) -> list[str]:
+    reasons: list[str] = []
+    for group in attention_specs(model.cache_groups):
+        if group.key_dim != group.value_dim or group.key_dim not in AITER_HEADS:
+            dims = f"keys of {group.key_dim} and values of {group.value_dim} elements"
+            reasons.append(f"{dims} are not both {' or both '.join(map(str, AITER_HEADS))}")
+        if model.heads // group.kv_heads > AITER_GROUP:
+            reasons.append(f"{model.heads // group.kv_heads} query heads share a KV head, more than {AITER_GROUP}")
+    return list(dict.fromkeys(reasons))
 
 
 def _long_context_reserve(context: ResolutionContext) -> float:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv_xpu.placeholder import PLACEHOLDER
+from srv_gpu import facts as gpu
 
 VARIANTS = ("pvc", "bmg")
 
-_GIB = 1 << 30
 _SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = "Llama4"
 
-PROFILES = {
-    "pvc": DeviceFacts("pvc", 64 * _GIB, 1, "Intel Data Center GPU Max 1550, one tile"),
-    "bmg": DeviceFacts("bmg", 12 * _GIB, 1, "Intel Arc B580"),
-    "bmg-24gb": DeviceFacts("bmg", 24 * _GIB, 1, "Intel Arc Pro B60"),
-}
+PROFILES = gpu.profiles(
+    ("pvc", "pvc", 64, "Intel Data Center GPU Max 1550, one tile"),
+    ("bmg", "bmg", 12, "Intel Arc B580"),
+    ("bmg-24gb", "bmg", 24, "Intel Arc Pro B60"),
+)
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
     """Graphs and overlap are missing, since neither has been shown to work on these devices yet."""
-    return frozenset({"paged_kv", "prefix_cache", "chunked_prefill", "float32", "float16", "bfloat16"})
+    return frozenset(gpu.capabilities(device) | {"bfloat16"})
 
 
 def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
@@ -37,10 +36,11 @@ def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
 
 BACKENDS = {
     "attention": (
-        PLACEHOLDER.attention("intel_xpu", 20, _intel_xpu),
-        PLACEHOLDER.attention("triton", 10),
+        gpu.not_called("intel_xpu", 20, _intel_xpu),
+        gpu.TRITON_ATTENTION,
+        gpu.NATIVE_ATTENTION,
     ),
-    "sampling": (PLACEHOLDER.backend("pytorch", 10),),
+    "sampling": (gpu.PYTORCH_SAMPLING, gpu.TRITON_SAMPLING),
 }
 
 FACTS = PlatformFacts(capabilities, PROFILES, constraints=(draft_tree_constraint(),), backends=BACKENDS)

@@ -11,7 +11,8 @@ from pathlib import Path
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_xpu.placeholder import PLACEHOLDER
+from srv_gpu.probe import simulated_probe
+from srv_xpu.facts import PROFILES
 
 _ROOT = Path("/")
 _INTEL = 0x8086
@@ -20,7 +21,10 @@ _BMG = range(0xE200, 0xE300)  # Arc B series
 
 
 def probe(context: ProbeContext) -> ProbeResult:
-    """Intel GPUs of this machine."""
+    """Intel GPUs of this machine, or the simulated one that the environment asks for."""
+    simulated = simulated_probe("xpu", PROFILES, {})
+    if simulated is not None:
+        return simulated
     variants = sorted(gpus(_ROOT))
     missing = missing_requirement(_ROOT, variants, torch_build().get("xpu"))
     if missing is not None:
@@ -33,7 +37,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     if device is None:
         remedy = "Check ZE_AFFINITY_MASK, and check the driver (Level Zero) with clinfo or xpu-smi"
         return ProbeResult(False, "torch sees no Intel GPU", remedy, "no_device")
-    return PLACEHOLDER.probe_result(device)
+    return ProbeResult(True, device=device)
 
 
 def missing_requirement(root: Path, variants: list[str], built_for: str | None) -> ProbeResult | None:

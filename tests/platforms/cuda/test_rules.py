@@ -6,20 +6,23 @@ from typing import Any
 
 import pytest
 from every import every
-from rules_world import GPT_OSS, LATENT, LLAMA4, default_of, device, fit, model, violations
+from rules_world import GPT_OSS, LATENT, LLAMA4, FakeContext, default_of, device, fit, model, violations
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal
+from srv.platform.facts import Requires
 from srv.platform.registry import find_platforms
 from srv.specs import ModelFacts
+from srv_cuda.attention_specs import RULES
 
 MXFP4 = model("GptOssForCausalLM", quantization="mxfp4")
 DUAL = model("Qwen2ForCausalLM", config={"dual_chunk_attention_config": {}})
 
 
 def attention(name: str, variant: str, about: ModelFacts | None = None, **user: Any) -> Any:
-    return fit(device("cuda", variant), "cuda", "attention", name, about, **user)
+    """What a backend requires, or why it does not fit; for kernels that srv does not call, by their rule alone."""
+    return fit(device("cuda", variant), "cuda", "attention", name, about, rule=RULES.get(name), **user)
 
 
 @every(
@@ -150,16 +153,17 @@ def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
 @every(
     ("about", "variant", "backend", "page"),
     [
-        (GPT_OSS, "sm100", "trtllm_mha", 64),
-        (GPT_OSS, "sm90", "fa3", 1),
+        (GPT_OSS, "sm100", "triton", 1),
         (GPT_OSS, "sm80", "triton", 1),
-        (LLAMA4, "sm90", "fa3", 1),
-        (LLAMA4, "sm100", "triton", 1),
+        (LLAMA4, "sm90", "triton", 1),
         (model(), "sm80", "flashinfer", 1),
-        (model(), "sm90", "fa3", 1),
-        (model(), "sm100", "trtllm_mha", 64),
+        (model(), "sm86", "flashinfer", 1),
+        (model(), "sm90", "flashinfer", 1),
+        (model(), "sm100", "flashinfer", 1),
+        (model(), "sm120", "flashinfer", 1),
+        (model(dtype="float32"), "sm90", "triton", 1),
+        (model(head_dim=80), "sm90", "triton", 1),
         (LATENT, "sm80", "triton", 1),
-        (LATENT, "sm90", "fa3", 1),
         (LATENT, "sm100", "flashinfer", 1),
     ],
 )
@@ -169,21 +173,29 @@ def test_best_backend_for_a_model_family_is_chosen(about: Any, variant: str, bac
 
 
 def test_trtllm_mha_only_decodes_on_sm90() -> None:
-    config = resolved("sm90", model(), decode_attention_backend="trtllm_mha").config.platform
-    assert (config.prefill_attention_backend, config.decode_attention_backend) == ("fa3", "trtllm_mha")
-    with pytest.raises(Refusal, match="it fits only decode_attention_backend here"):
-        resolved("sm90", model(), attention_backend="trtllm_mha")
-    config = resolved("sm100", model(), prefill_attention_backend="trtllm_mha").config.platform
-    assert config.prefill_attention_backend == "trtllm_mha"
+    slots = {}
+    for variant in ("sm90", "sm100"):
+        answer = RULES["trtllm_mha"](FakeContext(device("cuda", variant), model(), {}))
+        assert isinstance(answer, Requires)
+        slots[variant] = answer.slots
+    assert slots == {"sm90": ("decode_attention_backend",), "sm100": ()}
 
 
-def test_page_size_of_the_user_is_never_changed() -> None:
-    config = resolved("sm100", GPT_OSS, page_size=32).config
-    assert (config.platform.attention_backend, config.memory.page_size) == ("trtllm_mha", 32)
-    config = resolved("sm100", GPT_OSS, page_size=8).config
-    assert (config.platform.attention_backend, config.memory.page_size) == ("triton", 8)
-    with pytest.raises(Refusal, match=r"requires page_size 64, not 32"):
-        resolved("sm90", LATENT, attention_backend="flashmla", page_size=32)
+@every("name", RULES)
+def test_kernels_that_are_not_called_are_refused_by_name(name: str) -> None:
+    about = DUAL if name.startswith("dual") else LATENT if "mla" in name else model()
+    variant = "sm90" if name == "fa3" else "sm100"
+    with pytest.raises(Refusal, match="this version of srv does not call it") as raised:
+        resolved(variant, about, attention_backend=name)
+    pages = attention(name, variant, about).get("page_size", ())
+    assert (f"its pages have {' or '.join(map(str, pages))} tokens" in str(raised.value)) == bool(pages)
+
+
+def test_torch_native_is_used_where_neither_flashinfer_nor_triton_is_installed() -> None:
+    manifest, bare = find_platforms()["cuda"].loaded, device("cuda", "sm90", torch="2.13")
+    config = resolve(UserInput(), manifest=manifest, device=bare, model=model()).config.platform
+    assert (config.attention_backend, config.sampling_backend) == ("torch_native", "pytorch")
+    assert "gguf_blocks" not in manifest.facts.capabilities(bare)
 
 
 @every(

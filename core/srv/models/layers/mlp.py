@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srv.models.layers.factory import LayerFactory
+from srv.platform.interface import OpArgs
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
@@ -15,7 +16,7 @@ Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202); gate and up are fused into one matrix.
 
-    `activation`: SiLU (SwiGLU), or the tanh approximation of GELU (GEGLU), which no platform has an op for.
+    `activation`: SiLU (SwiGLU), or the tanh approximation of GELU (GEGLU), for which a platform may have an op.
     Sharded over ranks by the intermediate size: the result is then this rank's partial sum.
     """
 
@@ -35,6 +36,8 @@ class GatedMLP(nn.Module):
         local = sum(self.gate_up_proj.output_sizes.values()) // 2
         if activation == "silu":
             self._activate = factory.context.bind("silu_and_mul", dim=local)
+        elif factory.context.ops.offers("gelu_tanh_and_mul", OpArgs(factory.context.dtype, {"dim": local})):
+            self._activate = factory.context.bind("gelu_tanh_and_mul", dim=local)
         else:
             self._activate = gelu_tanh_and_mul
 

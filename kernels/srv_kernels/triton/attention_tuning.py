@@ -1,0 +1,102 @@
+"""Block sizes of paged attention, per target; data that a tuner may rewrite.
+
+A target has its name in `targets` ("sm90", "gfx942"), or is "xpu". What a target lacks is that of its family ("sm",
+"gfx"), and what this lacks is that of "". The sizes follow from registers and shared memory of the compiled code, with
+few spills or none; except on gfx1100, with too few registers for heads of 128 elements and more, and for prompts
+on sm120 and over int8 pools on gfx942. No GPU has measured them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Phase = Literal["extend", "decode"]
+
+
+class Blocks(NamedTuple):
+    """Sizes of one kernel. `rows`: query tokens times heads in a tile, at most (decode takes fewer if it can).
+
+    `keys`: tokens per step of the loop over keys. `warps`, `stages`: launch options of Triton. The loop looks up pages
+    before it can load keys, so NVIDIA's pipeline has one buffer of keys for 3 stages, two for 5, and three for 7.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`splits`: the most parts into which a row's keys are divided. `programs`: how many a compute unit should get."""
+
+    splits: int
+    programs: int
+
+
+LIMITS: dict[str, Limits] = {
+    "": Limits(splits=64, programs=2),
+    "gfx": Limits(splits=16, programs=2),
+}
+
+SPLIT_TOKENS = 256
+"""A split has at least this many tokens: fewer do not pay for the reduction."""
+
+# By phase and head dim (of keys or values, the larger; as a power of two), for queries of 2 bytes per element.
+_MORE_SHARED_MEMORY: dict[tuple[Phase, int], Blocks] = {("extend", 256): Blocks(64, 32, 8, 5)}
+BLOCKS: dict[str, dict[tuple[Phase, int], Blocks]] = {
+    "": {
+        ("extend", 64): Blocks(128, 64, 4, 2),
+        ("extend", 128): Blocks(128, 64, 4, 2),
+        ("extend", 256): Blocks(64, 32, 4, 2),
+        ("decode", 64): Blocks(64, 64, 4, 2),
+        ("decode", 128): Blocks(64, 64, 4, 2),
+        ("decode", 256): Blocks(32, 32, 4, 2),
+    },
+    "sm": {
+        ("extend", 64): Blocks(128, 64, 8, 5),
+        ("extend", 128): Blocks(128, 64, 8, 5),
+        ("extend", 256): Blocks(64, 32, 8, 3),
+        ("decode", 64): Blocks(64, 64, 4, 7),
+        ("decode", 128): Blocks(64, 64, 4, 5),
+        ("decode", 256): Blocks(32, 32, 4, 5),
+    },
+    "gfx1100": {
+        ("extend", 64): Blocks(64, 32, 8, 2),
+        ("extend", 128): Blocks(64, 32, 8, 2),
+        ("extend", 256): Blocks(32, 16, 8, 2),
+        ("decode", 64): Blocks(64, 32, 4, 2),
+        ("decode", 128): Blocks(32, 32, 8, 2),
+        ("decode", 256): Blocks(32, 16, 8, 2),
+    },
+    "sm80": _MORE_SHARED_MEMORY,
+    "sm90": _MORE_SHARED_MEMORY,
+    "sm100": _MORE_SHARED_MEMORY,
+}
+
+
+def blocks(target: str, phase: Phase, dim: int, item_size: int) -> Blocks:
+    """The block sizes for heads of `dim` elements, where queries have `item_size` bytes per element.
+
+    Raises ValueError for heads of more than 256 elements.
+    """
+    width = next((each for each in (64, 128, 256) if dim <= each), None)
+    if width is None:
+        raise ValueError(f"paged attention has no block sizes for heads of {dim} elements; at most 256 are supported")
+    tables = (BLOCKS.get(name, {}) for name in _names(target))
+    found = next(table[phase, width] for table in tables if (phase, width) in table)
+    if item_size <= 2:
+        return found
+    # Products of float32 are computed without tensor cores, in registers.
+    return found._replace(rows=max(16, found.rows // 4), keys=max(16, found.keys // 4))
+
+
+def limits(target: str) -> Limits:
+    """See `Limits`."""
+    return next(LIMITS[name] for name in _names(target) if name in LIMITS)
+
+
+def _names(target: str) -> tuple[str, str, str]:
+    return target, re.sub(r"\d.*", "", target), ""

@@ -1,0 +1,100 @@
+"""What paged attention is compiled as ahead of time: common head dims, groups and pools, with each target's blocks."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import triton
+
+from srv_kernels.triton import attention_kernels as kernels
+from srv_kernels.triton.attention_plan import Heads, extend_blocks, plan_decode, tiles
+from srv_kernels.triton.attention_reduce import reduce_kernel
+from srv_kernels.triton.attention_tuning import Blocks
+from srv_kernels.triton.targets import BY_NAME
+from srv_kernels.triton.variants import Variant
+
+_POINTERS = {"page_table": "*i32", "starts": "*i32", "lengths": "*i32", "partial": "*fp32", "logs": "*fp32"}
+_SCALES = {"scale": "fp32", "cap": "fp32"}
+_ALIGNED = tuple(f"{name}_{axis}" for name in ("q", "out") for axis in ("token", "head")) + tuple(
+    f"{name}_{axis}" for name in ("key", "value") for axis in ("page", "token", "head")
+)
+_FLOAT8 = ("fp8e4nv", "fp8e5", "fp8e4b8")
+
+
+def _types(kernel, kind: str, pool: str) -> dict[str, str]:
+    scales = "*fp32" if pool in ("i8", "u8", *_FLOAT8) else f"*{kind}"
+    pointers = {
+        **{"q": f"*{kind}", "out": f"*{kind}", "keys": f"*{pool}", "values": f"*{pool}"},
+        **{"key_scales": scales, "value_scales": scales},
+    }
+    known = {**_POINTERS, **_SCALES, **pointers}
+    return {name: known.get(name, "i32") for name in kernel.arg_names if not name.isupper()}
+
+
+def _constants(heads: Heads, pool: str, page: int, window: bool, cap: bool) -> dict[str, int | bool]:
+    scales = 2 if pool == "i8" else int(pool in ("u8", *_FLOAT8))
+    return {
+        **{"GROUP": heads.group, "KEY_DIM": heads.key_dim, "VALUE_DIM": heads.value_dim},
+        **{"BLOCK_KEY": triton.next_power_of_2(heads.key_dim), "BLOCK_VALUE": triton.next_power_of_2(heads.value_dim)},
+        **{"PAGE_SIZE": page, "KEY_SCALES": scales, "VALUE_SCALES": scales, "HAS_WINDOW": window, "HAS_CAP": cap},
+    }
+
+
+def _variant(kernel, kind: str, pool: str, constants: dict[str, int | bool], sizes: Blocks, targets) -> Variant:
+    types = _types(kernel, kind, pool)
+    constants = {**constants, "BLOCK_KEYS": sizes.keys}
+    return Variant(
+        kernel,
+        types,
+        {name: constants[name] for name in kernel.arg_names if name in constants},
+        aligned=tuple(name for name in _ALIGNED if name in types),
+        warps=sizes.warps,
+        stages=sizes.stages,
+        targets=frozenset(targets),
+    )
+
+
+def _with_blocks(choose) -> Iterator[tuple[Blocks, list[str]]]:
+    """The block sizes of `choose(target)`, with the targets that have them."""
+    found: dict[Blocks, list[str]] = {}
+    for target in BY_NAME:
+        found.setdefault(choose(target), []).append(target)
+    yield from found.items()
+
+
+# Heads, dtype, pool, page size, window, cap.
+_LAYERS = (
+    (Heads(4, 1, 64, 64, 2), "bf16", "bf16", 16, False, False),
+    (Heads(4, 1, 128, 128, 2), "bf16", "bf16", 16, False, False),
+    (Heads(8, 1, 128, 128, 2), "fp16", "fp16", 128, True, False),
+    (Heads(2, 1, 256, 256, 2), "bf16", "bf16", 16, True, True),
+    (Heads(1, 1, 80, 80, 2), "fp16", "fp16", 1, False, False),
+    (Heads(4, 1, 128, 128, 4), "fp32", "fp32", 16, False, False),
+    (Heads(4, 1, 128, 128, 2), "bf16", "i8", 16, False, False),
+    *((Heads(4, 1, 128, 128, 2), "bf16", pool, 16, False, False) for pool in ("u8", *_FLOAT8)),
+)
+
+
+def _all() -> Iterator[Variant]:
+    for heads, kind, pool, page, window, cap in _LAYERS:
+        constants = _constants(heads, pool, page, window, cap)
+        for sizes, targets in _with_blocks(lambda target, heads=heads: extend_blocks(heads, target)):
+            yield _variant(kernels.extend_kernel, kind, pool, {**constants, "BLOCK_ROWS": sizes.rows}, sizes, targets)
+        # A mixed or captured step, and for one layer a step with drafts, whose tiles are larger.
+        for queries in (1, 8) if heads.key_dim == 128 and pool == kind else (1,):
+
+            def choose(target: str, heads: Heads = heads, queries: int = queries) -> Blocks:
+                return plan_decode(heads, 1, queries, 8192, target, 100).blocks
+
+            for sizes, targets in _with_blocks(choose):
+                count = tiles(queries, heads.group, sizes)
+                own = {**constants, "BLOCK_ROWS": sizes.rows, "TILES": count}
+                yield _variant(kernels.decode_kernel, kind, pool, own, sizes, targets)
+    for group, dim in ((1, 80), (4, 128), (8, 64)):
+        own = {"GROUP": group, "VALUE_DIM": dim, "BLOCK_HEADS": group, "BLOCK_VALUE": triton.next_power_of_2(dim)}
+        own |= {"BLOCK_SPLITS": 16, "HAS_WINDOW": False}
+        yield _variant(reduce_kernel, "bf16", "bf16", own, Blocks(16, 64, min(4, group), 3), ())
+
+
+VARIANTS = tuple(_all())

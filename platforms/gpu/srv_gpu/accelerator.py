@@ -1,0 +1,114 @@
+"""The torch module of a kind of GPU and what goes with it: `torch.cuda`, `torch.xpu`, or the simulator's.
+
+    platform   module         graphs         libraries
+    cuda       torch.cuda     CUDAGraph      flashinfer
+    rocm       torch.cuda     CUDAGraph      aiter        (torch's functions for AMD GPUs are those of CUDA)
+    xpu        torch.xpu      XPUGraph
+    any        torch.gpusim   either         stand-ins    with SRV_GPU_SIMULATOR
+
+A platform's `create` builds one; the rest of the package uses what it is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from srv.errors import PlatformUnavailable
+from srv_gpu.simulator import PACKAGE, simulated_variant
+
+Pinned = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One kind of GPU in this process.
+
+    platform: "cuda", "rocm" or "xpu". device_type: of its torch devices. module: `torch.<device_type>`. graph_class:
+    creates an empty graph. pinned: allocates page-locked host memory. libraries: by name, what imports a vendor's
+    library. register_triton: makes `torch.ops.srv_triton` work on its tensors; called when the kernels are imported.
+    """
+
+    platform: str
+    device_type: str
+    module: Any
+    graph_class: Callable[[], Any]
+    pinned: Pinned
+    libraries: Mapping[str, Callable[[], Any]]
+    register_triton: Callable[[], None]
+
+    def device(self, index: int) -> torch.device:
+        return torch.device(self.device_type, index)
+
+    def compute_units(self, device: torch.device) -> int:
+        """Streaming multiprocessors, compute units or Xe cores."""
+        properties = self.module.get_device_properties(device)
+        for name in ("multi_processor_count", "gpu_subslice_count"):
+            if hasattr(properties, name):
+                return int(getattr(properties, name))
+        return 1
+
+    def library(self, name: str) -> Any:
+        """The library, imported. Raises PlatformUnavailable if it cannot be."""
+        try:
+            return self.libraries[name]()
+        except (ImportError, OSError, RuntimeError) as error:  # JIT libraries fail in their own ways
+            lines = str(error).strip().splitlines()
+            reason = f"{name} is installed but cannot be loaded: {lines[0] if lines else type(error).__name__}"
+            remedy = "Repair its installation, or choose another backend"
+            raise PlatformUnavailable(self.platform, reason, remedy, "toolkit_missing") from error
+
+
+def load_accelerator(platform: str, environ: Mapping[str, str] = os.environ) -> Accelerator:
+    """The accelerator of a platform. Raises PlatformUnavailable if torch was built for another, or without a GPU's."""
+    variant = simulated_variant(platform, environ)
+    return _real(platform) if variant is None else _simulated(platform, variant)
+
+
+def _real(platform: str) -> Accelerator:
+    built_for = {"cuda": torch.version.cuda, "rocm": torch.version.hip, "xpu": torch.version.xpu}[platform]
+    if built_for is None:
+        remedy = "Install a torch built for it (https://pytorch.org/get-started/locally)"
+        raise PlatformUnavailable(
+            platform, f"torch {torch.__version__} was built without {platform}", remedy, f"torch_without_{platform}"
+        )
+    is_xpu = platform == "xpu"
+    module: Any = torch.xpu if is_xpu else torch.cuda
+    return Accelerator(
+        platform=platform,
+        device_type="xpu" if is_xpu else "cuda",
+        module=module,
+        graph_class=module.XPUGraph if is_xpu else module.CUDAGraph,
+        pinned=lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True),
+        libraries={name: _importer(name) for name in ("flashinfer", "aiter")},
+        register_triton=lambda: None,
+    )
+
+
+def _importer(name: str) -> Callable[[], Any]:
+    return lambda: importlib.import_module(name)
+
+
+def _simulated(platform: str, variant: str) -> Accelerator:
+    simulator = importlib.import_module(PACKAGE)
+    simulation = simulator.load(variant)
+    module = simulation.accelerator
+    stand_ins = {"flashinfer": simulation.flashinfer, "aiter": simulation.aiter}
+    return Accelerator(
+        platform=platform,
+        device_type=simulation.device_type,
+        module=module,
+        graph_class=module.XPUGraph if platform == "xpu" else module.CUDAGraph,
+        pinned=module.pinned,
+        libraries={name: _given(each) for name, each in stand_ins.items() if each is not None},
+        register_triton=lambda: simulator.register_triton_operators(module),
+    )
+
+
+def _given(value: Any) -> Callable[[], Any]:
+    return lambda: value

@@ -1,0 +1,212 @@
+"""The GPU as PyTorch sees it: the module `torch.gpusim`, and its registration.
+
+`install()` claims PyTorch's PrivateUse1 backend for the whole process under the name "gpusim"; PyTorch refuses to
+rename it to "cuda" or "xpu". It cannot be undone, and a process can have only one such backend. The module has the
+functions of `torch.cuda` for NVIDIA and AMD GPUs, and those of `torch.xpu` for Intel's: a function that one of them
+lacks is missing here too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+from srv.testing import simulated_device
+from srv.testing.simulated_device import Refusals
+from srv.testing.simulated_device import stream as streams
+from srv_gpu_simulator.cards import Card
+from srv_gpu_simulator.device.graph import CUDAGraph, Handle, Pools, Recording, XPUGraph
+from srv_gpu_simulator.device.launch import Launcher
+from srv_gpu_simulator.device.properties import cuda_properties, xpu_properties
+from srv_gpu_simulator.device.stream import Event, Stream
+
+NAME = "gpusim"
+REFUSALS = Refusals(
+    f"{NAME}:0",
+    mixed=(
+        "{operator}: expected all tensors to be on the same device, but was given {places}. "
+        f'Move them with .to("{NAME}:0") first; only 0-dim host tensors that are no index, and copies, may mix.'
+    ),
+    exhausted=(
+        "GPU out of memory. Tried to allocate {nbytes} bytes on {device} (simulated), "
+        "but {free} of {capacity} are free. Use less of it: a smaller batch, or a smaller KV pool."
+    ),
+    capturing="while a stream is being captured into a graph",
+)
+
+
+class Accelerator(simulated_device.SimulatedAccelerator):
+    """What `torch.cuda` and `torch.xpu` have in common.
+
+    launches: calls so far, by name: Triton operators by their own ("silu_and_mul"), the stand-ins' as
+    "flashinfer.append_paged_kv_cache". Replays of a graph do not count.
+    """
+
+    def __init__(self, card: Card, capacity: int, asynchronous: bool) -> None:
+        super().__init__(NAME, capacity, device_name=card.device_name, refusals=REFUSALS, asynchronous=asynchronous)
+        self.card = card
+        self.asynchronous = asynchronous  # as it was loaded; tests change `deferral.enabled`
+        self.launches: Counter[str] = Counter()
+        self.launch = Launcher(self)
+        self.pools = Pools()
+        self._streams: list[Stream] = []
+        self.Stream = partial(Stream, self)
+        self.Event = partial(Event, self)
+        self._default_stream = self.first_stream = Stream(self)
+        self._capture_stream = Stream(self)
+
+    # Device
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """Select a device within the context; there is only one."""
+        self.set_device(device)
+        yield
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return True
+
+    # Memory
+
+    def memory_reserved(self, device: object = None) -> int:
+        return self.memory.allocated
+
+    def max_memory_reserved(self, device: object = None) -> int:
+        return self.memory.peak
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        self.memory.reset_peak()
+
+    def memory_stats(self, device: object = None) -> dict[str, int]:
+        return {
+            "allocated_bytes.all.current": self.memory.allocated,
+            "allocated_bytes.all.peak": self.memory.peak,
+            "reserved_bytes.all.current": self.memory.allocated,
+            "reserved_bytes.all.peak": self.memory.peak,
+        }
+
+    # Streams
+
+    def keep_stream(self, stream: Stream) -> None:
+        """Keep a stream: as on a GPU, its work is done even if the program has dropped it."""
+        self._streams.append(stream)
+
+    def drain(self) -> None:
+        """Run what is enqueued in any stream."""
+        for stream in tuple(self._streams):
+            stream.drain()
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait for all streams."""
+        self.recorder.refuse("synchronize", "wait after the replay")
+        self.drain()
+
+    @contextmanager
+    def stream(self, stream: streams.Stream | None) -> Iterator[streams.Stream | None]:
+        """Make `stream` the current stream of this thread within the context; None changes nothing."""
+        if stream is None:
+            yield None
+            return
+        with super().stream(stream):
+            yield stream
+
+    # Graphs
+
+    @property
+    def capture(self) -> Recording | None:
+        """The capture of this thread, if any."""
+        return cast("Recording | None", self.recorder.active)
+
+    def graph_pool_handle(self) -> Handle:
+        """A handle of a new memory pool, which several graphs can share."""
+        return self.pools.new_handle()
+
+    def is_current_stream_capturing(self) -> bool:
+        capture = self.capture
+        return capture is not None and capture.has(self.current_stream())
+
+    @contextmanager
+    def _capturing(self, graph: CUDAGraph, pool: Handle | None, stream: Stream | None, mode: str) -> Iterator[None]:
+        self.synchronize()
+        with self.stream(stream if stream is not None else self._capture_stream):
+            graph.capture_begin(pool, mode)
+            try:
+                yield
+            except BaseException:
+                graph.abandon()
+                raise
+            graph.capture_end()
+
+
+class CudaAccelerator(Accelerator):
+    """`torch.cuda`, of NVIDIA and AMD GPUs."""
+
+    def __init__(self, card: Card, capacity: int, asynchronous: bool) -> None:
+        super().__init__(card, capacity, asynchronous)
+        self.CUDAGraph = partial(CUDAGraph, self)
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        """name, total_memory (bytes), multi_processor_count, major, minor, warp_size, gcnArchName, and others."""
+        return cuda_properties(self.card, self.memory.capacity)
+
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:
+        return self.card.capability
+
+    def graph(
+        self,
+        cuda_graph: CUDAGraph,
+        pool: Handle | None = None,
+        stream: Stream | None = None,
+        capture_error_mode: str = "global",
+    ) -> Any:
+        """A context that captures this thread's operators into `cuda_graph`, in `stream` or a stream of its own."""
+        return self._capturing(cuda_graph, pool, stream, capture_error_mode)
+
+
+class XpuAccelerator(Accelerator):
+    """`torch.xpu`, of Intel GPUs: as of torch 2.13 without `default_stream`, with `XPUGraph`."""
+
+    def __init__(self, card: Card, capacity: int, asynchronous: bool) -> None:
+        super().__init__(card, capacity, asynchronous)
+        self.XPUGraph = partial(XPUGraph, self)
+
+    @property
+    def default_stream(self) -> Any:
+        raise AttributeError("torch.xpu has no default_stream; remember current_stream() instead")
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        """name, total_memory (bytes), gpu_subslice_count (Xe cores), sub_group_sizes, has_fp64, and others."""
+        return xpu_properties(self.card, self.memory.capacity)
+
+    def get_device_capability(self, device: object = None) -> dict[str, Any]:
+        """The properties as a mapping; there is no pair of numbers."""
+        return {name: value for name, value in vars(self.get_device_properties()).items() if name != "uuid"}
+
+    def graph(self, xpu_graph: XPUGraph, pool: Handle | None = None, stream: Stream | None = None) -> Any:
+        """A context that captures this thread's operators into `xpu_graph`, in `stream` or a stream of its own."""
+        return self._capturing(xpu_graph, pool, stream, "global")
+
+
+def install(card: Card, capacity: int, asynchronous: bool = False) -> Accelerator:
+    """Register the GPU, once per process, and return `torch.gpusim`.
+
+    RuntimeError if another backend has claimed PrivateUse1, or another GPU was simulated here before.
+    """
+    title = "the GPU simulator"
+    kind = XpuAccelerator if card.vendor == "intel" else CudaAccelerator
+    present = simulated_device.install(NAME, Accelerator, lambda: kind(card, capacity, asynchronous), title)
+    loaded = _described(present.card, present.memory.capacity, present.asynchronous)
+    asked = _described(card, capacity, asynchronous)
+    if loaded != asked:
+        raise RuntimeError(
+            f"{title} was loaded as {loaded} here, and cannot become {asked}: one process simulates one GPU"
+        )
+    return present
+
+
+def _described(card: Card, capacity: int, asynchronous: bool) -> str:
+    return f"{card.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"

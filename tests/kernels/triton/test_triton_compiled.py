@@ -1,0 +1,88 @@
+"""The committed table of compilations is that of the sources, and the tool that keeps it notices what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'srv-kernels[triton]'")
+
+from srv_kernels.triton import compile as ahead
+from srv_kernels.triton.targets import TARGETS
+
+Table = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def listing() -> Table:
+    """The current variants, from a process that does not interpret."""
+    return ahead._listing()
+
+
+def test_the_table_is_of_the_current_sources(listing: Table) -> None:
+    table = json.loads(ahead.TABLE.read_text(encoding="utf-8"))
+    assert table["triton"] == listing["triton"], "Triton has changed: run python -m srv_kernels.triton.compile"
+    stale = [job for job in ahead._jobs(listing) if ahead._recorded(table, listing, job) is None]
+    assert list(ahead._differences(table, listing, stale, [], {})) == []
+
+
+def test_every_kernel_is_compiled_for_every_target(listing: Table) -> None:
+    names = {target.name for target in TARGETS}
+    for kernel, entry in listing["kernels"].items():
+        assert set().union(*entry["variants"].values()) == names, kernel
+
+
+@pytest.mark.slow
+def test_the_check_notices_what_is_wrong(
+    listing: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one variant and one target of two kernels, which are compiled here."""
+    whole, small, table = json.loads(ahead.TABLE.read_text(encoding="utf-8")), {}, {}
+    for kernel in ("activations._gated", "page_copies._copy_pages"):
+        label = next(iter(whole["kernels"][kernel]["variants"]))
+        small[kernel] = {**listing["kernels"][kernel], "variants": {label: ["sm90"]}}
+        result = whole["kernels"][kernel]["variants"][label]["sm90"]
+        table[kernel] = {**whole["kernels"][kernel], "variants": {label: {"sm90": result}}}
+    monkeypatch.setattr(ahead, "_listing", lambda: {**listing, "kernels": small})
+    path = tmp_path / "compiled.json"
+
+    def check() -> tuple[int, str]:
+        path.write_text(json.dumps({**whole, "kernels": table}), encoding="utf-8")
+        return ahead.main(["--check", "--table", str(path), "--jobs", "1"]), capsys.readouterr().out
+
+    assert check()[0] == 0
+    next(iter(table["activations._gated"]["variants"].values()))["sm90"] = [1, 0, 0]
+    table["page_copies._copy_pages"]["source"] = "0"
+    table["page_copies._copy_pages"]["variants"]["f64"] = {"sm90": [1, 0, 0]}
+    status, out = check()
+    assert status == 1
+    assert "activations._gated [fp32,fp32 GELU=False BLOCK=1024 warps=4 stages=3] for sm90: [" in out
+    assert "but [1, 0, 0] in compiled.json" in out
+    assert "has no results of the current source of page_copies._copy_pages: run python -m" in out
+    assert "page_copies._copy_pages [f64] for sm90, which is not compiled any more" in out
+
+
+@pytest.mark.slow
+def test_older_gpus_refuse_e4m3() -> None:
+    """Why `targets` lists no e4m3fn for sm80 and sm86; and a refusal is the result of its job."""
+    table = json.loads(ahead.TABLE.read_text(encoding="utf-8"))
+    label = next(label for label in table["kernels"]["kv_write._write_kv"]["variants"] if "fp8e4nv" in label)
+    jobs = [ahead.Job("kv_write._write_kv", label, target) for target in ("sm80", "sm86", "sm89")]
+    results = ahead._compile(jobs, 1)
+    assert all("fp8e4nv not supported in this architecture" in str(results[job]) for job in jobs[:2])
+    assert isinstance(results[jobs[2]], list)
+
+
+@pytest.mark.slow
+def test_a_sample_compiles_as_the_table_says() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}  # which must not reach the compiler
+    command = [sys.executable, "-m", "srv_kernels.triton.compile", "--check", "--sample", "60"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "60 sampled" in done.stdout
