@@ -9,8 +9,8 @@ FAULTS = (
     Fault(
         name="gate-is-the-second-half",
         file="kernels/srv_kernels/reference.py",
-        text="gate, up = x.chunk(2, -1)",
-        planted="up, gate = x.chunk(2, -1)",
+        text="gate, up = x.chunk(2, -1)\n    return F.silu(gate)",
+        planted="up, gate = x.chunk(2, -1)\n    return F.silu(gate)",
         effect="On devices without their own kernel, every model generates nonsense.",
         tests=(_CONTRACTS,),
     ),
