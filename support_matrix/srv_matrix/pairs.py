@@ -16,7 +16,8 @@ from typing import Any
 from srv.args.backends import SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
-from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS, USER_CONSTRAINTS
+from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
+from srv.args.prerequisites import PREREQUISITES
 from srv.platform.facts import BackendSpec, Constraint, Requires, Unfit
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -90,7 +91,8 @@ def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
 
 
 def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
-    yield from ((CORE, each) for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS))
+    # Of USER_CONSTRAINTS, only the prerequisites: the others concern drafters of other distributions.
+    yield from ((CORE, each) for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *PREREQUISITES))
     yield from ((f"platform {manifest.name}", each) for each in manifest.facts.constraints)
 
 

@@ -12,8 +12,8 @@ from every import every
 from matrix_world import CAPABLE, VARIANTS, evidence, manifest, matrix, row, table
 
 from srv.args.config import ARGUMENTS
-from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS, USER_CONSTRAINTS
-from srv.args.prerequisites import with_prerequisite
+from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
+from srv.args.prerequisites import PREREQUISITES, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names
@@ -232,7 +232,7 @@ def test_pair_describes_its_dependency() -> None:
 def test_constraints_of_two_arguments_are_one_pair() -> None:
     dependencies = {
         frozenset((constraint.argument, other))
-        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS)
+        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *PREREQUISITES)
         for other in constraint.reads
         if other in ARGUMENTS
     }

@@ -16,6 +16,7 @@ from srv.args.spec import Argument
 from srv.args.statement import Origin, UserStatement
 from srv.errors import Refusal
 from srv.platform.capabilities import CAPABILITIES
+from srv.speculative.algorithm import READABLE
 
 CORE = Path(__file__).resolve().parents[3] / "core" / "srv"
 PLANNED = [argument for argument in ARGUMENTS.values() if argument.arg.planned]
@@ -108,6 +109,7 @@ READ_ELSEWHERE = {
     "prefill_attention_backend": "srv.args.backends: selects the backend",
     "decode_attention_backend": "srv.args.backends: selects the backend",
     "sampling_backend": "srv.args.backends: selects the backend",
+    **dict.fromkeys(READABLE, "srv.planning.steps: the algorithm names those that it reads"),
 }
 
 

@@ -50,6 +50,7 @@ UNREACHABLE = {
     "bad_text",  # cannot be printed to a terminal
     "host_unavailable",  # this and the next need a socket error
     "port_unavailable",
+    "other_algorithm",  # needs a package with a drafter
     "too_few_devices",  # needs a platform with devices of their own and a communicator
 }
 
