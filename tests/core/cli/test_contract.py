@@ -21,9 +21,16 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def sections(text: str) -> dict[str, list[str]]:
-    """The lines below each heading."""
-    blocks = [block.splitlines() for block in text.split("\n\n")]
-    return {lines[0]: lines[1:] for lines in blocks}
+    """The lines of each class (or what else has members), without their indentation by part."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("    "):
+            found[name].append(line.removeprefix("  "))
+        elif line.startswith("  "):
+            name = line.strip()
+            found[name] = []
+    return found
 
 
 def test_versions_names_the_present_one_and_those_that_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +45,8 @@ def test_versions_names_the_present_one_and_those_that_are_refused(capsys: pytes
 
 def test_diff_shows_what_was_added_since_contract_1_2(capsys: pytest.CaptureFixture[str]) -> None:
     """These are the additions of contract 1.3, and what changed without a version of its own (in srv.specs)."""
-    found = sections(output(capsys, "diff", "1.2", "1.3"))
+    text = output(capsys, "diff", "1.2", "1.3")
+    found = sections(text)
     assert found["AttentionBatch"] == ["  added    lengths: torch.Tensor | None = None"]
     assert found["BackendSpec"] == ["  added    lengths: str = 'host'"]
     assert found["EngineContext"] == ["  added    local_ranks: int = 1"]
@@ -51,10 +59,10 @@ def test_diff_shows_what_was_added_since_contract_1_2(capsys: pytest.CaptureFixt
     assert "  removed  int8_params: int = 0" in found["ModelFacts"]
     assert "Graphs" not in found  # since 1.1
     assert "GreedySampling" not in found  # since 1.2
-    header = found["Contract 1.2 to 1.3: 41 added, 8 removed, 3 changed"]
-    assert header == [
+    assert text.splitlines()[:2] == [
+        "Contract 1.2 to 1.3: 41 added, 8 removed, 3 changed",
         "A plugin of 1.2 is accepted if it does not use what was removed or changed."
-        " To use what was added, set Manifest.api = (1, 3)."
+        " To use what was added, set Manifest.api = (1, 3).",
     ]
 
 
@@ -65,10 +73,11 @@ def test_diff_to_2_0_says_that_an_older_plugin_is_refused_and_what_became_option
     assert "A plugin of 1.3 is refused: make these changes, and set Manifest.api = (2, 0)." in text
     member = "communicator(group: RankGroup) -> Communicator"
     optional = f"{member} (needed only with the capability communicator)"
-    assert f"  changed  {member}\n        to {optional}\n" in text
+    assert f"    changed  {member}\n          to {optional}\n" in text
+    assert text.index("What a plugin implements") < text.index(member) < text.index("What it is given, constructs")
     markdown = output(capsys, "diff", "1.3", "2.0", "--markdown")
     assert markdown.startswith("# Contract 1.3 to 2.0\n")
-    assert "\n## Platform\n" in markdown
+    assert "\n### Platform\n" in markdown
     assert f"\n- changed `{member}` to `{optional}`\n" in markdown
 
 
