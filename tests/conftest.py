@@ -7,6 +7,8 @@ A test's digest is computed from the contents of all files under the paths of it
 `make evidence` runs these tests and records the digest of each that passes, alongside the evidence, in
 support_matrix/evidence/digests.json. A test whose recorded digest equals that of the tree is skipped with that reason.
 `make test-all FULL=1` skips none.
+
+Triton's kernels run in Triton's interpreter, unless TRITON_INTERPRET=0 is set, on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "support_matrix" / "evidence" / "digests.json"

@@ -365,6 +365,6 @@ def decode_kernel(
     else:
         heads = tl.num_programs(0) // TILES * GROUP
         place = ((row.to(tl.int64) * max_queries + index) * heads + head) * splits + split
-        tl.store(partial + place[:, None] * VALUE_DIM + value_dims[None, :], result, mask=mask)
+        store(partial + place[:, None] * VALUE_DIM + value_dims[None, :], result, mask=mask)
         seen = largest + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf for a query that sees no key here
-        tl.store(logs + place, seen, mask=inside)
+        store(logs + place, seen, mask=inside)

@@ -58,8 +58,8 @@ def quantize_rows_kernel(x, quantized, scales, T, K, x_stride, ROWS: tl.constexp
         mask = (rows < T)[:, None] & (columns < K)[None, :]
         values = widen(tl.load(sources + columns[None, :], mask=mask & (invalid == 0)[:, None], other=0.0))
         ratio = tl.div_rn(values, tl.broadcast_to(divisor[:, None], [ROWS, BLOCK]))
-        tl.store(places + columns[None, :], round_to(ratio, tl.int8), mask=mask)
-    tl.store(scales + rows, tl.where(invalid > 0, float("nan"), scale), mask=rows < T)
+        store(places + columns[None, :], round_to(ratio, tl.int8), mask=mask)
+    store(scales + rows, tl.where(invalid > 0, float("nan"), scale), mask=rows < T)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def quantize_static_kernel(
     values = widen(tl.load(x + rows.to(tl.int64)[:, None] * x_stride + columns[None, :], mask=mask, other=0.0))
     shifted = values * tl.div_rn(1.0, tl.load(input_scale)) + tl.load(input_offset)
     places = quantized + rows.to(tl.int64)[:, None] * K + columns[None, :]
-    tl.store(places, round_to(shifted, tl.int8), mask=mask)
+    store(places, round_to(shifted, tl.int8), mask=mask)
 
 
 @triton.jit

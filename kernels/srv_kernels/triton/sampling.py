@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from srv_kernels.triton.numerics import widen
+from srv_kernels.triton.numerics import store, widen
 from srv_kernels.triton.quantized_tuning import DRAW, MOST_LIKELY, of_target
 from srv_kernels.triton.registration import triton_op
 from srv_kernels.triton.rows import matrix
@@ -73,8 +73,8 @@ def most_likely_kernel(logits, tokens, valid, T, vocab, stride, ROWS: tl.constex
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     has_row = rows < T
     _, at, is_valid = _largest(logits, rows, has_row, vocab, stride, BLOCK)
-    tl.store(tokens + rows, tl.where(is_valid, at, 0).to(tl.int64), mask=has_row)
-    tl.store(valid + rows, is_valid, mask=has_row)
+    store(tokens + rows, tl.where(is_valid, at, 0).to(tl.int64), mask=has_row)
+    store(valid + rows, is_valid, mask=has_row)
 
 
 @triton.jit
@@ -240,7 +240,7 @@ def draw_kernel(
             goal = tl.where(filtered, (goal - above + ties - 1) // ties, goal)
         drawn = _first_reaching(sources, used, largest, temperature, vocab, filtered, key, goal, BLOCK)
         token = tl.where(used, drawn, token)
-    tl.store(tokens + rows, token.to(tl.int64), mask=has_row)
+    store(tokens + rows, token.to(tl.int64), mask=has_row)
 
 
 def _tile(size: int, largest: int) -> int:

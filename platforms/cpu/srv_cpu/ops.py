@@ -46,6 +46,7 @@ OPS = (
     _impl("add_rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
     _impl("rotary", "reference", "torch (reference)"),
     _impl("silu_and_mul", "reference", "torch (reference)"),
+    _impl("gelu_tanh_and_mul", "reference", "torch (reference)"),
     _impl("linear_w8a8", "reference", "torch (reference)"),
     _impl("linear_w8a8_static", "reference", "torch (reference)"),
     _impl("linear_int8", "reference", "torch (reference)"),

@@ -375,7 +375,7 @@ class Audit:
         (plugin("srv_step(self, event): yield"), "signature", "audit.srv_step: is asynchronous or a generator"),
         (ASYNCHRONOUS, "signature", "audit.srv_step: is asynchronous or a generator"),
         (plugin("srv_setup(self, setup): 1 / 0"), "contract", "audit.srv_setup: raised ZeroDivisionError"),
-        ("class Audit:\n    def srv_step(self, event): pass\n", "contract", "implements no hook"),
+        ("class Audit:\n    def srv_step(self, event): pass\n", "contract", "srv_step: is not marked"),
         (plugin("srv_setup(self): pass\n    def srv_step(self, event): pass"), "contract", "srv_step: is not marked"),
         (plugin("__init__(self): 1 / 0"), "contract", "creating it raised ZeroDivisionError"),
         ("import jax\n", "impure", "Move that import into the hook that needs it"),

@@ -1,4 +1,4 @@
-"""Triton's kernels are tested on a GPU if there is one, and otherwise in Triton's interpreter, which is slow.
+"""Triton's kernels are tested in Triton's interpreter, which is slow, or on a GPU (tests/conftest.py).
 
 Each test file starts with `pytest.importorskip("triton", reason=...)`.
 """
@@ -9,10 +9,6 @@ import os
 
 import pytest
 import torch
-
-# Before the first import of triton, which reads it.
-if not torch.accelerator.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
