@@ -38,7 +38,7 @@ def test_platform_attention_and_sampling_on_sm90() -> None:
 
 @pytest.mark.slow
 @pytest.mark.when_changed(*COVERED)
-@pytest.mark.parametrize("variant", (*DIFFERENT, *OTHERS))
+@pytest.mark.parametrize("variant", [*DIFFERENT, *OTHERS])
 def test_the_platform_on_other_gpus(variant: str) -> None:
     """Attention and sampling run on one card of each kind, because the kernels are the same."""
     outcome = run_on(variant, TESTS if variant in DIFFERENT else TESTS / "test_gpu_platform.py")
