@@ -44,7 +44,7 @@ def staging(kit: Kit) -> str:
     if any(end - begin < _BLOCK for begin, end in itertools.pairwise(begins)):
         raise Fault(f"of {_BLOCKS} tensors of {_BLOCK} bytes from staging, two share memory")
     try:
-        blocks[0].to(kit.device, non_blocking=True)
+        blocks[0].to(kit.device, non_blocking=True).to("cpu")  # waits, because the memory must be kept until then
     except RuntimeError as error:
         raise Fault(f"a copy from staging memory with non_blocking=True is refused: {error}") from error
     return f"{len(made) + _BLOCKS} tensors in host memory of their own"
