@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from srv.testing.conformance.catalogue_device import GRAPHS, L1, L2
+from srv.testing.conformance.catalogue_device import L1
+from srv.testing.conformance.catalogue_reference import GRAPHS, L2
 from srv.testing.conformance.catalogue_static import L0
 from srv.testing.conformance.model import Check, Level
 

@@ -1,0 +1,237 @@
+"""Checks of level 2, comparisons with a reference, in the order in which they run. Torch-free."""
+
+from __future__ import annotations
+
+from srv.testing.conformance.catalogue_device import POOL, STARTED
+from srv.testing.conformance.model import Check, Level
+
+_ATTENTION = (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement", "attention.single_page")
+_PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_boundaries")
+_OPS = (*STARTED, "op.coverage", "op.placement")
+
+
+def _reference_check(
+    name: str, summary: str, remedy: str, after: tuple[str, ...], needs: str = "", module: str = "attention"
+) -> Check:
+    target = f"{module}:{name.partition('.')[2]}"
+    return Check(name, Level.L2, summary, target, remedy, needs=needs, after=after, seconds=300.0)
+
+
+def _op_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = _OPS, needs: str = "") -> Check:
+    return _reference_check(f"op.{name}", summary, remedy, after, needs, module="ops")
+
+
+_COMPARE_OP = "Compare with the op's float64 oracle in srv_kernels.oracles for the inputs in the message."
+
+L2 = (
+    _op_check(
+        "coverage",
+        "every op that models need has an implementation in each declared dtype",
+        "Add an OpImpl for it; the plain torch functions of srv_kernels.reference may be its target.",
+        STARTED,
+    ),
+    _op_check(
+        "placement",
+        "ops return tensors on the platform's device",
+        "Allocate results on the device of the arguments.",
+        (*STARTED, "op.coverage"),
+    ),
+    _op_check("rms_norm", "rms_norm satisfies its contract in every dtype that it supports", _COMPARE_OP),
+    _op_check("add_rms_norm", "add_rms_norm satisfies its contract in every dtype that it supports", _COMPARE_OP),
+    _op_check("rotary", "rotary satisfies its contract in every dtype that it supports", _COMPARE_OP),
+    _op_check("silu_and_mul", "silu_and_mul satisfies its contract in every dtype that it supports", _COMPARE_OP),
+    _op_check(
+        "linear_w8a8", "linear_w8a8 satisfies its contract in every dtype that it supports", _COMPARE_OP, needs="w8a8"
+    ),
+    _op_check(
+        "linear_w8a8_static",
+        "linear_w8a8_static satisfies its contract in every dtype that it supports",
+        _COMPARE_OP,
+        needs="w8a8",
+    ),
+    _op_check(
+        "linear_int8",
+        "linear_int8 satisfies its contract in every dtype that it supports",
+        _COMPARE_OP,
+        needs="int8_weights",
+    ),
+    _op_check(
+        "linear_gguf",
+        "linear_gguf satisfies its contract in every dtype that it supports",
+        _COMPARE_OP,
+        needs="gguf_blocks",
+    ),
+    _op_check(
+        "rows_gguf",
+        "rows_gguf, the embedding lookup in GGUF weights, satisfies its contract in every dtype that it supports",
+        _COMPARE_OP,
+        needs="gguf_blocks",
+    ),
+    _op_check("others", "every other op of the plugin satisfies its contract", _COMPARE_OP),
+    _reference_check(
+        "attention.placement",
+        "attention returns a tensor of q's shape and dtype on the platform's device",
+        "Return [tokens, heads, head_dim] of q's dtype, on q's device.",
+        POOL,
+    ),
+    _reference_check(
+        "attention.single_page",
+        "attention is correct for rows that fit in one page",
+        "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token.",
+        (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement"),
+    ),
+    _reference_check(
+        "attention.several_pages",
+        "attention is correct for rows of several pages, anywhere in the pool",
+        "Token t of row i lies in page page_table[i, t // page_size], at t % page_size.",
+        _ATTENTION,
+    ),
+    _reference_check(
+        "attention.page_boundaries",
+        "attention is correct for rows that end before, at and after a page boundary",
+        "A row of kv_len tokens has ceil(kv_len / page_size) pages; check how many of them are read and written.",
+        (*_ATTENTION, "attention.several_pages"),
+    ),
+    _reference_check(
+        "attention.gqa",
+        "attention is correct if query heads share KV heads",
+        "Query heads h * n to h * n + n - 1 read KV head h, with n = heads / kv_heads.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.mixed",
+        "attention is correct for prompts and output tokens in one step",
+        "Rows follow each other along the token axis, with query_lens[i] tokens each.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.extend",
+        "attention is correct for prompts that are computed in chunks",
+        "The first query of row i has position kv_lens[i] - query_lens[i]; it attends to itself and all tokens "
+        "before it.",
+        _PAGED,
+        "chunked_prefill",
+    ),
+    _reference_check(
+        "attention.sharing",
+        "attention is correct for rows that share their first pages",
+        "Read pages through the row's own page table; write only the tokens of the step.",
+        (*_PAGED, "attention.mixed", "attention.extend"),
+        "prefix_cache",
+    ),
+    _reference_check(
+        "attention.same_step",
+        "attention is correct for rows that share pages that the same step writes",
+        "Write the keys and values of all rows before any row attends; the rows of a captured step with drafts are the "
+        "tokens of a few sequences.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.layers",
+        "each layer has its own keys and values",
+        "AttentionLayer.index is the index of the layer's tensors in the pool.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.unused_columns",
+        "attention is correct with a page table that is wider than every row",
+        "Read only the columns of a row that its kv_len needs.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.window",
+        "attention is correct in layers with a sliding window, if the backend accepts such models",
+        "A token attends to itself and the window - 1 tokens before it; if the kernels do not support this, "
+        "remove the trait from BackendSpec.traits.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.window_pages",
+        "what the pages behind a sliding window hold does not change the result",
+        "These pages are freed and may belong to other requests; do not read them, or select with torch.where instead "
+        "of multiplying by a weight of 0, which keeps NaN.",
+        (*_PAGED, "attention.extend", "attention.window"),
+    ),
+    _reference_check(
+        "attention.soft_cap",
+        "attention is correct with capped scores, also in a sliding window, if the backend accepts such models",
+        "Scores become soft_cap * tanh(scores / soft_cap) before masking; if the kernels do not support this, "
+        "remove the trait from BackendSpec.traits.",
+        (*_PAGED, "attention.window"),
+    ),
+    _reference_check(
+        "attention.dtypes",
+        "attention is correct in every dtype that is declared and accepted",
+        "Return Unfit from BackendSpec.check for a dtype that the kernels do not support.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.int8_kv",
+        "attention is correct with an int8 KV pool, with a scale per token and head",
+        "Quantize per token and head, with scale = largest magnitude / 127; see KVLayout.",
+        (*_PAGED, "attention.gqa", "attention.dtypes"),
+        "int8_kv",
+    ),
+    _reference_check(
+        "attention.head_dims",
+        "attention is correct for every head size that a backend accepts",
+        "Return Unfit from BackendSpec.check for head sizes that the kernels do not support.",
+        (*_PAGED, "attention.gqa", "attention.dtypes"),
+    ),
+    _reference_check(
+        "attention.undeclared",
+        "no undeclared dtype works",
+        "Declare the dtype, or let BackendSpec.check refuse it.",
+        _PAGED,
+    ),
+)
+
+# The graph checks compute prompts eagerly, in two layers, with page tables wider than a row: these checks come first.
+_CAPTURED = (*_PAGED, "attention.layers", "attention.unused_columns", "graph.declared")
+
+
+def _graph_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = (*_CAPTURED, "graph.replay")) -> Check:
+    return _reference_check(f"graph.{name}", summary, remedy, after, "graphs", module="graphs")
+
+
+_STATIC_BUFFERS = (
+    "Tensors that a captured kernel reads must keep their addresses: `plan` copies into those of AttentionBatch.graph."
+)
+GRAPHS = (
+    _graph_check(
+        "replay", "a captured step is correct when it is replayed with new inputs", _STATIC_BUFFERS, _CAPTURED
+    ),
+    _graph_check(
+        "lengths",
+        "a replay uses the lengths and pages of its own step, not those of the capture",
+        "Apply the host lengths of `metadata` in Graphs.replay, or keep them in device tensors that `plan` rewrites.",
+    ),
+    _graph_check(
+        "padding",
+        "padded rows of a captured step do not change the others",
+        "Padded rows have only page 0 and a length of 1; they may write only to page 0.",
+        (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    _graph_check(
+        "row_counts",
+        "captured steps with different row counts can be replayed alternately",
+        "Store the state of a captured step by its key.",
+        (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    _graph_check(
+        "back_to_back",
+        "a replay may be launched while the previous one of the same captured step runs",
+        "In Graphs.replay, wait for the previous replay if its inputs would be overwritten.",
+        (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    Check(
+        "graph.communicator",
+        Level.L2,
+        "a replay repeats the operations of a communicator, if the plugin has one",
+        "ranks:captured",
+        "Enqueue all_reduce and all_gather where a capture records them, such as on the current stream.",
+        needs="graphs",
+        after=(*_CAPTURED, "graph.replay", "platform.communicator"),
+        seconds=300.0,
+    ),
+)
