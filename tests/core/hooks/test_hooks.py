@@ -390,6 +390,13 @@ def test_plugins_that_cannot_be_used_are_refused_by_name(install: Install, sourc
     assert (refused.value.code, reason in str(refused.value)) == (code, True), str(refused.value)
 
 
+def test_a_plugin_refuses_values_of_its_arguments_with_its_own_remedy(install: Install) -> None:
+    refusal = "Refusal([Rejection('bad_audit', 'audit_every', '7', 'command line', 'it is odd', 'Use 8.')])"
+    install("from srv.errors import Refusal, Rejection\n" + plugin(f"srv_setup(self, setup): raise {refusal}"))
+    with pytest.raises(Refusal, match=r"it is odd. Use 8\. \[bad_audit\]"):
+        start_hooks("api", {})
+
+
 def test_two_distributions_may_not_share_a_name(install: Install, tmp_path: Path) -> None:
     install(plugin("srv_step(self, event): pass"))
     folder = tmp_path / "site-0"
