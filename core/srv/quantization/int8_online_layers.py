@@ -10,10 +10,12 @@ from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Linear, Projection, Split
+from srv.quantization.int8_experts import Int8Experts, unsupported_experts
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.int8_online import is_quantized
+from srv.quantization.int8_online import BIASES, WEIGHT_ONLY, is_quantized
 from srv.quantization.method import StoredModel
 
 _SCALE = ".weight_scale"
@@ -40,11 +42,19 @@ class DynamicLayerFactory(OnlineInt8LayerFactory):
 
     layer_class = DynamicInt8Linear
 
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        if bias:
+            raise unsupported_experts(prefix, BIASES)
+        return Int8Experts(self.context, prefix, sizes)
+
 
 class WeightOnlyLayerFactory(OnlineInt8LayerFactory):
     """The layers of int8wo."""
 
     layer_class = WeightOnlyInt8Linear
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        raise unsupported_experts(prefix, WEIGHT_ONLY)
 
 
 class OnlineInt8StorageFormat(StorageFormat):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
+FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))  # stored dtypes of unquantized weights
 
 _KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype
 
@@ -22,11 +24,17 @@ class StoredModel(NamedTuple):
     """What the layers and the storage format of a method are made for.
 
     `types`: the dtype of each stored tensor, or its quantization type in a GGUF file, by its Hugging Face name; {} if
-    there are no weights.
+    there are no weights. `shapes`: of the tensors of safetensors files, by the same names. `stored_names`: the names
+    that safetensors files have for tensors whose Hugging Face name is another.
     """
 
     facts: ModelFacts
     types: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    stored_names: Mapping[str, str] = MappingProxyType({})
+
+
+LayerOps: TypeAlias = Callable[[tuple[str, ...], int, bool], str]
 
 
 def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -38,7 +46,7 @@ def stored_bytes(model: ModelFacts, item_size: int, projection_params: int = 0) 
     """Integers of a checkpoint count as stored, all other parameters as `item_size` bytes."""
     kept = {dtype: count for dtype, count in model.stored_types.items() if dtype in _KEPT_BYTES}
     integers = sum(count * _KEPT_BYTES[dtype] for dtype, count in kept.items())
-    return (model.parameters - sum(kept.values())) * item_size + integers
+    return (model.counted_parameters() - sum(kept.values())) * item_size + integers
 
 
 class QuantMethod(NamedTuple):
@@ -57,10 +65,22 @@ class QuantMethod(NamedTuple):
 
     `weight_bytes(model, item_size, projection_params)`: bytes of the weights of the whole model on a device, at most;
     `item_size` is that of the model's dtype, `projection_params` the number of weights of its linear layers without the
-    output layer. `sharding`: the clause that says why the layers cannot be sharded over ranks; None if they can.
-    `online`: the method quantizes the weights of an unquantized checkpoint while they are loaded. `dequantizable`: the
-    loader can dequantize the weights instead, so the method is used only if that is not asked for, and for native
-    layers.
+    output layer. `loaded_bytes(model, item_size)`: exactly those of the loaded weights, if a platform may make more of
+    them; None: both are the same. `sharding`: the clause that says why the layers cannot be sharded over ranks; None if
+    they can. `layer_ops(model)`: the function (names, inputs, rows) -> the op of a layer that fuses those of these
+    names, "" for unquantized weights; `rows`: of an embedding, whose rows are looked up. None: not known before layers
+    are built. `matrix_bytes(outputs, inputs)`: bytes of a matrix for which `layer_ops` names an op; None: not known
+    without the files. Where it and the matrices of a model are known, they determine the bytes of weights, and not
+    `weight_bytes`. `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a
+    remedy; or None. `online`: the method quantizes the weights of an unquantized checkpoint while they are loaded.
+    `at_load(model)`: the online method that the name of this one means for a checkpoint whose configuration names none;
+    None if its weights are of this method already. `at_load` itself is None if the name means no other one.
+    `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
+    `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked for,
+    and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: the storage
+    format divides experts that an architecture stores in two tensors, and puts their rows in the order of the layers.
+    `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
+    `of_form(model)`: these facts for the form in which a checkpoint is stored, if the ops or the note depend on it.
     """
 
     name: str
@@ -70,6 +90,16 @@ class QuantMethod(NamedTuple):
     detect: Callable[[Path, Mapping[str, Any]], bool | str] = not_detected
     accepts: Callable[[ModelFacts], str | None] | None = None
     weight_bytes: Callable[[ModelFacts, int, int], int] = stored_bytes
+    loaded_bytes: Callable[[ModelFacts, int], int] | None = None
     sharding: str | None = "weights quantized by this method cannot be sharded yet"
     online: bool = False
     dequantizable: bool = False
+    layer_ops: Callable[[StoredModel], LayerOps] | None = None
+    matrix_bytes: Callable[[int, int], int] | None = None
+    experts: Callable[[bool], tuple[str, str] | None] | None = None
+    packed: bool = False
+    at_load: Callable[[ModelFacts], str | None] | None = None
+    note: str = ""
+    fused_experts: bool = False
+    dtype: str = ""
+    of_form: Callable[[ModelFacts], QuantMethod] | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.method import QuantMethod
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 
 NAME = "modelslim"
 FLOAT, STATIC, DYNAMIC = UNQUANTIZED, "W8A8", "W8A8_DYNAMIC"
@@ -86,7 +86,7 @@ def _entries(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str,
     if files:
         try:
             entries = json.loads(files[0].read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             reason = f"it cannot be read as JSON ({error})"
             raise ModelError("damaged", str(files[0]), reason, "Download the file again") from error
         if not isinstance(entries, dict):
@@ -99,6 +99,12 @@ def _entries(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str,
     return str(folder), None
 
 
+def layer_ops(model: StoredModel) -> LayerOps:
+    description = read_description(Path(model.facts.path), model.facts.config)
+    ops = {STATIC: "linear_w8a8_static", DYNAMIC: "linear_w8a8"}
+    return lambda names, inputs, rows: "" if rows else ops.get(description.quant_type(names), "")
+
+
 METHOD = QuantMethod(
     name=NAME,
     layers="srv.quantization.modelslim_layers:ModelslimLayerFactory",
@@ -106,4 +112,5 @@ METHOD = QuantMethod(
     ops=("linear_w8a8", "linear_w8a8_static"),
     detect=detect,
     sharding="weights quantized to int8 cannot be sharded yet",
+    layer_ops=layer_ops,
 )

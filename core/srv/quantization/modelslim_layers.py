@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
+from srv.models.layers.moe_config import expert_names
 from srv.quantization import modelslim
+from srv.quantization.int8_experts import Int8Experts, unsupported_experts
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
 from srv.quantization.method import StoredModel
 
@@ -33,6 +37,14 @@ class ModelslimLayerFactory(LayerFactory):
         if quant_type == modelslim.DYNAMIC:
             return DynamicInt8Linear(self.context, output_sizes, inputs, bias, offset=True)
         return super().linear(output_sizes, inputs, bias, split, unit)
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        quant_type = self._description.quant_type(itertools.chain(*expert_names(prefix, sizes.experts)))
+        if quant_type == modelslim.FLOAT:
+            return super().experts(prefix, sizes, bias)
+        if quant_type == modelslim.STATIC or bias:
+            raise unsupported_experts(prefix, f"its experts are {quant_type}{' with biases' if bias else ''}")
+        return Int8Experts(self.context, prefix, sizes, offset=True)
 
 
 class ModelslimStorageFormat(StorageFormat):

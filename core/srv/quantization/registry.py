@@ -22,9 +22,24 @@ if TYPE_CHECKING:
 
 # "module:attribute" in this package, by name. Detection asks them in this order.
 CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
-    {"gguf": "gguf:METHOD", "modelslim": "modelslim:METHOD", "w8a8_int8": "w8a8_int8:METHOD"}
+    {
+        "gguf": "gguf:METHOD",
+        "modelslim": "modelslim:METHOD",
+        "w8a8_int8": "w8a8_int8:METHOD",
+        "awq": "packed:AWQ_METHOD",
+        "gptq": "packed:GPTQ_METHOD",
+        "compressed-tensors": "packed:COMPRESSED_METHOD",
+        "fp8": "fp8_methods:METHOD",
+        "fbgemm_fp8": "fp8_methods:FBGEMM_METHOD",
+        "modelopt": "fp8_methods:MODELOPT_METHOD",
+        "mxfp4": "mxfp4:METHOD",
+        "bitsandbytes": "bitsandbytes:METHOD",
+        "torchao": "torchao:METHOD",
+    }
 )
-ONLINE_METHODS: Mapping[str, str] = MappingProxyType({"int8dq": "int8_online:INT8DQ", "int8wo": "int8_online:INT8WO"})
+ONLINE_METHODS: Mapping[str, str] = MappingProxyType(
+    {"int8dq": "int8_online:INT8DQ", "int8wo": "int8_online:INT8WO", "fp8wo": "fp8_methods:FP8WO"}
+)
 BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
 
 
@@ -53,7 +68,12 @@ def find(name: str | None) -> QuantMethod | None:
 
 def method_of(model: ModelFacts) -> QuantMethod | None:
     """The method of a checkpoint: its file format may be one. None if it is not quantized, or by an unknown method."""
-    return find(model.format if model.format in CHECKPOINT_METHODS else model.quantization)
+    return of_form(find(model.format if model.format in CHECKPOINT_METHODS else model.quantization), model)
+
+
+def of_form(method: QuantMethod | None, model: ModelFacts) -> QuantMethod | None:
+    """The facts of a method for the form in which a checkpoint is stored."""
+    return method if method is None or method.of_form is None else method.of_form(model)
 
 
 def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, dequantize: bool) -> QuantMethod | None:
@@ -63,7 +83,9 @@ def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, d
     dequantized where the loader can.
     """
     method = find(online or quantization or model.quantization)
-    return None if method is not None and method.dequantizable and dequantize else method
+    if method is not None and method.at_load is not None and model.quantization is None:
+        method = find(method.at_load(model) or method.name)
+    return None if method is not None and method.dequantizable and dequantize else of_form(method, model)
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> str | None:

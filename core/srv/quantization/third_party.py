@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from srv.errors import ModelError, PluginError
 from srv.platform.extensions import Extensions, contested
-from srv.quantization.method import GROUP, QuantMethod
+from srv.quantization.method import GROUP, LayerOps, QuantMethod, StoredModel
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
 
 METHODS = Extensions(
     GROUP,
@@ -39,12 +42,35 @@ def find(name: str, *, taken: bool = False) -> QuantMethod | None:
     `taken`: `srv` has a method of this name, which none may replace. The ModelErrors of `detect` are passed on.
     """
     method = METHODS.find(name, taken=taken)
-    if method is None:
-        return None
+    return None if method is None else _guarded(name, method)
+
+
+def _guarded(name: str, method: QuantMethod) -> QuantMethod:
+    form = method.of_form
+    sizes, layer_ops = method.loaded_bytes, method.layer_ops
+    matrix, experts = method.matrix_bytes, method.experts
+
+    def ops(model: StoredModel) -> LayerOps:
+        assert layer_ops is not None
+        return partial(METHODS.call, name, "layer_ops", METHODS.call(name, "layer_ops", layer_ops, model))
+
+    def of_form(model: ModelFacts) -> QuantMethod:
+        assert form is not None
+        found: object = METHODS.call(name, "of_form", form, model)
+        if not isinstance(found, QuantMethod):
+            reason = f"returned {type(found).__name__}, not a QuantMethod"
+            raise METHODS.error_in(METHODS.provider(name), f"{name}.of_form", reason)
+        return _guarded(name, found)
+
     return method._replace(
         detect=partial(METHODS.call, name, "detect", method.detect, expected=(ModelError,)),
         accepts=None if method.accepts is None else partial(METHODS.call, name, "accepts", method.accepts),
         weight_bytes=partial(METHODS.call, name, "weight_bytes", method.weight_bytes),
+        loaded_bytes=None if sizes is None else partial(METHODS.call, name, "loaded_bytes", sizes),
+        layer_ops=None if layer_ops is None else ops,
+        matrix_bytes=None if matrix is None else partial(METHODS.call, name, "matrix_bytes", matrix),
+        experts=None if experts is None else partial(METHODS.call, name, "experts", experts),
+        of_form=None if form is None else of_form,
     )
 
 

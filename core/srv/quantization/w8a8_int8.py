@@ -12,13 +12,15 @@ know layers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srv.quantization.description import QuantDescription
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.description import UNQUANTIZED, QuantDescription
+from srv.quantization.int8_online import INT8DQ
+from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.method import FLOATS, LayerOps, QuantMethod, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 NAME = "w8a8_int8"
 INT8 = "W8A8_DYNAMIC"
 COMPRESSED_TENSORS = "compressed-tensors"
-PROJECTIONS = (
-    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-)
+# Those of other methods: `srv.quantization.packed`, `fp8` and `mxfp4`.
+OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
 _LM_HEAD = "lm_head"
+_DTYPE = "int8"
+# The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor
+# `kv_b_proj`, which is no linear layer here.
+_LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
+_NOT_LINEAR = ".kv_b_proj"
 # The values that a config group must have for weights and activations; None means that the field is absent.
 _REQUIRED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "weights": {
@@ -63,30 +68,46 @@ def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
     if not isinstance(stated, Mapping):
         return False
     if stated.get("quant_method") == COMPRESSED_TENSORS:
-        return unsupported_reason(stated) or True
-    return bool(stated.get("quant_method") == NAME)
+        return False if stated.get("format") in OTHER_FORMATS else unsupported_reason(stated) or True
+    return stated.get("quant_method") == NAME and (_unsupported_names(stated) or True)
 
 
 def accepts(model: ModelFacts) -> str | None:
-    """Why a checkpoint that names no method is not of this one."""
-    return None if model.stored_types.get("int8") else f"none of the weights of {model.path} are 8-bit integers"
+    """Why the weights of a checkpoint that names no method are neither int8, nor can be quantized at load."""
+    others = sorted(model.stored_types.keys() - FLOATS)
+    return None if model.stored_types.get(_DTYPE) or not others else f"some of its weights are stored as {others[0]}"
+
+
+def _at_load(model: ModelFacts) -> str | None:
+    return None if model.stored_types.get(_DTYPE) else INT8DQ.name
 
 
 def unsupported_reason(config: Mapping[str, Any]) -> str | None:
     """The first reason why a `quantization_config` of compressed-tensors is not of this method, or None."""
     if config.get("format") != "int-quantized":
         return f"its format is {config.get('format')}, not int-quantized"
-    for name in ("kv_cache_scheme", "transform_config"):
-        if config.get(name):
-            return f"it has a {name}"
+    if (refused := unsupported_kv_scheme(config)) is not None:
+        return refused
+    if config.get("transform_config"):
+        return "it has a transform_config"
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
         return f"its weights are sparse, in the format {sparsity['format']}"
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return "it has no config_groups"
+    if (refused := _unsupported_names(config)) is not None:
+        return refused
     reasons = (_unsupported_group_reason(name, group) for name, group in groups.items())
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def _unsupported_names(config: Mapping[str, Any]) -> str | None:
+    try:
+        stated_names(config, "ignore")
+    except ValueError as error:
+        return f"its {error}"
+    return None
 
 
 def _unsupported_group_reason(name: str, group: Any) -> str | None:
@@ -106,29 +127,39 @@ def _unsupported_group_reason(name: str, group: Any) -> str | None:
     return None
 
 
+class DeclaredDescription(QuantDescription):
+    """The types of layers as a configuration declares them: all linear layers are int8, except those it ignores."""
+
+    def __init__(self, path: str, ignored: Iterable[str]) -> None:
+        super().__init__(path, {})
+        self._ignored = tuple(ignored)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def of_weight(self, name: str) -> str:
+        layer = name.removesuffix(".weight")
+        linear = layer == _LM_HEAD or (layer.endswith(_LINEAR) and not layer.endswith(_NOT_LINEAR))
+        return INT8 if linear and not any(names_layer(each, layer) for each in self._ignored) else UNQUANTIZED
+
+
 def read_description(model: StoredModel) -> QuantDescription:
     """The quantization types of a checkpoint's layers.
 
-    They follow from the dtypes of the stored tensors; without weights, from the configuration and the number of layers.
+    They follow from the dtypes of the stored tensors; without weights, from the configuration.
     """
     facts = model.facts
     if model.types:
         int8_names = (name for name, dtype in model.types.items() if dtype == "int8")
         return QuantDescription(facts.path, {name: INT8 for name in int8_names if name.endswith(".weight")})
-    names = [f"model.layers.{index}.{projection}" for index in range(facts.layers) for projection in PROJECTIONS]
     quantization_config = facts.config.get("quantization_config")
     declared = quantization_config if isinstance(quantization_config, Mapping) else {"ignore": (_LM_HEAD,)}
-    ignored = declared.get("ignore") or ()
-    quantized = (name for name in (*names, _LM_HEAD) if not _matches(name, ignored))
-    return QuantDescription(str(Path(facts.path) / "config.json"), {f"{name}.weight": INT8 for name in quantized})
+    return DeclaredDescription(str(Path(facts.path) / "config.json"), stated_names(declared, "ignore"))
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern equals the name, or is a regular expression ("re:...") that matches its beginning."""
-    return any(
-        re.match(pattern.removeprefix("re:"), name) is not None if pattern.startswith("re:") else pattern == name
-        for pattern in patterns
-    )
+def layer_ops(model: StoredModel) -> LayerOps:
+    description = read_description(model)
+    return lambda names, inputs, rows: "linear_w8a8" if not rows and description.quant_type(names) == INT8 else ""
 
 
 METHOD = QuantMethod(
@@ -139,4 +170,6 @@ METHOD = QuantMethod(
     detect=detect,
     accepts=accepts,
     sharding="weights quantized to int8 cannot be sharded yet",
+    layer_ops=layer_ops,
+    at_load=_at_load,
 )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
+from srv.models.layers.moe_config import expert_names
+from srv.quantization.int8_experts import Int8Experts, unsupported_experts
 from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.int8_online import BIASES
 from srv.quantization.method import StoredModel
 from srv.quantization.w8a8_int8 import INT8, read_description
 
@@ -30,6 +35,14 @@ class W8A8LayerFactory(LayerFactory):
         if self._description.quant_type(output_sizes) == INT8:
             return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
         return super().linear(output_sizes, inputs, bias, split, unit)
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        names = itertools.chain(*expert_names(prefix, sizes.experts))
+        if self._description.quant_type(names) != INT8:
+            return super().experts(prefix, sizes, bias)
+        if bias:
+            raise unsupported_experts(prefix, BIASES)
+        return Int8Experts(self.context, prefix, sizes)
 
 
 class W8A8StorageFormat(StorageFormat):

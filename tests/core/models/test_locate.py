@@ -58,6 +58,14 @@ def test_paths_that_are_not_models(tmp_path: Path) -> None:
     assert refusal(str(tmp_path)).code == "not_found"
     assert refusal(str(tmp_path / "notes.txt")).code == "unsupported_format"
     assert refusal(str(tmp_path / "missing.gguf")).code == "not_found"
+
+
+def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
+    """The memory of this process is a file whose first byte nobody can read."""
+    for path, reason in (("/proc/self/mem", "Input/output error"), (str(tmp_path / ("a" * 300)), "File name too long")):
+        error = refusal(path)
+        assert (error.code, error.what) == ("not_found", path)
+        assert error.reason == f"it cannot be read ({reason})"
     assert refusal("missing.gguf").code == "not_found"
     assert refusal("").code == "not_found"
     assert refusal("../a/b/c").code == "not_found"

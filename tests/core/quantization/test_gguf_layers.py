@@ -6,15 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from every import every
 from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
 from models_small import built, expected_logits, our_logits, small_model, tokens_of, write_gguf
 
+from srv.errors import ModelError
 from srv.models.base import CausalLM
+from srv.models.formats.gguf_header import read_header
+from srv.models.formats.gguf_loader import DEQUANTIZED
+from srv.models.formats.gguf_scales import finite_scales
+from srv.models.formats.gguf_types import OP_TYPES, TYPES_BY_NAME
 from srv.models.layers.embedding import Embedding
 from srv.models.layers.linear import Linear
-from srv.quantization.gguf_layers import OP_TYPES, GGUFEmbedding, GGUFLinear
+from srv.planning.plan import make_plan
+from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear
+from srv.testing.engine import user_input
 
 Kinds = Callable[[str], Kind]
 
@@ -82,9 +92,60 @@ def test_unquantized_tensors_stay_unquantized(tmp_path: Path) -> None:
     assert isinstance(ours.embedding, Embedding)
 
 
+@every("kind", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "TQ1_0", "TQ2_0"])
+def test_types_without_a_product_are_dequantized_if_the_user_says_so(kind: str, tmp_path: Path) -> None:
+    model = small_model("llama", **{**WIDE, "num_hidden_layers": 1}, num_attention_heads=8, head_dim=32)
+    path = tmp_path / f"{kind}.gguf"
+    write_gguf(path, model, "llama", Kind[kind])
+    assert agree(built(path), model)
+    refusals = make_plan(user_input(["--model-path", str(path)])).refusals
+    assert [(each.what, each.code, kind in each.reason) for each in refusals] == [
+        ("dequantize_weights", "slower_path", True)
+    ]
+    assert make_plan(user_input(["--model-path", str(path), "--dequantize-weights"])).refusals == ()
+
+
 def test_by_default_the_weights_are_dequantized(tmp_path: Path) -> None:
     model = small_model("llama", **WIDE, num_attention_heads=8, head_dim=32)
     write_gguf(tmp_path / "model.gguf", model, "llama", Kind.Q8_0)
     ours = built(tmp_path / "model.gguf")
     assert not any(isinstance(module, (GGUFLinear, GGUFEmbedding)) for module in ours.modules())
     assert agree(ours, model)
+
+
+@every("kind", DEQUANTIZED)
+def test_the_scales_of_every_type_are_found(kind: str) -> None:
+    """Those of random blocks are finite where all of the dequantized values are."""
+    rows = numpy.random.default_rng(0).integers(0, 256, (400, TYPES_BY_NAME[kind].size), numpy.uint8)
+    with numpy.errstate(all="ignore"):
+        finite = numpy.isfinite(dequantize(rows, Kind[kind])).all(1)
+    if kind == "MXFP4":  # the library computes with an exponent that stands for NaN
+        finite = rows[:, 0] != 255
+    assert not finite.all()
+    assert [finite_scales(row, TYPES_BY_NAME[kind]) for row in rows] == finite.tolist()
+    assert not finite_scales(rows.ravel(), TYPES_BY_NAME[kind])
+
+
+@every(
+    ("kind", "scale", "dequantized"),
+    [
+        ("Q4_0", b"\x00\x7c", False),
+        ("Q4_K", b"\x00\x7e", True),
+        ("IQ4_NL", b"\x00\xfe", False),
+        ("MXFP4", b"\xff", False),
+    ],
+)
+def test_a_scale_that_is_no_finite_number_is_refused_by_name(
+    kind: str, scale: bytes, dequantized: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{kind}.gguf"
+    model = small_model("llama", **{**WIDE, "num_hidden_layers": 1}, num_attention_heads=8, head_dim=32)
+    write_gguf(path, model, "llama", Kind[kind])
+    stored = read_header(path).tensors["blk.0.attn_k.weight"]
+    with path.open("r+b") as file:
+        file.seek(stored.offset + stored.size - stored.type.size)
+        file.write(scale)
+    with pytest.raises(ModelError) as caught:
+        built(path, dequantize=dequantized)
+    assert (caught.value.code, caught.value.what) == ("damaged", str(path))
+    assert caught.value.reason == "a scale in model.layers.0.self_attn.k_proj.weight is not a finite number"

@@ -18,6 +18,8 @@ from srv.models.formats.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.op_layer import OpLayer, op_layers
+from srv.quantization.fp8_configs import Fp8Scheme
+from srv.quantization.fp8_layers import Fp8Linear
 from srv.quantization.gguf_layers import GGUFLayerFactory
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.method import StoredModel
@@ -46,6 +48,8 @@ LINEAR: list[Callable[[], Any]] = [
     lambda: WeightOnlyInt8Linear(CONTEXT, SHARDS, 32, bias=False),
     lambda: StaticInt8Linear(CONTEXT, SHARDS, 32),
     lambda: GGUF.linear(SHARDS, 32, bias=True),
+    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8Scheme()),
+    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8Scheme((16, 32))),
 ]
 
 

@@ -24,7 +24,9 @@ from srv.models.architectures.registry import native_config
 from srv.models.architectures.sharding import divisions
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
+from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import detect, find
+from srv.specs import ModelFacts
 
 NAME = "acme4"
 FACTS = f"""
@@ -216,6 +218,18 @@ def test_its_ops_are_checked_before_weights_are_read(install: Install) -> None:
     assert resolved(user(), able, model=quantized).config.weights.quantization == NAME
 
 
+def test_its_ops_may_depend_on_the_form_of_the_checkpoint(install: Install) -> None:
+    form = "lambda model: METHOD._replace(ops=() if model.stored_types.get('uint8') == 9 else ('linear_w8a8',))"
+    install(FACTS.replace("    detect=", f"    of_form={form},\n    detect="))
+    small, other = (model(quantization=NAME, stored_types={"uint8": count}) for count in (9, 8))
+    assert resolved(user(), model=small).config.weights.quantization == NAME
+    with pytest.raises(Refusal, match=r"weights quantized with acme4 \(capability w8a8\)"):
+        resolved(user(), manifest(capabilities=CAPABLE - {"w8a8"}), model=other)
+    install(FACTS.replace("    detect=", "    of_form=lambda model: 4,\n    detect="))
+    with pytest.raises(PluginError, match=r"srv-acme: acme4\.of_form: returned int, not a QuantMethod"):
+        resolved(user(), model=small)
+
+
 def test_a_form_that_it_does_not_support_is_refused_with_its_reason(install: Install, tmp_path: Path) -> None:
     install()
     clause = "it has weights of 3 bits, not 4"
@@ -287,6 +301,34 @@ def test_faults_in_its_functions_and_layers_are_attributed_to_it(
     plain = tmp_path / "plain"
     small_model("llama").save_pretrained(plain)
     assert built(plain) is not None, "an unquantized model is affected"
+
+
+@every(
+    ("member", "source"),
+    [
+        ("loaded_bytes", "lambda model, item_size: missing"),
+        ("of_form", "lambda model: missing"),
+        ("layer_ops", "lambda model: missing"),
+        ("layer_ops", "lambda model: lambda names, inputs, rows: missing"),
+    ],
+)
+def test_faults_in_what_a_plan_asks_are_attributed_to_it(member: str, source: str, install: Install) -> None:
+    install(FACTS.replace("    detect=", f"    {member}={source},\n    detect="))
+    method = find(NAME)
+    assert method is not None
+    facts = model(quantization=NAME, stored_types={"uint8": 9})
+    with pytest.raises(PluginError, match=rf"plugin srv-acme: acme4\.{member}: raised NameError"):
+        asked(method, facts)
+
+
+def asked(method: QuantMethod, facts: ModelFacts) -> None:
+    """What a plan asks of a method that has one of these functions."""
+    if method.of_form is not None:
+        method.of_form(facts)
+    if method.loaded_bytes is not None:
+        method.loaded_bytes(facts, 2)
+    if method.layer_ops is not None:
+        method.layer_ops(StoredModel(facts, {}))(("q_proj",), 64, False)
 
 
 def test_a_method_that_fits_is_used_although_another_one_is_faulty(install: Install, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from args_world import model
 from every import every
 from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
 from safetensors.torch import load_file, save_file
@@ -15,11 +16,15 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
+from srv.quantization.int8_experts import Int8Experts
 from srv.quantization.int8_layers import DynamicInt8Linear
 from srv.quantization.int8_online_layers import quantize_int8
+from srv.quantization.method import StoredModel
 from srv.quantization.registry import detect
+from srv.quantization.w8a8_int8 import read_description
 
 QUANT_ARGS: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
+MOE_PARTS = ("experts", "shared.gate_up_proj", "shared.down_proj")
 LIMIT = 0.1  # in standard deviations of the logits: int8 random weights and activations, three layers of size 48
 QUANTIZATION_CONFIG: dict[str, Any] = {
     "quant_method": "compressed-tensors",
@@ -170,6 +175,28 @@ def test_dummy_weights_follow_the_quantization_config(tmp_path: Path) -> None:
     }
 
 
+def test_dummy_experts_are_int8_unless_they_are_ignored(tmp_path: Path) -> None:
+    """Those that all tokens use as well; routers and gates stay as they are."""
+    saved(tmp_path, "qwen2_moe")
+    (tmp_path / "model.safetensors").unlink()
+    edit_config(tmp_path, quantization_config={**QUANTIZATION_CONFIG, "ignore": ["lm_head", r"re:.*\.2\.mlp\..*"]})
+    layers = built(tmp_path, load_format="dummy")
+    found = {name for name, module in layers.named_modules() if isinstance(module, (DynamicInt8Linear, Int8Experts))}
+    mlp = {f"layers.{index}.mlp.{part}" for index in (0, 1) for part in MOE_PARTS}
+    assert {name for name in found if ".mlp." in name} == mlp
+
+
+def test_a_configuration_declares_the_linear_layers_of_every_kind_of_attention() -> None:
+    described = read_description(StoredModel(model(config={}), {}))
+    prefix = "model.layers.0"
+    latent = (f"{prefix}.self_attn.q_a_proj", f"{prefix}.self_attn.kv_a_proj_with_mqa")
+    recurrent = (f"{prefix}.linear_attn.in_proj_qkvz", f"{prefix}.linear_attn.in_proj_ba")
+    for names in (latent, recurrent, (f"{prefix}.mlp.experts.3.up_proj",), (f"{prefix}.mlp.shared_experts.down_proj",)):
+        assert described.quant_type(names) == "W8A8_DYNAMIC"
+    for name in ("lm_head", f"{prefix}.mlp.gate", f"{prefix}.self_attn.kv_b_proj", f"{prefix}.mlp.shared_expert_gate"):
+        assert described.quant_type((name,)) == "FLOAT"
+
+
 def changed(**fields: Any) -> dict[str, Any]:
     """QUANTIZATION_CONFIG with changed entries: its own, or those of a section of its group (weights__num_bits)."""
     config = copy.deepcopy(QUANTIZATION_CONFIG)
@@ -187,7 +214,8 @@ def changed(**fields: Any) -> dict[str, Any]:
 @every(
     ("fields", "reason"),
     [
-        ({"format": "pack-quantized"}, "its format is pack-quantized, not int-quantized"),
+        ({"format": "float-quantized"}, "its group_0 has weights of 8 bits of type int, not FP8"),
+        ({"format": "pack-quantized"}, "its group_0 quantizes activations as well"),
         ({"weights__num_bits": 4}, "group_0 has weights with num_bits 4, not 8"),
         ({"weights__type": "float"}, "weights with type float, not int"),
         ({"weights__strategy": "group"}, "weights with strategy group, not channel"),
@@ -200,6 +228,7 @@ def changed(**fields: Any) -> dict[str, Any]:
         ({"transform_config": {"config_groups": {"u": {}}}}, "it has a transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse, in the format sparse-24-bitmask"),
         ({"config_groups": {}}, "it has no config_groups"),
+        ({"ignore": ["re:(("]}, "its ignore has 're:((', which is not a regular expression"),
         ({"config_groups": {"group_0": 1}}, "its group_0 is 1"),
     ],
 )

@@ -7,9 +7,10 @@ are imported when a model is built. Must not know any architecture by name: `srv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.formats.stored_weights import StoredWeights
 from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions
@@ -51,6 +52,25 @@ class NativeConfig(Protocol):
         """The configuration of the part that one of `ranks` ranks holds."""
 
 
+@runtime_checkable
+class PooledConfig(Protocol):
+    """A `NativeConfig` of a model that generates no text: its hidden states are pooled.
+
+    `positions`: the most tokens of a prompt; None: the context of the configuration. `labels`: how many its
+    classification head has; 0 without one. `pooled_by`: how its head, or an embedding, pools where no file of the
+    checkpoint says so; a value of `srv.types.Pooling`.
+    """
+
+    @property
+    def positions(self) -> int | None: ...
+
+    @property
+    def labels(self) -> int: ...
+
+    @property
+    def pooled_by(self) -> str: ...
+
+
 class Architecture(NamedTuple):
     """The facts of one architecture.
 
@@ -59,7 +79,8 @@ class Architecture(NamedTuple):
     that the layers do not implement. `defaults`: the values that transformers uses for fields that a configuration
     leaves out. `gguf`: the layout of its GGUF files; None if they are not supported. `layers`: "module:Class" of a
     `srv.models.base.NativeModel`. `model_type`: its `model_type` in config.json, if that is not the name in lower case
-    without "ForCausalLM".
+    without "ForCausalLM". `weights`: how its safetensors checkpoints differ from what the layers hold; None if names
+    and rows are the same.
     """
 
     name: str
@@ -68,3 +89,4 @@ class Architecture(NamedTuple):
     gguf: GGUFLayout | None = None
     layers: str = DECODER
     model_type: str | None = None
+    weights: StoredWeights | None = None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from srv.models.architectures.registry import native_config
-from srv.models.layers.rope_config import UnsupportedConfig
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.registry import native_or_reason
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
 
 def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
-    try:
-        config = native_config(model.architecture, model.config)
-    except (UnsupportedConfig, KeyError, TypeError, ValueError):  # a model that runs through transformers
+    config = native_or_reason(model.architecture, model.config)
+    if isinstance(config, str):  # it runs through transformers
         return _of_facts(model)
     ranks = config.divided.heads // model.heads if config.divided is not None else 1
     return (config.of_rank(ranks) if ranks > 1 else config).attention_layers
@@ -35,8 +36,17 @@ def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:
             scale=group.key_dim**-0.5,
             window=group.window or (window if isinstance(window, int) and window > 0 else None),
             soft_cap=float(cap) if isinstance(cap, (int, float)) and cap else None,
+            chunk=_chunk(config, index),
         )
         for group in attention_specs(model.cache_groups)
         for index in group.layers
     ]
     return tuple(sorted(layers, key=lambda layer: layer.index))
+
+
+def _chunk(config: Mapping[str, Any], index: int) -> int | None:
+    """The chunk of a layer of Llama 4, in which `layer_types` tells the layers, if it is there."""
+    size, types = config.get("attention_chunk_size"), config.get("layer_types")
+    if not isinstance(size, int) or size <= 0:
+        return None
+    return size if not isinstance(types, list) or types[index] == "chunked_attention" else None

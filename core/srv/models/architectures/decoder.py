@@ -14,20 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from srv.models.architectures.attention import Attention
-from srv.models.architectures.decoder_config import DecoderConfig
+from srv.models.architectures.decoder_config import DecoderConfig, Temperature
 from srv.models.architectures.layer_stack import LayerStack, StackedLayer
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
+from srv.models.layers.moe import MoE
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.rope import cos_sin_table
 
 
 class DecoderLayer(StackedLayer):
-    """Attention and MLP, each preceded by a norm. Each output is added to the residual by the norm that follows."""
+    """Attention and MLP (or a mixture of experts), each preceded by a norm.
+
+    Each output is added to the residual by the norm that follows.
+    """
+
+    attention: Attention
+    mlp: GatedMLP | MoE
 
     def __init__(self, config: DecoderConfig, factory: LayerFactory, index: int) -> None:
         super().__init__()
@@ -35,9 +43,11 @@ class DecoderLayer(StackedLayer):
         self.attention_norm = RMSNorm(factory.context, config.hidden_size, config.norm_eps)
         self.attention = Attention(config, factory, f"{self.prefix}.self_attn", index)
         self.mlp_norm = RMSNorm(factory.context, config.hidden_size, config.norm_eps)
-        self.mlp = GatedMLP(
-            factory, f"{self.prefix}.mlp", config.hidden_size, config.intermediate_size, config.mlp_bias
-        )
+        name, hidden, moe = f"{self.prefix}.mlp", config.hidden_size, config.moe_of(index)
+        if moe is None:
+            self.mlp = GatedMLP(factory, name, hidden, config.intermediate_size, config.mlp_bias)
+        else:
+            self.mlp = MoE(factory, name, hidden, moe)
 
     def layer_norms(self) -> Mapping[str, RMSNorm]:
         return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}
@@ -46,28 +56,36 @@ class DecoderLayer(StackedLayer):
 class Decoder(LayerStack[DecoderLayer]):
     """A whole model, or one rank's part."""
 
+    norm: RMSNorm
+
     def __init__(self, config: DecoderConfig, factory: LayerFactory, context_length: int) -> None:
         super().__init__(config, factory, context_length, lambda index: DecoderLayer(config, factory, index))
         self._embedding_multiplier = _unless_one(config.embedding_multiplier)
         self._residual_multiplier = _unless_one(config.residual_multiplier)
-        self.logits_divisor = _unless_one(config.logits_divisor)
         self.cos_sin: Tensor
         cos_sin = cos_sin_table(config.rope, context_length).to(factory.context.device)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
+        self.scales_queries = config.temperature is not None
+        self.query_factors: Tensor
+        if config.temperature is not None:
+            factors = _query_factors(config.temperature, context_length).to(factory.context.device)
+            self.register_buffer("query_factors", factors, persistent=False)
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         residual: Tensor = self.lookup(inputs.tokens)
         if self._embedding_multiplier is not None:
             residual = residual * self._embedding_multiplier
-        reduce = None if self.communicator is None else self.communicator.all_reduce
-        multiplier = self._residual_multiplier
+        reduce = None if self.communicator is None else self.communicator.all_reduce  # no call per layer without ranks
+        multiplier, factors = self._residual_multiplier, None
+        if self.scales_queries:
+            factors = self.query_factors.index_select(0, inputs.positions).view(-1, 1, 1)
         x: Tensor | None = None
         for layer in self.stack:
             if x is None:
                 normed = layer.attention_norm(residual)
             else:
                 normed, residual = layer.attention_norm.add_and_norm(x, residual)
-            attended = layer.attention.forward(normed, inputs.positions, self.cos_sin, context)
+            attended = layer.attention.forward(normed, inputs.positions, self.cos_sin, context, factors)
             if reduce is not None:
                 attended = reduce(attended)
             if multiplier is not None:
@@ -81,6 +99,12 @@ class Decoder(LayerStack[DecoderLayer]):
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add_and_norm(x, residual)[0]
+
+
+def _query_factors(temperature: Temperature, positions: int) -> Tensor:
+    """float32 [positions]."""
+    steps = torch.floor(torch.arange(1, positions + 1, dtype=torch.float32) / temperature.step)
+    return torch.log1p(steps) * temperature.scale + 1.0
 
 
 def _unless_one(factor: float) -> float | None:

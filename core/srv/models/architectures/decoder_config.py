@@ -7,11 +7,14 @@ no field is silently ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import DividedSizes
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
+from srv.models.architectures.op_uses import ModelOps, decoder_ops
+from srv.models.layers.moe_config import MoEConfig
+from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
 from srv.specs import AttentionLayer
 
 # The values that transformers uses for fields that a configuration leaves out.
@@ -40,14 +43,28 @@ UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
+class Temperature(NamedTuple):
+    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + 1) / step))."""
+
+    step: float
+    scale: float
+
+
 class DecoderConfig(NamedTuple):
-    """Sizes and switches of a pre-norm decoder with rotary attention and a gated MLP.
+    """Sizes and switches of a pre-norm decoder with rotary attention and a gated MLP, or a mixture of experts.
 
     `qkv_bias`, `output_bias`, `mlp_bias`: whether these linear layers have a bias. `qk_norm`: RMS norm over each
     query and key head before the rotary embedding (Qwen3). `windows`: the sliding window of each layer, in tokens
     including the attending one, or None for full attention. `rotated`: whether each layer has a rotary embedding.
     `attention_scale` multiplies the products of queries and keys, `embedding_multiplier` the embeddings and
     `residual_multiplier` what attention and MLP add to the residual; logits are divided by `logits_divisor`.
+    `alibi_slopes`: of each head, in models with ALiBi (`srv.specs.AttentionLayer.alibi`), else None.
+    `wide_qk_norm`: the norms of `qk_norm` are over the queries, or keys, of all heads together (OLMo 2).
+    `attention_soft_cap` and `logits_soft_cap`: c, where scores, or logits, are c tanh(x / c) (Gemma 2); None without.
+    `moe`: the mixture of experts that layers have in place of the MLP; `moe_layers`: whether each layer has it, () for
+    none. `chunks`: as `srv.specs.AttentionLayer.chunk` of each layer, () for none. `unit_rotated`: rotated queries and
+    keys are divided by their root mean square. `temperature`: of the queries of layers without a rotary embedding.
+    `sinks`: as in `srv.specs.AttentionLayer`.
     """
 
     vocab_size: int
@@ -69,14 +86,38 @@ class DecoderConfig(NamedTuple):
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    alibi_slopes: tuple[float, ...] | None = None
+    wide_qk_norm: bool = False
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    moe: MoEConfig | None = None
+    moe_layers: tuple[bool, ...] = ()
+    chunks: tuple[int | None, ...] = ()
+    unit_rotated: bool = False
+    temperature: Temperature | None = None
+    sinks: bool = False
 
     @property
     def layers(self) -> int:
         return len(self.windows)
 
+    def moe_of(self, index: int) -> MoEConfig | None:
+        """The mixture of experts of a layer; None if it has an MLP."""
+        return self.moe if self.moe_layers and self.moe_layers[index] else None
+
     def attention_layer(self, index: int) -> AttentionLayer:
-        window = self.windows[index]
-        return AttentionLayer(index, self.heads, self.kv_heads, self.head_dim, self.attention_scale, window)
+        return AttentionLayer(
+            index=index,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            scale=self.attention_scale,
+            window=self.windows[index],
+            soft_cap=self.attention_soft_cap,
+            chunk=self.chunks[index] if self.chunks else None,
+            sinks=self.sinks,
+            alibi=self.alibi_slopes,
+        )
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
@@ -86,46 +127,66 @@ class DecoderConfig(NamedTuple):
     def parameters(self) -> int:
         """The number of parameters; tied embeddings count once."""
         hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = (queries + 2 * keys) * self.qkv_bias + hidden * self.output_bias + 2 * self.head_dim * self.qk_norm
+        normed = queries + keys if self.wide_qk_norm else 2 * self.head_dim
+        attention = (queries + 2 * keys) * self.qkv_bias + hidden * self.output_bias + normed * self.qk_norm
+        attention += self.heads * self.sinks
         mlp = (2 * self.intermediate_size + hidden) * self.mlp_bias
+        mixtures = [self.moe_of(index) for index in range(self.layers)]
+        mlps = sum(mlp if moe is None else moe.other_params(hidden) for moe in mixtures)
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
-        return embeddings + self.projection_params + self.layers * (attention + mlp + 2 * hidden) + hidden
+        return embeddings + self.projection_params + mlps + self.layers * (attention + 2 * hidden) + hidden
 
     @property
     def projection_params(self) -> int:
         """The number of weights in linear layers, without the embeddings and the output layer (and without biases)."""
         attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
-        return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        dense = 3 * self.hidden_size * self.intermediate_size
+        mixtures = [self.moe_of(index) for index in range(self.layers)]
+        mlps = sum(dense if moe is None else moe.projection_params(self.hidden_size) for moe in mixtures)
+        return self.layers * attention + mlps
 
     @property
     def divided(self) -> DividedSizes | None:
-        return DividedSizes(self.heads, self.kv_heads, self.head_dim, self.intermediate_size, self.vocab_size)
+        """None if a norm needs all heads."""
+        if self.qk_norm and self.wide_qk_norm:
+            return None
+        sizes = [] if self.moe_layers and all(self.moe_layers) else [self.intermediate_size]
+        if self.moe is not None:
+            sizes += [self.moe.intermediate, self.moe.shared_intermediate]  # all must be multiples of the ranks
+        return DividedSizes(self.heads, self.kv_heads, self.head_dim, math.gcd(*sizes), self.vocab_size)
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        return decoder_ops(self)
 
     def of_rank(self, ranks: int) -> DecoderConfig:
-        """The part of one of `ranks` ranks; norms and few KV heads are on every rank."""
+        """The part of the first of `ranks` ranks; norms and few KV heads are on every rank."""
+        heads = self.heads // ranks
         return self._replace(
-            heads=self.heads // ranks,
+            heads=heads,
             kv_heads=max(1, self.kv_heads // ranks),
             intermediate_size=self.intermediate_size // ranks,
+            moe=None if self.moe is None else self.moe.of_rank(ranks),
             vocab_size=self.vocab_size // ranks,
+            alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes[:heads],
         )
 
 
 def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> DecoderConfig:
     """The configuration of a decoder without biases, windows and multipliers, from fields with all defaults filled in.
 
-    An architecture replaces what it does otherwise. `reads`: the fields of `UNSUPPORTED_UNLESS` that it reads itself.
-    Raises UnsupportedConfig with the field that is not implemented.
+    An architecture replaces what it does otherwise. `reads`: the fields of `UNSUPPORTED_UNLESS` that it reads itself,
+    and "partial_rotary_factor" if it rotates a part of each head. Raises UnsupportedConfig with the field that is not
+    implemented.
     """
-    for name, supported in UNSUPPORTED_UNLESS.items():
-        value = config.get(name)
-        if name not in reads and value is not None and value not in supported:
-            raise UnsupportedConfig(f"{name} = {value!r} is not implemented natively")
+    refuse_unless(config, {name: values for name, values in UNSUPPORTED_UNLESS.items() if name not in reads})
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     if heads % kv_heads:
         raise UnsupportedConfig(f"{heads} attention heads are not a multiple of {kv_heads} key heads")
-    layers = int(config["num_hidden_layers"])
+    layers, rope = int(config["num_hidden_layers"]), rope_config(config, head_dim)
+    if rope.rotary_dim != head_dim and "partial_rotary_factor" not in reads:  # transformers ignores it in these classes
+        share = f"rotary embeddings of only {rope.rotary_dim} of {head_dim} dimensions (partial_rotary_factor)"
+        raise UnsupportedConfig(f"{share} are not implemented natively")
     return DecoderConfig(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
@@ -137,7 +198,7 @@ def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> De
         tied_embeddings=bool(config["tie_word_embeddings"]),
         windows=(None,) * layers,
         rotated=(True,) * layers,
-        rope=rope_config(config, head_dim),
+        rope=rope,
         attention_scale=head_dim**-0.5,
     )
 
@@ -150,3 +211,24 @@ def windows_of_types(types: Sequence[str], layers: int, window: int) -> tuple[in
     if len(types) != layers:
         raise UnsupportedConfig(f"layer_types has {len(types)} entries for {layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def windows_of_pattern(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer: by `layer_types`, or in all but every `sliding_window_pattern`-th layer."""
+    types, window = config.get("layer_types"), config.get("sliding_window")
+    if types is None:
+        pattern = int(config["sliding_window_pattern"])
+        if pattern < 1:
+            raise UnsupportedConfig(f"sliding_window_pattern = {pattern} is not a number of layers")
+        types = [("sliding_attention" if (layer + 1) % pattern else "full_attention") for layer in range(layers)]
+    if "sliding_attention" in types and (window is None or window < 1):
+        raise UnsupportedConfig(f"sliding_window = {window!r} of layers of sliding_attention is not a number of tokens")
+    return windows_of_types(types, layers, int(window or 0))
+
+
+def soft_cap(config: Mapping[str, Any], field: str) -> float | None:
+    """The bound of scores or logits in a field; None or 0 for none. Raises UnsupportedConfig for a negative one."""
+    value = config.get(field)
+    if value is not None and not float(value) >= 0:
+        raise UnsupportedConfig(f"{field} = {value!r} is not a positive number")
+    return float(value) if value else None

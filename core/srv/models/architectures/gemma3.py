@@ -1,21 +1,27 @@
 """Gemma 3 (text): the facts of a decoder whose layers have four norms, and most of which attend to a sliding window.
 
-Layers with a window have a rotary embedding of their own. Torch-free; `gemma3_layers` computes. GGUF files contain
+Layers with a window have a rotary embedding of their own. Torch-free; `sandwich_layers` computes. GGUF files contain
 neither `query_pre_attn_scalar` nor, usually, which layers have a window; both are filled in as llama.cpp does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config, windows_of_types
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
-from srv.specs import AttentionLayer
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import decoder_config, windows_of_pattern
+from srv.models.architectures.sandwich_config import (
+    KINDS,
+    LAYERS,
+    SandwichConfig,
+    attention_scale,
+    local_rope,
+    with_rope_of,
+)
+from srv.models.formats.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
+from srv.models.layers.rope_config import refuse_unless
 
-KINDS = ("full_attention", "sliding_attention")
 PATTERN = 6  # every sixth layer has full attention
 LAYERS_OF_27B = 62  # the one size whose attention scale does not follow from the size of its heads
 # Only these values of fields that change the computation are implemented; None is as if the field were left out.
@@ -25,92 +31,21 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Gemma3Config(NamedTuple):
-    """`decoder`: the sizes, with the rotary embedding of layers with full attention. `local_rope`: that of the others.
-
-    `decoder.embedding_multiplier` is not rounded to the model's dtype yet.
-    """
-
-    decoder: DecoderConfig
-    local_rope: RopeConfig
-
-    @property
-    def parameters(self) -> int:
-        """Each layer has two more norms than that of a Llama-like decoder."""
-        return self.decoder.parameters + 2 * self.decoder.layers * self.decoder.hidden_size
-
-    @property
-    def projection_params(self) -> int:
-        return self.decoder.projection_params
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return self.decoder.attention_layers
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        return self.decoder.divided
-
-    def of_rank(self, ranks: int) -> Gemma3Config:
-        return self._replace(decoder=self.decoder.of_rank(ranks))
-
-
-def make_config(config: Mapping[str, Any]) -> Gemma3Config:
-    for name, supported in SUPPORTED.items():
-        if config.get(name) is not None and config[name] not in supported:
-            raise UnsupportedConfig(f"{name} = {config[name]!r} is not implemented natively")
-    full, local = (_with_rope(config, kind) for kind in KINDS)
+def make_config(config: Mapping[str, Any]) -> SandwichConfig:
+    refuse_unless(config, SUPPORTED)
+    full = with_rope_of(config, "full_attention", "rope_theta")
     base = decoder_config(full, reads=("hidden_act",))  # which transformers does not read for this architecture
-    local_rope = rope_config(local, base.head_dim)
-    for rope in (base.rope, local_rope):
-        if rope.rotary_dim != base.head_dim:
-            reason = f"rotary embeddings of only {rope.rotary_dim} of {base.head_dim} dimensions"
-            raise UnsupportedConfig(f"{reason} are not implemented natively")
-    bias, scalar = bool(config["attention_bias"]), float(config["query_pre_attn_scalar"])
-    if not scalar > 0:
-        raise UnsupportedConfig(f"query_pre_attn_scalar = {scalar} is not a positive number")
+    bias = bool(config["attention_bias"])
     decoder = base._replace(
-        windows=_windows(config, base.layers),
-        attention_scale=scalar**-0.5,
+        windows=windows_of_pattern(config, base.layers),
+        attention_scale=attention_scale(config),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
         embedding_multiplier=base.hidden_size**0.5,
     )
-    return Gemma3Config(decoder, local_rope)
-
-
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer: by `layer_types`, or in all but every `sliding_window_pattern`-th layer."""
-    types, window = config.get("layer_types"), config.get("sliding_window")
-    if types is None:
-        pattern = int(config["sliding_window_pattern"])
-        if pattern < 1:
-            raise UnsupportedConfig(f"sliding_window_pattern = {pattern} is not a number of layers")
-        types = [KINDS[bool((layer + 1) % pattern)] for layer in range(layers)]
-    if "sliding_attention" in types and (window is None or window < 1):
-        raise UnsupportedConfig(f"sliding_window = {window!r} of layers of sliding_attention is not a number of tokens")
-    return windows_of_types(types, layers, int(window or 0))
-
-
-def _with_rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The configuration with the rotary embedding of one kind of layers.
-
-    It is in `rope_parameters`, by kind; before transformers 5, `rope_theta` and `rope_scaling` were those of layers
-    with full attention, and `rope_local_base_freq` that of the others, which have no scaling.
-    """
-    given = config.get("rope_parameters") or {}
-    others = sorted(set(given) - set(KINDS))
-    if others:
-        raise UnsupportedConfig(f"rope_parameters has {', '.join(others)} beside the kinds of layers")
-    parameters = dict(given.get(kind) or {})
-    if kind == "full_attention":
-        parameters |= config.get("rope_scaling") or {}
-    theta = config["rope_theta" if kind == "full_attention" else "rope_local_base_freq"]
-    parameters.setdefault("rope_theta", theta)
-    if (parameters.get("rope_type") or parameters.get("type")) in ("longrope", "su"):
-        raise UnsupportedConfig(f"RoPE type 'longrope' of {kind} layers is not implemented natively")
-    return {**config, "rope_parameters": parameters, "rope_scaling": None}
+    local = local_rope(config, base.head_dim, "rope_local_base_freq")
+    return SandwichConfig(decoder, local, unit_offset=True, activation="gelu_tanh")
 
 
 def _complete_gguf(config: dict[str, Any]) -> dict[str, Any]:
@@ -153,13 +88,7 @@ ARCHITECTURE = Architecture(
     },
     gguf=GGUFLayout(
         "gemma3",
-        layer_names={
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        layer_names={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
         fields={"attention.sliding_window": "sliding_window"},
         optional_fields={
             "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -168,6 +97,6 @@ ARCHITECTURE = Architecture(
         complete=_complete_gguf,
         norms_plus_one=True,
     ),
-    layers="srv.models.architectures.gemma3_layers:Gemma3",
+    layers=LAYERS,
     model_type="gemma3_text",
 )

@@ -19,7 +19,8 @@ from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.installed import entries
 
-# The module in this package, by the Hugging Face class.
+# The module in this package, by the Hugging Face class; after a colon, the name of its architecture in a module with
+# several.
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "LlamaForCausalLM": "llama",
@@ -29,7 +30,59 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "GraniteForCausalLM": "granite",
         "SmolLM3ForCausalLM": "smollm3",
         "Gemma3ForCausalLM": "gemma3",
+        "StableLmForCausalLM": "stablelm",
+        "GPTJForCausalLM": "gptj",
+        "FalconForCausalLM": "falcon",
+        "BloomForCausalLM": "bloom",
+        "MptForCausalLM": "mpt",
+        "XGLMForCausalLM": "xglm",
+        "Gemma2ForCausalLM": "gemma2",
+        "Olmo2ForCausalLM": "olmo2",
+        "Phi3ForCausalLM": "phi3",
+        "GlmForCausalLM": "glm",
+        "Glm4ForCausalLM": "glm4",
+        "Ernie4_5ForCausalLM": "ernie4_5",
+        "CohereForCausalLM": "cohere",
+        "Cohere2ForCausalLM": "cohere2",
+        "Starcoder2ForCausalLM": "starcoder2",
+        "PhiForCausalLM": "phi",
+        "GPTNeoXForCausalLM": "gpt_neox",
+        "OPTForCausalLM": "opt",
+        "GPT2LMHeadModel": "gpt2",
+        "Glm4MoeForCausalLM": "glm4_moe",
+        "Llama4ForCausalLM": "llama4",
+        "GptOssForCausalLM": "gpt_oss",
+        "Qwen3NextForCausalLM": "qwen3_next",
+        "MixtralForCausalLM": "mixtral",
+        "Qwen2MoeForCausalLM": "qwen2_moe",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "DeepseekV2ForCausalLM": "deepseek_v2",
+        "DeepseekV3ForCausalLM": "deepseek_v3",
+        "BertModel": "bert",
+        "BertForMaskedLM": "bert:MASKED",
+        "BertForSequenceClassification": "bert:CLASSIFIER",
+        "RobertaModel": "roberta:ROBERTA",
+        "RobertaForMaskedLM": "roberta:ROBERTA_MASKED",
+        "RobertaForSequenceClassification": "roberta:ROBERTA_CLASSIFIER",
+        "XLMRobertaModel": "roberta:XLM_ROBERTA",
+        "XLMRobertaForMaskedLM": "roberta:XLM_ROBERTA_MASKED",
+        "XLMRobertaForSequenceClassification": "roberta:XLM_ROBERTA_CLASSIFIER",
+        "ModernBertModel": "modernbert",
+        "ModernBertForMaskedLM": "modernbert:MASKED",
+        "ModernBertForSequenceClassification": "modernbert:CLASSIFIER",
+        "LlamaModel": "pooled_decoder:LLAMA",
+        "LlamaForSequenceClassification": "pooled_decoder:LLAMA_CLASSIFIER",
+        "MistralModel": "pooled_decoder:MISTRAL",
+        "MistralForSequenceClassification": "pooled_decoder:MISTRAL_CLASSIFIER",
+        "Qwen2Model": "pooled_decoder:QWEN2",
+        "Qwen2ForSequenceClassification": "pooled_decoder:QWEN2_CLASSIFIER",
+        "Qwen3Model": "pooled_decoder:QWEN3",
+        "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
     }
+)
+# Classes that published configurations name, by the name that transformers has for the same one.
+_PUBLISHED_NAMES: Mapping[str, str] = MappingProxyType(
+    {"MPTForCausalLM": "MptForCausalLM", "PhimoeForCausalLM": "PhiMoEForCausalLM"}
 )
 _SUFFIX = "ForCausalLM"
 
@@ -51,11 +104,15 @@ def find(name: str) -> Architecture | None:
     return _built_in(name) if name in BUILT_IN else None
 
 
-def find_gguf(name: object) -> Architecture | None:
-    """The architecture of a GGUF file, by its `general.architecture`. Raises PluginError as `find` does."""
-    mine = next((each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name), None)
-    if mine is not None:
-        return find(mine.name)
+def find_gguf(name: object, *, experts: bool = False) -> Architecture | None:
+    """The architecture of a GGUF file, by its `general.architecture`, and whether the model has experts.
+
+    Raises PluginError as `find` does.
+    """
+    mine = [each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name]
+    if mine:
+        alike = (each for each in mine if each.gguf and each.gguf.has_experts == experts)
+        return find(next(alike, mine[0]).name)
     from srv.models.architectures import third_party
 
     return third_party.find_gguf(name)
@@ -63,7 +120,7 @@ def find_gguf(name: object) -> Architecture | None:
 
 def gguf_names() -> tuple[str, ...]:
     """Every `general.architecture` of the architectures in `srv` itself."""
-    return tuple(each.gguf.name for each in map(_built_in, BUILT_IN) if each.gguf)
+    return tuple(dict.fromkeys(each.gguf.name for each in map(_built_in, BUILT_IN) if each.gguf))
 
 
 def gguf_layout(name: str) -> GGUFLayout:
@@ -72,6 +129,11 @@ def gguf_layout(name: str) -> GGUFLayout:
     if architecture is None or architecture.gguf is None:
         raise UnsupportedConfig(f"GGUF files of {name} are not supported")
     return architecture.gguf
+
+
+def known_name(published: str) -> str:
+    """The name of an architecture by which `find` knows it, from the class that a configuration names."""
+    return _PUBLISHED_NAMES.get(published, published)
 
 
 def name_of_type(model_type: object) -> str | None:
@@ -100,8 +162,23 @@ def native_config(name: str, config: Mapping[str, Any]) -> NativeConfig:
     return third_party.make_config(architecture, filled)
 
 
+def native_or_reason(name: str, config: Mapping[str, Any]) -> NativeConfig | str:
+    """As `native_config`; a clause that says why no native layers compute the model, also of an invalid configuration.
+
+    A launch refuses the latter when it builds the model.
+    """
+    try:
+        return native_config(name, config)
+    except UnsupportedConfig as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError) as error:
+        return f"its configuration lacks a field or has an invalid value ({error!r})"
+
+
 def _built_in(name: str) -> Architecture:
-    architecture: Architecture = importlib.import_module(f"{__package__}.{BUILT_IN[name]}").ARCHITECTURE
+    module, _, attribute = BUILT_IN[name].partition(":")
+    found = importlib.import_module(f"{__package__}.{module}")
+    architecture: Architecture = getattr(found, attribute or "ARCHITECTURE")
     return architecture
 
 

@@ -6,13 +6,13 @@ Torch-free: `srv plan` and a launch ask the same questions. `srv.models.layers.f
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple, assert_never
 
 import msgspec
 
 from srv.dist.group import is_divisible
-from srv.models.architectures.registry import native_config
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.architectures.registry import native_config, native_or_reason
 from srv.quantization import registry as quantization
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
@@ -54,9 +54,14 @@ class Divisions(NamedTuple):
             if columns // ranks % self.block
         ]
 
-    def legal_ranks(self) -> list[int]:
+    def legal_ranks(self) -> tuple[int, ...]:
         """All numbers of ranks, up to MAX_LISTED_RANKS, that divide everything."""
-        return [ranks for ranks in range(1, min(self.heads, MAX_LISTED_RANKS) + 1) if not self.obstacles(ranks)]
+        return _legal_ranks(self)
+
+
+@functools.lru_cache(maxsize=64)  # the support matrix asks about few models, many times
+def _legal_ranks(sizes: Divisions) -> tuple[int, ...]:
+    return tuple(ranks for ranks in range(1, min(sizes.heads, MAX_LISTED_RANKS) + 1) if not sizes.obstacles(ranks))
 
 
 def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
@@ -67,14 +72,13 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     method = quantization.method_of(model)
     if method is not None and method.sharding is not None:
         return method.sharding
-    if method is None and (model.quantization is not None or model.stored_types.get("int8")):
-        return "weights quantized to int8 cannot be sharded yet"
+    if method is None and (stored := model.quantization or ("int8" if model.stored_types.get("int8") else None)):
+        return f"weights quantized with {stored} cannot be sharded yet"
     if any(isinstance(group, Recurrent) for group in model.cache_groups):
         return "recurrent states cannot be sharded yet"
-    try:
-        config = native_config(model.architecture, model.config)
-    except (UnsupportedConfig, KeyError, TypeError, ValueError) as error:
-        return f"only models with native layers can be sharded ({error})"
+    config = native_or_reason(model.architecture, model.config)
+    if isinstance(config, str):
+        return f"only models with native layers can be sharded ({config})"
     if config.divided is None:
         return f"the layers of {model.architecture} cannot be sharded"
     return Divisions(*config.divided, block=model.column_block if in_blocks else 1)

@@ -11,6 +11,7 @@ from typing import Any
 from srv.errors import PluginError
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
 from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.formats.stored_weights import StoredWeights
 from srv.platform.extensions import Extensions, contested
 
 ARCHITECTURES = Extensions(
@@ -18,7 +19,13 @@ ARCHITECTURES = Extensions(
     Architecture,
     "architecture",
     "docs/architectures.md",
-    types={"name": str, "defaults": Mapping, "gguf": (GGUFLayout, type(None)), "layers": str},
+    types={
+        "name": str,
+        "defaults": Mapping,
+        "gguf": (GGUFLayout, type(None)),
+        "layers": str,
+        "weights": (StoredWeights, type(None)),
+    },
     functions=("make_config",),
     targets=("layers",),
 )

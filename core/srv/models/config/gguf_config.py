@@ -10,15 +10,20 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
 from srv.models.architectures.registry import find_gguf, gguf_names, native_config
-from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
+from srv.models.config.limits import MAX_SIZE
+from srv.models.config.overrides import overridden
 from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
+from srv.models.formats.gguf_layout import EXPERT_COUNT
 from srv.models.formats.gguf_types import OP_TYPES
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.models.options import DEFAULT_OPTIONS, ReadOptions
+from srv.models.sizes.parts import MAX_LAYERS
 from srv.specs import ModelFacts, attention_groups
 
 UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -28,7 +33,7 @@ TOKENS = "tokenizer.ggml.tokens"
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 # Metadata that changes the computation. It is refused unless it is zero or absent, or the architecture reads it.
 UNSUPPORTED_KEYS = (
-    "expert_count",
+    EXPERT_COUNT,
     "attention.scale",
     "attention.max_alibi_bias",
     "attention.clamp_kqv",
@@ -39,16 +44,21 @@ UNSUPPORTED_KEYS = (
     "embedding_scale",
     "attention.temperature_scale",
 )
-DIVIDED_BY_COLUMNS = (".attn_output.weight", ".ffn_down.weight")  # if a model is sharded over ranks
+# If a model is sharded over ranks:
+DIVIDED_BY_COLUMNS = (".attn_output.weight", *(f".ffn_down{kind}.weight" for kind in ("", "_exps", "_shexp")))
 REMEDY = "Use another GGUF file, or the Hugging Face folder of this model"
 
 
-def read_gguf(path: Path) -> ModelFacts:
-    """Facts of a GGUF file. Raises ModelError as `read_header` does, and unknown_architecture, unsupported_config."""
+def read_gguf(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFacts:
+    """Facts of a GGUF file. Its overrides are of the configuration that its metadata become.
+
+    Raises ModelError as `read_header` does, and unknown_architecture, unknown_override, unsupported_config.
+    """
     header = read_header(path, search={TOKENS: TURN_ENDS})
     meta = _Metadata(header)
     try:
-        return _facts(meta, _config(meta))
+        facts = _facts(meta, overridden(str(path), _config(meta), options.overrides))
+        return replace(facts, overrides=dict(options.overrides))
     except (TypeError, ValueError, OverflowError) as error:
         raise meta.unsupported(f"its metadata holds an invalid value ({error})") from error
 
@@ -98,7 +108,7 @@ class _Metadata:
     def __init__(self, header: GGUFHeader) -> None:
         self.header, self.path = header, str(header.path)
         self.prefix = header.metadata.get("general.architecture")
-        architecture = find_gguf(self.prefix)
+        architecture = find_gguf(self.prefix, experts=bool(self.get(EXPERT_COUNT)))
         if architecture is None or architecture.gguf is None:
             reason = f"its architecture is {self.prefix!r}; srv serves GGUF files of {', '.join(gguf_names())}"
             raise ModelError("unknown_architecture", self.path, reason, REMEDY)

@@ -9,60 +9,96 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.architectures.registry import name_of_type, native_config, with_defaults
-from srv.models.config.limits import MAX_LAYERS, MAX_SIZE
+from srv.models.architectures.architecture import NativeConfig, PooledConfig
+from srv.models.architectures.registry import known_name, name_of_type, native_config, native_names, with_defaults
+from srv.models.config import layer_fields
+from srv.models.config.described import DescribedModel, described, weight_sizes
+from srv.models.config.field_types import check_fields
+from srv.models.config.layer_fields import Heads
+from srv.models.config.limits import MAX_SIZE
+from srv.models.config.overrides import overridden
+from srv.models.config.sentence import read_sentence
+from srv.models.config.stored_names import model_names
+from srv.models.config.text_part import text_config, vision_class
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.models.options import DEFAULT_OPTIONS, ReadOptions
+from srv.models.sizes.parts import MAX_LAYERS
+from srv.models.sizes.registry import COUNT_FROM_PADDING
 from srv.quantization import registry as quantization
-from srv.specs import ModelFacts, attention_groups
+from srv.specs import CacheSpec, ModelFacts, attention_groups
 
 # Field names of the same quantity in different configurations, the most common first.
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "hidden_dim"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "hidden_dim", "n_embed"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"),
 }
 # Configuration fields of models that have state other than keys and values.
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
+# Model types without attention whose sizes are not known; their fields may have any names.
+WITHOUT_ATTENTION = ("falcon_mamba", "rwkv", "xlstm")
+ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
+ATTENTIONS_PER_LAYER = {"longcat_flash": 2}  # of each of `num_layers`
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 REMEDY = "Use the folder of a causal language model that transformers supports"
 
 
-def read_folder(path: Path) -> ModelFacts:
-    """Facts of a folder. Raises ModelError: not_found, damaged, truncated, unknown_architecture, unsupported_*."""
+def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFacts:
+    """Facts of a folder. Raises ModelError: not_found, damaged, truncated, unknown_*, unsupported_*."""
     config = _json(path / "config.json")
+    check_fields(str(path / "config.json"), config)
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         _refuse_pickles(path)
     try:
-        return _facts(path, config, checkpoint)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        whole = vision_class(config)
+        if whole is not None:
+            config = text_config(config, () if checkpoint is None else checkpoint.tensors)
+        facts = _facts(path, overridden(str(path), config, options.overrides), checkpoint, whole)
+        return replace(facts, overrides=dict(options.overrides), remote_code=options.remote_code)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
 
 
-def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None) -> ModelFacts:
+def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None) -> ModelFacts:
+    """`whole`: the class of the vision model whose language model `config` describes, or None."""
     architecture = _architecture(path, config)
-    sizes = _sizes(path, architecture, config)
+    if checkpoint is not None:
+        checkpoint = _needed(checkpoint, model_names(architecture, whole))
     stored_types = _stored_types(checkpoint)
+    dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
+    model = described(architecture, config, dtype)
+    sizes = _sizes(path, architecture, config, model)
+    native = _native(architecture, config)
+    if native is not None and native.attention_layers:
+        layer = native.attention_layers[0]
+        sizes |= {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
-    context = usable_context(_text_config(config), sizes["context"])
+    pooled = native if isinstance(native, PooledConfig) else None
+    given = usable_context(_text_config(config), sizes["context"] - _unused_positions(config))
+    context = pooled.positions if pooled and pooled.positions else given
+    sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
+    context = min(context, sentence.max_tokens or context)
+    weights = weight_sizes(model, config, dtype, method, checkpoint, stored_types)
     return ModelFacts(
         name=_name(path),
         path=str(path.absolute()),
         format="config" if checkpoint is None else "safetensors",
         architecture=architecture,
         config=with_defaults(architecture, config),
-        dtype=_dtype(config, stored_types),
-        quantization=quantization.detect(path, _text_config(config)),
+        dtype=dtype,
+        quantization=method,
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         layers=sizes["layers"],
@@ -70,29 +106,23 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None)
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=context,
-        parameters=sum(stored_types.values()) if checkpoint else _parameters(architecture, config, sizes),
-        weight_bytes=sum(tensor.size for tensor in checkpoint.tensors.values()) if checkpoint else 0,
-        cache_groups=attention_groups(
-            _windows(architecture, config, sizes["layers"]), kv_heads, head_dim, head_dim, context
-        ),
+        parameters=weights.parameters,
+        weight_bytes=weights.bytes,
+        cache_groups=_cache_groups(model, native, config, sizes, context),
         end_tokens=_end_tokens(with_defaults(architecture, config), generation),
-        stored_types=stored_types,
-        pooling=_pooling(path),
+        stored_types=weights.types,
+        pooling=pooled.pooled_by if pooled and (pooled.labels or not sentence.pooling) else sentence.pooling,
+        text_part_of=whole,
+        active_parameters=model.active_parameters,
+        unknown_sizes=weights.unknown,
+        generates=pooled is None,
+        head=sentence.head,
     )
 
 
-def _pooling(path: Path) -> str | None:
-    """The pooling of a sentence-transformers folder: "last", "mean", or the names of its modes; None elsewhere.
-
-    Facts: `1_Pooling/config.json` of sentence-transformers has one boolean per mode, of which one is usually true.
-    """
-    file = path / "1_Pooling" / "config.json"
-    if not file.is_file():
-        return None
-    prefix = "pooling_mode_"
-    enabled = [name.removeprefix(prefix) for name, on in _json(file).items() if name.startswith(prefix) and on is True]
-    modes = ["last" if name == "lasttoken" else name.removesuffix("_tokens").removesuffix("_token") for name in enabled]
-    return "+".join(modes) or None
+def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None]) -> Checkpoint:
+    """Without the tensors that the model does not need."""
+    return replace(checkpoint, tensors={each: tensor for each, tensor in checkpoint.tensors.items() if name(each)})
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -101,7 +131,7 @@ def _json(path: Path) -> dict[str, Any]:
     except OSError as error:
         remedy = "Give a Hugging Face folder that this user may read"
         raise ModelError("not_found", str(path), f"it cannot be read ({error.strerror})", remedy) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: it is nested too deeply
         raise ModelError("damaged", str(path), f"it is not JSON ({error})", "Fetch the file again") from error
     if not isinstance(value, dict):
         raise ModelError("damaged", str(path), f"it is a JSON {type(value).__name__}", "Fetch the file again")
@@ -119,7 +149,7 @@ def _refuse_pickles(path: Path) -> None:
 def _architecture(path: Path, config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
-        return named[0]
+        return known_name(named[0])
     if (name := name_of_type(config.get("model_type"))) is not None:
         return name
     reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"
@@ -132,33 +162,39 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
-def _sizes(path: Path, architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: DescribedModel) -> dict[str, int]:
     text = with_defaults(architecture, _text_config(config))
-    kinds = text.get("layer_types") or text.get("layers_block_type") or ()
+    if text.get("model_type") in WITHOUT_ATTENTION:
+        reason = f"{architecture} has no attention: it keeps a recurrent state, which srv does not serve"
+        raise ModelError("unsupported_config", str(path), reason, REMEDY)
+    if any(text.get(name) for name in ENCODER_DECODER_FIELDS):
+        reason = f"{architecture} belongs to an encoder-decoder, whose decoder attends to what an encoder computes"
+        raise ModelError("unsupported_config", str(path), reason, REMEDY)
+    kinds = text.get("layer_types") or text.get("layers_block_type") or text.get("block_types") or ()
     foreign = [name for name in OTHER_STATE_FIELDS if text.get(name)] + sorted(set(kinds) - ATTENTION_LAYERS)
-    if foreign:
+    foreign = [name for name in foreign if name != "kv_lora_rank" or not layer_fields.latent_head(text)]
+    if foreign and (not model.known or (architecture in native_names() and not model.keeps_other_states)):
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}
     for quantity, names in FIELD_NAMES.items():
         value = next((text[name] for name in names if text.get(name) is not None), None)
+        value = model.default(quantity) if value is None else value
         limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
             reason = f"config.json gives {value!r} for its {quantity} ({' or '.join(names)})"
             raise ModelError("unsupported_config", str(path), reason, REMEDY)
-        sizes[quantity] = value
-    sizes["head_dim"] = int(text.get("head_dim") or sizes["hidden_size"] // sizes["heads"])
-    sizes["kv_heads"] = _kv_heads(text, sizes["heads"])
-    return sizes
+        sizes[quantity] = value * (
+            ATTENTIONS_PER_LAYER.get(str(text.get("model_type")), 1) if quantity == "layers" else 1
+        )
+    sizes |= layer_fields.common_heads(text, sizes["hidden_size"], sizes["heads"])._asdict()
+    return sizes | model.head_sizes()
 
 
-def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
-    if text.get("multi_query") and not text.get("new_decoder_architecture"):
-        return 1
-    if text.get("model_type") == "falcon" and not text.get("new_decoder_architecture"):
-        return heads
-    given = text.get("num_key_value_heads") or text.get("num_kv_heads")
-    return int(given or heads)
+def _unused_positions(config: Mapping[str, Any]) -> int:
+    """The positions before a sequence's first token, which RoBERTa and its kin leave to padding."""
+    padding = config.get("pad_token_id")
+    return (1 if padding is None else int(padding)) + 1 if config.get("model_type") in COUNT_FROM_PADDING else 0
 
 
 def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int]) -> str:
@@ -178,28 +214,29 @@ def _stored_types(checkpoint: Checkpoint | None) -> dict[str, int]:
     return dict(counts)
 
 
-def _parameters(architecture: str, config: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
-    """The parameter count of the native layers, else an estimate of 12 h² per layer."""
+def _native(architecture: str, config: Mapping[str, Any]) -> NativeConfig | None:
+    """The configuration of the native layers, if there are any."""
     try:
-        return native_config(architecture, config).parameters
+        return native_config(architecture, config)
     except UnsupportedConfig:
-        hidden = sizes["hidden_size"]
-        return sizes["vocab_size"] * hidden + sizes["layers"] * 12 * hidden * hidden
+        return None
 
 
-def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> Sequence[int | None]:
-    """The sliding window of each layer: that of the native layers, else by the fields that transformers has for it.
-
-    A layer whose window these fields do not tell counts as one with full attention, which masks what is outside.
-    """
-    try:
-        return [layer.window for layer in native_config(architecture, config).attention_layers]
-    except UnsupportedConfig:
-        text = _text_config(config)
-        types, window = text.get("layer_types"), text.get("sliding_window")
-        if not isinstance(types, list) or len(types) != layers or not isinstance(window, int) or window < 1:
-            return (None,) * layers
-        return [window if kind == "sliding_attention" else None for kind in types]
+def _cache_groups(
+    model: DescribedModel,
+    native: NativeConfig | None,
+    config: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    context: int,
+) -> tuple[CacheSpec, ...]:
+    heads = Heads(sizes["kv_heads"], sizes["head_dim"])
+    if native is None:
+        return model.pool_groups(context) or layer_fields.cache_groups(
+            _text_config(config), sizes["layers"], heads, context
+        )
+    windows = [layer.window for layer in native.attention_layers]
+    groups = layer_fields.encoder_groups(native.attention_layers) or model.cache_groups(context)
+    return groups or attention_groups(windows, *heads, heads.head_dim, context)
 
 
 def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

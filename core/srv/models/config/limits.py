@@ -1,4 +1,3 @@
 """The largest sizes that a configuration may have, so that a damaged file cannot cause huge allocations."""
 
-MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 28  # of hidden sizes, head counts, vocabularies and contexts

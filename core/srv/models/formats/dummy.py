@@ -17,6 +17,7 @@ from srv.models.formats.slices import Slice, Slices, stored_shape
 
 STD = 0.02  # of the weights
 INT8_RMS = 73.3  # root mean square of uniform integers from -127 to 127
+FP8_MAX = 448.0  # of float8_e4m3fn
 INPUT_SCALE = 1 / 32  # activations after a norm reach about 4
 CHUNK = 1 << 22  # elements generated at a time, so that no float32 copy of a large matrix is ever allocated
 
@@ -32,7 +33,7 @@ def load_dummy(
     meter = Meter(sum(view.nbytes for view in weight_views.values()), progress)
     for name in sorted(weight_views):
         view = weight_views[name]
-        if not view.is_floating_point() or name.endswith(("_scale", "_offset")):
+        if view.itemsize == 1 or not view.is_floating_point() or name.endswith(("_scale", "_offset")):
             _fill_quantized(name, view, generator)
             meter.add(view.nbytes, name)
             continue
@@ -61,9 +62,13 @@ def _fill_normal(view: Tensor, part: Slice | None, mean: float, generator: torch
 
 
 def _fill_quantized(name: str, view: Tensor, generator: torch.Generator) -> None:
-    """Uniform int8 values, and scales that give the dequantized weights the standard deviation STD."""
+    """Uniform int8 values, or normal FP8 values with the same root mean square, and scales that give the dequantized
+    weights the standard deviation STD.
+    """
     if view.dtype is torch.int8:
         view.copy_(torch.randint(-127, 128, view.shape, generator=generator, dtype=torch.int8))
+    elif view.dtype is torch.float8_e4m3fn:
+        view.copy_(torch.empty(view.shape).normal_(0, INT8_RMS, generator=generator).clamp_(-FP8_MAX, FP8_MAX))
     elif name.endswith("input_scale"):
         view.fill_(INPUT_SCALE)
     elif name.endswith("_scale"):

@@ -5,10 +5,13 @@ Owns the errors about missing and unexpected tensors and wrong shapes. Must not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from srv.errors import ModelError
@@ -28,6 +31,7 @@ def check_names(
     shapes: Mapping[str, tuple[int, ...]],
     ignored: Collection[str] = (),
     slices: Slices = NO_SLICES,
+    remedy: str = OTHER_CHECKPOINT,
 ) -> None:
     """Raise ModelError unless `shapes` (of the stored tensors) has exactly the model's names and shapes.
 
@@ -36,18 +40,18 @@ def check_names(
     """
     missing = sorted(weight_views.keys() - shapes.keys())
     if missing:
-        raise ModelError("missing_tensors", path, f"it lacks {listed(missing)}", OTHER_CHECKPOINT)
+        raise ModelError("missing_tensors", path, f"it lacks {listed(missing)}", remedy)
     unexpected = sorted(shapes.keys() - weight_views.keys() - set(ignored))
     if unexpected:
         reason = f"it contains tensors that the model does not have: {listed(unexpected)}"
-        raise ModelError("unexpected_tensors", path, reason, OTHER_CHECKPOINT)
+        raise ModelError("unexpected_tensors", path, reason, remedy)
     mismatched = [
         f"{name} (stored {list(shapes[name])}, expected {list(expected)})"
         for name, view in weight_views.items()
         if (expected := stored_shape(view.shape, slices.get(name))) != shapes[name]
     ]
     if mismatched:
-        raise ModelError("shape_mismatch", path, f"shapes differ: {listed(mismatched)}", OTHER_CHECKPOINT)
+        raise ModelError("shape_mismatch", path, f"shapes differ: {listed(mismatched)}", remedy)
 
 
 def listed(names: Collection[str]) -> str:
@@ -57,13 +61,27 @@ def listed(names: Collection[str]) -> str:
 
 
 class Meter:
-    """Counts loaded bytes and reports them to `progress`, if there is one."""
+    """Counts loaded bytes and reports them to `progress`, if there is one, from one thread at a time."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total, self._done, self._progress = total, 0, progress
+        self._lock = threading.Lock()
         self.add(0, "")
 
     def add(self, count: int, name: str) -> None:
-        self._done += count
-        if self._progress is not None:
-            self._progress(self._total, self._done, name)
+        with self._lock:
+            self._done += count
+            if self._progress is not None:
+                self._progress(self._total, self._done, name)
+
+
+@contextmanager
+def own_threads(threads: int, *, one: bool = False) -> Iterator[None]:
+    """Run torch on one thread within the context if there are several callers, or if `one` says so."""
+    before = torch.get_num_threads()
+    if threads > 1 or one:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

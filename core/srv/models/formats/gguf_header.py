@@ -36,6 +36,9 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 DOWNLOAD_AGAIN = "The file is incomplete or damaged: download it again and compare its checksum"
 
 
+TableEntry = tuple[str, tuple[int, ...], TensorType, int]  # name, shape, type, offset from the start of the data
+
+
 class GGUFTensor(NamedTuple):
     """One tensor of a file. `shape`: slowest axis first, as in torch; `offset` from the start of the file; in bytes."""
 
@@ -87,6 +90,22 @@ def read_header(
         raise ModelError("not_found", str(path), f"it cannot be read ({error.strerror})", remedy) from error
 
 
+def header_size(path: Path) -> int | None:
+    """The number of bytes of the header, if this beginning of a GGUF file contains it; None if it ends within it.
+
+    Raises ModelError like `read_header`.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _Reader(path, data, (), {})
+            reader.read_table()
+            return reader.position
+    except ModelError as error:
+        if error.code == "truncated":
+            return None
+        raise
+
+
 class _Reader:
     """Reads the memory-mapped file from front to back. `position` is the offset of the next byte."""
 
@@ -104,6 +123,11 @@ class _Reader:
         self.found: dict[str, dict[str, int]] = {}
 
     def read(self) -> GGUFHeader:
+        metadata, table = self.read_table()
+        return GGUFHeader(self.path, metadata, self._resolve_offsets(table, metadata), self.skipped, self.found)
+
+    def read_table(self) -> tuple[dict[str, Any], list[TableEntry]]:
+        """The metadata, and the table of tensors with offsets from the start of the data."""
         self._preamble()
         tensors, pairs = self._count("tensor", 32), self._count("metadata pair", 13)
         metadata: dict[str, Any] = {}
@@ -114,8 +138,7 @@ class _Reader:
             value = self._value(key)
             if value is not None:
                 metadata[key] = value
-        table = [self._tensor() for _ in range(tensors)]
-        return GGUFHeader(self.path, metadata, self._resolve_offsets(table, metadata), self.skipped, self.found)
+        return metadata, [self._tensor() for _ in range(tensors)]
 
     def _preamble(self) -> None:
         """Check the magic and the version."""
@@ -240,7 +263,7 @@ class _Reader:
                 insort(pending, (later, text))  # those bytes were a part of another string
         return found
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], TensorType, int]:
+    def _tensor(self) -> TableEntry:
         name = self._string(limit=MAX_KEY_BYTES)
         axes = int(self._scalar("I"))
         if not 1 <= axes <= MAX_AXES:
@@ -256,21 +279,24 @@ class _Reader:
             self._raise_damaged(f"tensor {name!r} of type {TENSOR_TYPES[kind].name} cannot have the shape {shape}")
         return name, shape, TENSOR_TYPES[kind], int(self._scalar("Q"))
 
-    def _resolve_offsets(
-        self, table: list[tuple[str, tuple[int, ...], TensorType, int]], metadata: Mapping[str, Any]
-    ) -> dict[str, GGUFTensor]:
+    def _resolve_offsets(self, table: list[TableEntry], metadata: Mapping[str, Any]) -> dict[str, GGUFTensor]:
         """The tensors with offsets from the start of the file. Checks that the data of each is within the file."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment % 8:
             self._raise_damaged(f"general.alignment is {alignment!r}, not a multiple of 8")
         start = -(-self.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
-        for name, shape, kind, offset in table:
+        end = 0  # of the tensors so far, from the start of the data
+        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
             size = math.prod(shape) // kind.elements * kind.size
             if name in tensors or offset % alignment:
                 self._raise_damaged(f"tensor {name!r} occurs twice or has the unaligned offset {offset}")
             if start + offset + size > self.size:
                 reason = f"tensor {name!r} ends at byte {start + offset + size} but the file has only {self.size}"
                 raise ModelError("truncated", str(self.path), reason, DOWNLOAD_AGAIN)
+            if offset != end:
+                state = "overlaps the one before it" if offset < end else "does not follow the one before it"
+                self._raise_damaged(f"tensor {name!r} at offset {offset} {state}, which ends at {end}")
             tensors[name] = GGUFTensor(name, shape, kind, start + offset, size)
-        return tensors
+            end = -(-(offset + size) // alignment) * alignment
+        return {name: tensors[name] for name, *_ in table}

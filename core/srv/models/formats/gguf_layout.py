@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor
+
 _NONE: Mapping[str, Any] = MappingProxyType({})
 ROTARY_PROJECTIONS = ("q_proj", "k_proj")
 TOP_LEVEL_NAMES = {
@@ -23,7 +25,24 @@ LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",  # one tensor for all experts
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+HEAD_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Of layers in which norms follow attention and MLP.
+OUTPUT_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+EXPERT_COUNT = "expert_count"
+EXPERT_FIELDS = {EXPERT_COUNT: "num_experts", "expert_used_count": "num_experts_per_tok"}
 
 
 class GGUFLayout(NamedTuple):
@@ -45,6 +64,11 @@ class GGUFLayout(NamedTuple):
     complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     norms_plus_one: bool = False
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether these are files of models with experts, by which those of one `name` may differ."""
+        return EXPERT_COUNT in self.fields
+
     def hugging_face_name(self, name: str) -> str:
         """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; unknown names are returned unchanged."""
         if name in TOP_LEVEL_NAMES:
@@ -62,3 +86,20 @@ class GGUFLayout(NamedTuple):
     def stored_offset(self, name: str) -> int:
         """What the file adds to a weight, given by its Hugging Face name."""
         return int(self.norms_plus_one and name.endswith("norm.weight"))
+
+
+def weights_by_name(header: GGUFHeader, layout: GGUFLayout) -> dict[str, GGUFTensor]:
+    """The weights of a file, by their Hugging Face names: those of experts are parts of one stored tensor."""
+    weights: dict[str, GGUFTensor] = {}
+    for stored, tensor in header.tensors.items():
+        if stored == ROPE_FREQ_FACTORS:
+            continue
+        name = layout.hugging_face_name(stored)
+        if "*" not in name or len(tensor.shape) < 2:
+            weights[name] = tensor
+            continue
+        size = tensor.size // tensor.shape[0]
+        for expert in range(tensor.shape[0]):
+            part = tensor._replace(shape=tensor.shape[1:], offset=tensor.offset + expert * size, size=size)
+            weights[name.replace("*", str(expert))] = part
+    return weights

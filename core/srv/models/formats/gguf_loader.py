@@ -1,4 +1,4 @@
-"""Loads weights from a GGUF file, which is memory-mapped and dequantized a few rows at a time to the model's dtype.
+"""Loads weights from a GGUF file, and dequantizes them a few rows at a time to the model's dtype.
 
 A tensor of bytes (uint8) receives the rows as they are stored, for layers that compute with quantized matrices.
 
@@ -16,8 +16,8 @@ second half:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,9 +26,12 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.filling import NO_SLICES, Meter, Progress, check_names
-from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor, read_header
-from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.formats.filling import NO_SLICES, Meter, Progress, check_names, own_threads
+from srv.models.formats.gguf_header import DOWNLOAD_AGAIN, GGUFTensor, read_header
+from srv.models.formats.gguf_layout import GGUFLayout, weights_by_name
+from srv.models.formats.gguf_scales import finite_scales
+from srv.models.formats.gguf_types import OP_TYPES
+from srv.models.formats.reading import MAPPED, FileBytes, Reading, for_each
 from srv.models.formats.slices import Slice, Slices
 from srv.specs import ModelFacts
 
@@ -36,7 +39,10 @@ _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 
 CHUNK = 1 << 22  # elements dequantized at a time: 16 MiB of float32
 UNQUANTIZED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DEQUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+DEQUANTIZED = (
+    *OP_TYPES,
+    *("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"),
+)
 
 
 def load_gguf(
@@ -45,43 +51,50 @@ def load_gguf(
     weight_views: Mapping[str, Tensor],
     progress: Progress | None = None,
     slices: Slices = NO_SLICES,
+    reading: Reading = MAPPED,
 ) -> None:
     """Fill every tensor from the file of `facts`, which has the layout of its architecture.
 
     `slices`: the parts of stored tensors that belong to this rank. Those of bytes are in bytes along the row, and begin
     and end at the borders of quantization blocks; those of query and key rows are whole heads. Raises ModelError:
-    missing_tensors, unexpected_tensors, shape_mismatch, unsupported_quantization, and those of `read_header`.
+    missing_tensors, unexpected_tensors, shape_mismatch, unsupported_quantization, damaged (a scale is not a finite
+    number), and those of `read_header`.
     """
-    header = read_header(Path(facts.path))
-    stored = _by_name(header, layout)
+    stored = weights_by_name(read_header(Path(facts.path)), layout)
     shapes = {name: _shape(tensor, weight_views.get(name)) for name, tensor in stored.items()}
     check_names(facts.path, weight_views, shapes, slices=slices)
     _check_types(facts.path, list(stored.values()))
-    # The mapping is only read, but torch warns about arrays that are not writable; "c" is copy-on-write.
-    data = numpy.memmap(facts.path, dtype=numpy.uint8, mode="c")
     meter = Meter(sum(tensor.size for tensor in stored.values()), progress)
+    # On a busy host, waiting for other threads takes longer than copying bytes.
     copies_bytes = any(view.dtype == torch.uint8 for view in weight_views.values())
-    with _one_thread() if copies_bytes else nullcontext():
-        for name, tensor in stored.items():
-            if name in weight_views:
-                view = weight_views[name]
-                view = _permuted(view, facts.head_dim) if layout.is_permuted(name) else view
-                _fill(view, tensor, data, slices.get(name), layout.stored_offset(name))
-                meter.add(tensor.size, name)
+    with ExitStack() as stack:
+        stack.enter_context(own_threads(reading.threads, one=copies_bytes))
+        data = _contents(Path(facts.path), reading, stack)
+
+        def load(name: str) -> None:
+            view, tensor = weight_views[name], stored[name]
+            view = _permuted(view, facts.head_dim) if layout.is_permuted(name) else view
+            if not _fill(view, tensor, data(tensor), slices.get(name), layout.stored_offset(name)):
+                raise ModelError("damaged", facts.path, f"a scale in {name} is not a finite number", DOWNLOAD_AGAIN)
+            meter.add(tensor.size, name)
+
+        for_each([name for name in stored if name in weight_views], load, reading.threads)
 
 
-def tensor_types(path: Path, layout: GGUFLayout) -> dict[str, str]:
-    """The type of every tensor of a file, by its Hugging Face name. Raises ModelError as `read_header` does."""
-    return {name: tensor.type.name for name, tensor in _by_name(read_header(path), layout).items()}
-
-
-def _by_name(header: GGUFHeader, layout: GGUFLayout) -> dict[str, GGUFTensor]:
-    tensors = header.tensors.items()
-    return {layout.hugging_face_name(name): tensor for name, tensor in tensors if name != ROPE_FREQ_FACTORS}
+def _contents(path: Path, reading: Reading, stack: ExitStack) -> Callable[[GGUFTensor], _Bytes]:
+    """The stored bytes of a tensor, as long as the stack is open."""
+    if not reading.mapped:
+        file = stack.enter_context(FileBytes(path))
+        return lambda tensor: numpy.frombuffer(file.read(tensor.offset, tensor.size), dtype=numpy.uint8)
+    # The mapping is only read, but torch warns about arrays that are not writable; "c" is copy-on-write.
+    mapped = numpy.memmap(path, dtype=numpy.uint8, mode="c")
+    return lambda tensor: mapped[tensor.offset : tensor.offset + tensor.size]
 
 
 def _shape(tensor: GGUFTensor, view: Tensor | None) -> tuple[int, ...]:
-    """The shape that the model's tensor must have: of elements, or of rows of bytes."""
+    """The shape that the model's tensor must have: of elements, or of rows of bytes. Files omit axes of size 1."""
+    if view is not None and tuple(view.shape) == (1, *tensor.shape):
+        return 1, *tensor.shape
     if view is None or view.dtype != torch.uint8:
         return tensor.shape
     return tensor.shape[0], tensor.size // tensor.shape[0]
@@ -100,12 +113,12 @@ def _permuted(view: Tensor, head_dim: int) -> Tensor:
     return view.view(-1, 2, head_dim // 2, *view.shape[1:]).transpose(1, 2)
 
 
-def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None, offset: int = 0) -> None:
+def _fill(view: Tensor, tensor: GGUFTensor, stored: _Bytes, part: Slice | None, offset: int = 0) -> bool:
     """Dequantize the stored rows in order and copy them into the view, whose first axes are the same rows.
 
-    `offset` is subtracted before the values are rounded to the view's dtype.
+    `offset` is subtracted before the values are rounded to the view's dtype. False, and the rest is not copied, if a
+    scale is not a finite number.
     """
-    stored = data[tensor.offset : tensor.offset + tensor.size]
     columns = None
     if part is not None and part.axis == 0:
         row = tensor.size // part.total
@@ -116,23 +129,15 @@ def _fill(view: Tensor, tensor: GGUFTensor, data: _Bytes, part: Slice | None, of
     for start, end in _chunks(view):
         chunk = view[start:end]
         rows = stored[start * size : end * size]
+        if not finite_scales(rows, tensor.type):
+            return False
         values = torch.from_numpy(rows) if view.dtype == torch.uint8 else _dequantize(rows, tensor)
         if columns is not None:
             values = values.view(-1, columns.total)[:, columns.begin : columns.end]
         if offset:
             values = values.float() - offset
         chunk.copy_(values.reshape(chunk.shape))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch on one thread: on a busy host, waiting for other threads takes longer than copying the bytes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return True
 
 
 def _chunks(view: Tensor) -> Iterator[tuple[int, int]]:

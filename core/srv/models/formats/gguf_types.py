@@ -6,6 +6,8 @@ those of ggml (`ggml.h`, `ggml-common.h`), which never reuses an id.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -57,5 +59,16 @@ TENSOR_TYPES: dict[int, TensorType] = {
     39: TensorType("MXFP4", 32, 17),
 }
 
+# Blocks of other checkpoints, which the same ops multiply; no file has them. Those of bitsandbytes are a float32, by
+# which a table of 16 values is multiplied, and 64 codes of 4 bits in GGUF's order.
+OTHER_BLOCKS = (TensorType("NF4", 64, 36), TensorType("FP4", 64, 36))
+
+TYPES_BY_NAME: Mapping[str, TensorType] = MappingProxyType(
+    {each.name: each for each in (*TENSOR_TYPES.values(), *OTHER_BLOCKS)}
+)
+
 # The types that the ops `linear_gguf` and `rows_gguf` support; matrices of other types are dequantized at load.
-OP_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+OP_TYPES = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)

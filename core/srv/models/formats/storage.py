@@ -14,6 +14,14 @@ from torch import Tensor
 class StorageFormat:
     """The format of unquantized checkpoints: tensors are stored as the layers hold them, except for the dtype."""
 
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The names of the tensors that a stored one is divided into; only a fused one has several."""
+        return (name,)
+
+    def is_read_whole(self, name: str) -> bool:
+        """Whether a rank that needs a part of a tensor has to read and convert all of it."""
+        return len(self.parts(name)) > 1
+
     def unused(self, names: Collection[str]) -> set[str]:
         """Those of the stored names that no layer needs."""
         return set()

@@ -19,7 +19,8 @@ class BuildContext:
 
     `group`: the ranks over which layers are sharded. `communicator`: its collective operations; None for one rank.
     `cache_places`: for each layer, its cache group and its index there, as `srv.specs.cache_places` gives them; if
-    empty, all layers are in one group.
+    empty, all layers are in one group. `state_places`: the same of recurrent cache groups, which are counted apart.
+    `layer_made(index, layer)`: called with each layer of a stack, before the next one is made.
     """
 
     device: torch.device
@@ -28,10 +29,16 @@ class BuildContext:
     group: RankGroup = RankGroup()  # noqa: RUF009 - immutable
     communicator: Communicator | None = None
     cache_places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    state_places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    layer_made: Callable[[int, nn.Module], None] = lambda index, layer: None
 
     def cache_place(self, layer: int) -> tuple[int, int]:
         """The cache group of a layer, and its index there."""
         return self.cache_places[layer] if self.cache_places else (0, layer)
+
+    def state_place(self, layer: int) -> tuple[int, int]:
+        """The recurrent cache group of a layer, and its index there."""
+        return self.state_places[layer] if self.state_places else (0, layer)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """An uninitialised parameter for a loader to fill; `dtype` defaults to the model's."""
@@ -40,3 +47,11 @@ class BuildContext:
     def bind(self, op: str, **sizes: int) -> Callable[..., Tensor]:
         """The platform's implementation of an op for the model's dtype and these sizes."""
         return self.ops.bind(op, OpArgs(self.dtype, sizes))
+
+    def name_of(self, op: str, **sizes: int) -> str:
+        """The name of the implementation that `bind` returns; "" if there is none."""
+        return self.ops.name_of(op, OpArgs(self.dtype, sizes))
+
+    def offers(self, op: str, **sizes: int) -> bool:
+        """Whether the platform has an implementation that `bind` would find."""
+        return self.ops.offers(op, OpArgs(self.dtype, sizes))

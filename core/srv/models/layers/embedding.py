@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
-from srv.models.layers.op_layer import OpLayer
+from srv.models.layers.op_layer import TORCH, OpLayer
 from srv.platform.interface import Communicator
 
 
@@ -42,6 +42,7 @@ class Embedding(TokenEmbedding):
     """Rows of `weight` [vocab, hidden], in the model's dtype."""
 
     op = "embedding"
+    implementation = TORCH
 
     def __init__(self, context: BuildContext, name: str, vocab: Slice, hidden: int) -> None:
         super().__init__(context.dtype, name, vocab, hidden)

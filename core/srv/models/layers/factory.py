@@ -11,6 +11,7 @@ from typing import NamedTuple
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import Embedding, TokenEmbedding
+from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
 from srv.models.layers.linear import Linear, Projection, Sharding, Split
 
 
@@ -52,6 +53,18 @@ class LayerFactory:
             return LocalSizes(output_sizes, end - begin, Sharding(columns=Slice(1, begin, end, inputs)))
         rows = {name: Slice(0, *group.share(outputs, unit), outputs) for name, outputs in output_sizes.items()}
         return LocalSizes({name: each.end - each.begin for name, each in rows.items()}, inputs, Sharding(rows))
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        """All experts of one layer, named `{prefix}.{expert}.gate_proj`, `up_proj` and `down_proj`.
+
+        Each is divided among the ranks by its intermediate size: results are then partial sums.
+        """
+        return Experts(self.context, prefix, self.local_experts(sizes), bias)
+
+    def local_experts(self, sizes: ExpertSizes) -> ExpertSizes:
+        """The sizes on this rank."""
+        begin, end = self.context.group.share(sizes.intermediate)
+        return sizes._replace(share=Slice(0, begin, end, sizes.intermediate))
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
         """The embeddings of this rank's share of the vocabulary."""

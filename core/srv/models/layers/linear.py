@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
-from srv.models.layers.op_layer import OpLayer
+from srv.models.layers.op_layer import TORCH, OpLayer
 
 Split: TypeAlias = Literal["out", "in"]
+FLOAT32_OP = "linear_float32"
 
 
 class Sharding(NamedTuple):
@@ -51,6 +52,13 @@ class Projection(OpLayer, ABC):
         self.dtype, self.inputs = dtype, inputs
         self.output_sizes = dict(output_sizes)
         self.sharding = sharding
+
+    def keep_float32(self, context: BuildContext) -> None:
+        """Return the float32 sums, not rounded to the model's dtype, where kernels can; for the output layer.
+
+        Called after the layer is built. Without an op for it, results are rounded.
+        """
+        self.float32_results = self.dtype != torch.float32
 
     @abstractmethod
     def weight_views(self) -> dict[str, Tensor]:
@@ -85,6 +93,7 @@ class Linear(Projection):
     """
 
     op = "linear"
+    implementation = TORCH
 
     def __init__(
         self,
@@ -106,6 +115,14 @@ class Linear(Projection):
     def multiply(self, x: Tensor) -> Tensor:
         """The default kernel: torch's own matrix product."""
         return F.linear(x, self.weight, self.bias)
+
+    def keep_float32(self, context: BuildContext) -> None:
+        super().keep_float32(context)
+        sizes = {"inputs": self.inputs, "outputs": self.weight.shape[0]}
+        if self.float32_results and self.bias is None and context.offers(FLOAT32_OP, **sizes):
+            product = context.bind(FLOAT32_OP, **sizes)
+            self.kernel = lambda x: product(x, self.weight)
+            self.implementation = context.name_of(FLOAT32_OP, **sizes)
 
     def operands(self) -> tuple[Mapping[str, Any], ...]:
         return ({"weight": self.weight, "bias": self.bias},)

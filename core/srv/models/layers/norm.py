@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -9,10 +10,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srv.models.layers.context import BuildContext
+from srv.models.layers.op_layer import TORCH
 from srv.platform.interface import OpArgs
 
 
-class RMSNorm(nn.Module):
+class Norm(nn.Module, ABC):
+    """A norm over the last axis, with a weight [dim]."""
+
+    weight: nn.Parameter
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, dim] -> [T, dim]."""
+
+    def weight_views(self, name: str) -> dict[str, Tensor]:
+        """The tensors that a loader fills; `name`: that of the norm in the checkpoint."""
+        return {f"{name}.weight": self.weight}
+
+
+class LayerNorm(Norm):
+    """(x - mean(x)) / std(x) · weight + bias (Ba et al. 2016, arXiv:1607.06450), computed by torch's own operator.
+
+    The bias is optional.
+    """
+
+    def __init__(self, context: BuildContext, dim: int, eps: float, bias: bool = True) -> None:
+        super().__init__()
+        self.weight, self.eps, self.dim = context.empty(dim), eps, (dim,)
+        self.bias = context.empty(dim) if bias else None
+        context.ops.note_own("layer_norm", OpArgs(context.dtype, {"dim": dim}), TORCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.dim, self.weight, self.bias, self.eps)
+
+    def weight_views(self, name: str) -> dict[str, Tensor]:
+        views = super().weight_views(name)
+        return views if self.bias is None else {**views, f"{name}.bias": self.bias}
+
+
+class RMSNorm(Norm):
     """x / rms(x) · weight (Zhang and Sennrich 2019, arXiv:1910.07467), optionally fused with a residual addition."""
 
     def __init__(self, context: BuildContext, dim: int, eps: float, with_residual: bool = True) -> None:
@@ -24,7 +60,6 @@ class RMSNorm(nn.Module):
             self._add_rms_norm = context.ops.bind("add_rms_norm", OpArgs(context.dtype, {"dim": dim}))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, dim] -> [T, dim]."""
         return self._rms_norm(x, self.weight, self.eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,6 +85,8 @@ class UnitOffsetRMSNorm(RMSNorm):
         wide = OpArgs(torch.float32, {"dim": dim})
         offered = context.ops.offers("rms_norm", wide)
         self._rms_norm = context.ops.bind("rms_norm", wide) if offered else _rms_norm
+        if not offered:
+            context.ops.note_own("rms_norm", wide, TORCH)
         self._add_rms_norm = None
         if with_residual and self.dtype == torch.float32:
             self._add_rms_norm = context.ops.bind("add_rms_norm", wide)

@@ -12,22 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+TORCH = "torch"  # the implementation of layers that call torch's own operator
+
 
 class OpLayer(nn.Module):
     """A layer computed by an op on its matrices: `kernel(x)`, which a platform may replace after loading.
 
+    (Experts have `kernel(x, ids, weights)`: `srv.models.layers.experts`.)
+
     `op`: a contract of `srv_kernels.contracts`, or one of torch's own operators: "linear" (weight, bias) and
     "embedding" (weight); "" if no platform has a kernel for it. `dtype`: that of the results. `inputs`: the columns of
-    each matrix. `tied`: another layer owns the matrix, so it may be neither changed nor released here. `kernel` is what
-    `forward` calls. Other layers call it directly, because the overhead of `nn.Module.__call__` would show in a step
-    with so many products.
+    each matrix. `float32_results`: the results should be float32, the sums before they are rounded to `dtype`; a kernel
+    that cannot return those returns `dtype`. `tied`: another layer owns the matrix, so it may be neither changed nor
+    released here. `offloaded`: the matrices are in buffers that are filled before each use, likewise. `role`: how
+    kernel plans name the layer, if that is not by its op. `implementation`: the name of what computes `kernel`, as
+    `OpSpec.name` has it; a platform that gives the layer another kernel sets it. `kernel` is what `forward` calls.
+    Other layers call it directly, because the overhead of `nn.Module.__call__` would show in a step with so many
+    products.
     """
 
     op: str = ""
     dtype: torch.dtype
     inputs: int
-    kernel: Callable[[Tensor], Tensor]
+    kernel: Callable[..., Tensor]
+    float32_results: bool = False
     tied: bool = False
+    role: str = ""
+    offloaded: bool = False
+    implementation: str = ""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kernel(x)
@@ -45,13 +57,18 @@ class OpLayer(nn.Module):
         """A bias [out] that the layer adds to the result, because the op takes none."""
         return None
 
+    def weight_matrices(self) -> tuple[Tensor, ...]:
+        """The matrices of `operands`, without what belongs to them (scales, biases)."""
+        return tuple(next(iter(operands.values())) for operands in self.operands())
+
     def release(self) -> None:
         """Free the matrices, which a new kernel has copied. The tensor objects stay, without elements."""
-        for operands in self.operands():
-            matrix = next(iter(operands.values()))
+        for matrix in self.weight_matrices():
             matrix.data = matrix.data.new_empty((0, *matrix.shape[1:]))
 
 
-def op_layers(model: nn.Module) -> Iterator[OpLayer]:
-    """All layers of a model that a platform may give another kernel."""
-    return (module for module in model.modules() if isinstance(module, OpLayer))
+def op_layers(model: nn.Module, *, offloaded: bool = False) -> Iterator[OpLayer]:
+    """All layers of a model that a platform may give another kernel. `offloaded`: also those whose matrices are not
+    on the device, so that no kernel may keep them."""
+    layers = (module for module in model.modules() if isinstance(module, OpLayer))
+    return (layer for layer in layers if offloaded or not layer.offloaded)

@@ -7,7 +7,7 @@ Owns the function that is registered with transformers, and the calls that it su
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -39,52 +39,120 @@ KNOWN_OPTIONS = {
 }
 
 
+class PoolHeads(NamedTuple):
+    """What the KV pool has room for in one layer."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class Trial(NamedTuple):
+    """What a trial pass knows by layer: the heads of its pool, and the window of a class that has it in its mask."""
+
+    pool: Mapping[int, PoolHeads]
+    windows: Mapping[int, int]
+
+
+class FittedLayer(NamedTuple):
+    """An attention layer with the heads of the KV pool, whose keys and values may be fewer and smaller in the class.
+
+    Each KV head of the class is stored `copies` times. Heads are filled up with zeros, which change neither scores nor
+    the first `value_dim` elements of a result.
+    """
+
+    layer: AttentionLayer
+    copies: int
+    value_dim: int
+
+
+class Passes:
+    """The forward pass that a model computes at present: for classes that do not hand on keyword arguments."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.current: HFForwardPass | None = None
+        self.asked = False  # by the attention of a module
+        for module in model.modules():
+            module.srv_passes = self  # type: ignore[assignment]
+
+
+class FoundLayers:
+    """The attention layers of a model by their numbers, filled in trial passes."""
+
+    def __init__(self) -> None:
+        self.fitted: dict[int, FittedLayer] = {}
+        self._numbers: dict[nn.Module, int] = {}
+
+    def number(self, module: nn.Module) -> int:
+        """`layer_idx` of a module, else its place in the order of the first pass."""
+        index = getattr(module, "layer_idx", None)
+        return index if isinstance(index, int) else self._numbers.setdefault(module, len(self._numbers))
+
+
 class HFForwardPass:
     """One forward pass: looks up the layer of a module and passes it to `context.attend`.
 
-    `layers` is filled in trial passes (`learn`), and only read afterwards.
+    `found` is filled in trial passes, and only read afterwards.
     """
 
-    def __init__(
-        self, what: str, context: ForwardContext, layers: dict[int, AttentionLayer], learn: bool = False
-    ) -> None:
-        self.what, self.context, self.layers, self.learn = what, context, layers, learn
+    def __init__(self, what: str, context: ForwardContext, found: FoundLayers, trial: Trial | None = None) -> None:
+        self.what, self.context, self.found, self.trial = what, context, found, trial
+        self._attended: set[int] = set()
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> Tensor:
-        """query [1, heads, T, D], key and value [1, kv_heads, T, D] -> [1, T, heads, D]."""
-        index = getattr(module, "layer_idx", None)
-        if self.learn:
-            self._learn(index, module, query, key, value, options)
-        layer = self.layers[int(str(index))]
-        q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-        return self.context.attend(layer, q, k, v).unsqueeze(0)
+        """query [1, heads, T, D], key and value [1, kv_heads, T, D] -> [1, T, heads, D of values]."""
+        index = self.found.number(module)
+        if self.trial is not None:
+            self._learn(self.trial, index, module, query, key, value, options)
+        layer, copies, value_dim = self.found.fitted[index]
+        q, k, v = (_filled(part[0].transpose(0, 1), layer.head_dim) for part in (query, key, value))
+        if copies > 1:
+            k, v = (part.repeat_interleave(copies, dim=1) for part in (k, v))
+        result = self.context.attend(layer, q.contiguous(), k.contiguous(), v.contiguous())
+        return result[..., :value_dim].contiguous().unsqueeze(0)
 
     def _learn(
-        self, index: object, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
+        self,
+        trial: Trial,
+        index: int,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: Mapping[str, Any],
     ) -> None:
         """Record the attention layer of a module, and refuse options that a paged backend cannot implement."""
         foreign = sorted(name for name, given in options.items() if name not in KNOWN_OPTIONS and given is not None)
         if foreign:
             raise unsupported(self.what, f"its attention takes {', '.join(foreign)}, which attention backends do not")
-        if not isinstance(index, int):
-            raise unsupported(self.what, f"{type(module).__name__} has no layer_idx")
+        if index in self._attended:
+            raise unsupported(self.what, f"its layer {index} attends more than once, which needs as many caches")
+        self._attended.add(index)
         causal = options.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
             raise unsupported(self.what, "its attention is not causal")
-        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
-            raise unsupported(self.what, "its queries, keys and values have heads of different sizes")
-        scale, dim = options.get("scaling"), query.shape[-1]
-        self.layers[index] = AttentionLayer(
+        if query.shape[-1] != key.shape[-1]:
+            raise unsupported(self.what, "its queries and keys have heads of different sizes")
+        heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[-1]
+        room = trial.pool.get(index, PoolHeads(kv_heads, dim))
+        copies = room.kv_heads // kv_heads if room.kv_heads % kv_heads == 0 and heads % room.kv_heads == 0 else 1
+        scale = options.get("scaling")
+        layer = AttentionLayer(
             index=index,
-            heads=query.shape[1],
-            kv_heads=key.shape[1],
-            head_dim=dim,
+            heads=heads,
+            kv_heads=kv_heads * copies,
+            head_dim=max(dim, value.shape[-1], room.head_dim),
             scale=dim**-0.5 if scale is None else float(scale),
-            window=options.get("sliding_window"),
+            window=options.get("sliding_window", trial.windows.get(index)),
             soft_cap=options.get("softcap"),
         )
+        self.found.fitted[index] = FittedLayer(layer, copies, value.shape[-1])
+
+
+def _filled(part: Tensor, size: int) -> Tensor:
+    """[T, heads, D] -> [T, heads, size], with zeros at the end."""
+    return part if part.shape[-1] == size else nn.functional.pad(part, (0, size - part.shape[-1]))
 
 
 def attention(
@@ -92,6 +160,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every layer. No mask is used: backends mask causally and by window."""
     step = options.get(STEP)
+    if step is None and isinstance(passes := getattr(module, "srv_passes", None), Passes):
+        step, passes.asked = passes.current, True
     name = type(module).__name__
     if not isinstance(step, HFForwardPass):
         raise unsupported(name, "it does not pass keyword arguments on to its attention")

@@ -43,17 +43,27 @@ class DenseCache:
 
 
 def dense_attention(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last len(q) tokens of one sequence to the whole sequence. Shapes as in `attend`."""
+    """Attention of the last len(q) tokens of one sequence to the whole sequence. Shapes as in `attend`."""
     k, v = (part.float().repeat_interleave(layer.heads // layer.kv_heads, dim=1) for part in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None, :]
+    if layer.bidirectional:
+        distance = distance.abs()
+    if layer.alibi is not None:
+        scores -= (torch.tensor(layer.alibi)[:, None, None] * distance).to(scores.device)
     hidden = distance < 0
     if layer.window is not None:
         hidden |= distance >= layer.window
+    if layer.chunk is not None:
+        own = torch.arange(len(k) - len(q), len(k))[:, None] // layer.chunk
+        hidden |= torch.arange(len(k))[None, :] // layer.chunk != own
     scores = scores.masked_fill(hidden.to(scores.device), float("-inf"))
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+    if layer.sink_scores is not None:
+        sinks = torch.tensor(layer.sink_scores)[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat((scores, sinks.to(scores.device)), -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v).to(q.dtype)
 
 
 def largest_difference(

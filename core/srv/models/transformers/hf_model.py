@@ -8,30 +8,51 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError
 from srv.models.architectures.registry import gguf_layout
+from srv.models.architectures.vision_models import TEXT_PREFIXES
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
-from srv.models.transformers.hf_attention import IMPLEMENTATION, STEP, HFForwardPass, build_error, register, unsupported
+from srv.models.options import merged
+from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
+from srv.models.transformers.hf_attention import (
+    IMPLEMENTATION,
+    STEP,
+    FoundLayers,
+    HFForwardPass,
+    Passes,
+    PoolHeads,
+    Trial,
+    build_error,
+    register,
+    unsupported,
+)
 from srv.models.transformers.hf_check import DenseCache, largest_difference
+from srv.models.transformers.hf_output import ClassHead, body_of, first_position
 from srv.specs import AttentionLayer, AttentionSpec, ModelFacts, spec_name
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
+# From the names in a vision model to those of its language model, as regular expressions.
+_TEXT_NAMES = {f"^{re.escape(stored)}": own for stored, own in TEXT_PREFIXES}
 NO_BACKENDS = "its class in transformers does not support attention backends"
 
 
@@ -45,7 +66,10 @@ class HFModel(CausalLM):
         super().__init__()
         self.model = model.to(device).eval()
         self.what = f"{facts.architecture} ({facts.name})"
-        self._layers: dict[int, AttentionLayer] = {}
+        self._found = FoundLayers()
+        self._passes, self._by_module = Passes(self.model), True
+        self._shift = first_position(self.model)
+        self._head: ClassHead | None = None
         config = model.config.get_text_config()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)
         self._scale = float(getattr(config, "logit_scale", None) or 1.0)
@@ -53,22 +77,33 @@ class HFModel(CausalLM):
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(layer for _, layer in sorted(self._layers.items()))
+        return tuple(fitted.layer for _, fitted in sorted(self._found.fitted.items()))
+
+    def marked_modules(self) -> dict[str, nn.Module]:
+        """By the names that the class of transformers gives them."""
+        return {name: module for name, module in self.model.named_modules() if name}
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
-        return self._pass(inputs, HFForwardPass(self.what, context, self._layers))
+        return self._pass(inputs, HFForwardPass(self.what, context, self._found))
 
     def _pass(self, inputs: ModelInputs, step: HFForwardPass) -> Tensor:
-        output = self.model.base_model(
+        positions = inputs.positions + self._shift if self._shift else inputs.positions
+        if self._by_module:
+            self._passes.current = step
+        output = body_of(self.model)(
             input_ids=inputs.tokens.unsqueeze(0),
-            position_ids=inputs.positions.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
             use_cache=False,
             **{STEP: step},
         )
+        if self._by_module:
+            self._passes.current = None
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self._head is not None:
+            return self._head(hidden)
         scores: Tensor = self.model.get_output_embeddings()(hidden)
         if self._scale != 1.0:
             scores = scores * self._scale
@@ -76,12 +111,15 @@ class HFModel(CausalLM):
             scores = self._soft_cap * torch.tanh(scores / self._soft_cap)
         return scores
 
+    def _trial(self, facts: ModelFacts) -> Trial:
+        return Trial(pool_heads(facts), masked_windows(self.model))
+
     @torch.no_grad()
-    def find_layers(self) -> None:
+    def find_layers(self, facts: ModelFacts) -> None:
         """Find the attention layers in a pass without data, over weights on the device "meta"."""
         inputs = torch.zeros(1, dtype=torch.int64, device="meta")
         context = ForwardContext(lambda layer, q, k, v: q)
-        self._pass(ModelInputs(inputs, inputs), HFForwardPass(self.what, context, self._layers, learn=True))
+        self._pass(ModelInputs(inputs, inputs), HFForwardPass(self.what, context, self._found, self._trial(facts)))
 
     @torch.no_grad()
     def learn(
@@ -99,40 +137,76 @@ class HFModel(CausalLM):
             return scores
 
         def ours(tokens: Tensor, positions: Tensor, cache: DenseCache) -> Tensor:
-            step = HFForwardPass(self.what, ForwardContext(cache.attend), self._layers, learn=True)
+            step = HFForwardPass(self.what, ForwardContext(cache.attend), self._found, self._trial(facts))
             return self.logits(self._pass(ModelInputs(tokens, positions), step))
 
+        limit = 1e-3 if dtype == torch.float32 else 0.1
         try:
             difference = largest_difference(facts.vocab_size, device, own, ours)
+            if not difference <= limit:  # it may compute more between the last norm and its logits
+                self._head = ClassHead.of(self.model)
+                if self._head is not None:
+                    difference = largest_difference(facts.vocab_size, device, own, ours)
         except SrvError:
             raise
         except Exception as error:  # the class may raise anything: it is not supported
+            if not self._found.fitted:
+                raise unsupported(self.what, NO_BACKENDS) from error
             raise unsupported(self.what, f"a trial pass failed ({type(error).__name__}: {error})") from error
-        limit = 1e-3 if dtype == torch.float32 else 0.1
+        if not self._found.fitted:  # it has computed with its own attention
+            raise unsupported(self.what, NO_BACKENDS)
         if not difference <= limit:
             reason = f"with paged attention its logits have a relative error of {difference:.2g} (limit {limit:g})"
             raise unsupported(self.what, reason)
-        self._check_layers(facts)
+        self.check_layers(facts)
+        self._by_module = self._passes.asked
         for index, (group, place) in places.items():
-            self._layers[index] = replace(self._layers[index], index=place, group=group)
+            fitted = self._found.fitted[index]
+            placed = replace(fitted.layer, index=place, group=group)
+            self._found.fitted[index] = fitted._replace(layer=placed)
 
-    def _check_layers(self, facts: ModelFacts) -> None:
-        """The layout of the KV pool follows from the facts, so every layer must match them."""
-        if sorted(self._layers) != list(range(facts.layers)):
-            raise unsupported(self.what, f"only layers {listed([str(i) for i in sorted(self._layers)])} use attention")
+    def check_layers(self, facts: ModelFacts) -> None:
+        """The layout of the KV pool follows from the facts, so every layer must match them. Raises ModelError."""
+        if not self._found.fitted:
+            raise unsupported(self.what, NO_BACKENDS)
+        layers = {layer.index: layer for layer in self.attention_layers}
+        if sorted(layers) != list(range(facts.layers)):
+            raise unsupported(self.what, f"only layers {listed([str(i) for i in sorted(layers)])} use attention")
         windows: dict[int, int | None] = {}
         for group in facts.cache_groups:
             if not isinstance(group, AttentionSpec):
                 raise unsupported(self.what, f"layers {group.layers} need a {spec_name(group)} cache group")
             windows.update(dict.fromkeys(group.layers, group.window))
-        for layer in self._layers.values():
-            if windows[layer.index] not in (None, layer.window):
-                reason = f"layer {layer.index} has a window of {layer.window} tokens, not {windows[layer.index]}"
+        pool = pool_heads(facts)
+        for index, layer in layers.items():
+            if windows[index] not in (None, layer.window):
+                reason = f"layer {index} has a window of {layer.window} tokens, not {windows[index]}"
+                if facts.config.get("attention_chunk_size") == windows[index]:
+                    reason = f"layer {index} attends within chunks of {windows[index]} tokens, by masks of its class"
                 raise unsupported(self.what, reason)
-            if (layer.kv_heads, layer.head_dim) != (facts.kv_heads, facts.head_dim):
+            if (layer.kv_heads, layer.head_dim) != pool[index]:
                 found = f"{layer.kv_heads} key heads of {layer.head_dim}"
-                reason = f"layer {layer.index} has {found}, not {facts.kv_heads} of {facts.head_dim}"
+                reason = f"layer {index} has {found}, not {pool[index].kv_heads} of {pool[index].head_dim}"
                 raise unsupported(self.what, reason)
+
+
+def pool_heads(facts: ModelFacts) -> dict[int, PoolHeads]:
+    """By layer, the heads that its cache group has."""
+    groups = (group for group in facts.cache_groups if isinstance(group, AttentionSpec))
+    return {index: PoolHeads(group.kv_heads, group.key_dim) for group in groups for index in group.layers}
+
+
+def masked_windows(model: Any) -> dict[int, int]:
+    """The windows that a class has only in the masks that it makes, by layer; attention has no mask here."""
+    config = model.config.get_text_config()
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not window or not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
+        return {}
+    return {
+        index: window
+        for index in range(config.num_hidden_layers)
+        if types is None or types[index] == "sliding_attention"
+    }
 
 
 def build_hf(
@@ -149,25 +223,15 @@ def build_hf(
 
     places: as `BuildContext.cache_places`. check_layers: as in `srv.models.build.build`.
     """
-    register()
-    _check_known(facts)
-    try:
-        config = _config(facts)
-        skeleton = _skeleton_layers(facts, config)
-        if skeleton:
-            check_layers(skeleton)
+    config, skeleton = check_without_weights(facts)
+    if skeleton:
+        check_layers(skeleton)
+    with _build_errors(facts):
         if load_format == "safetensors":
             model = _from_folder(facts, config, dtype, progress)
         else:
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=dtype)
-    except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError) as error:
-        # Some classes look up the implementation in their own table, and fail.
-        unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
-        if unknown:
-            raise unsupported(facts.architecture, NO_BACKENDS) from error
-        raise build_error(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
-    if not type(model).is_backend_compatible():
-        raise unsupported(facts.architecture, NO_BACKENDS)
+            model = _make(facts, config, dtype=dtype)
+    # Some classes call the interface without declaring it (`is_backend_compatible`); the trial passes show which do.
     wrapped = HFModel(model, facts, device)
     targets = {name: parameter.data for name, parameter in wrapped.model.named_parameters()}
     if load_format == "dummy":
@@ -180,32 +244,85 @@ def build_hf(
     return wrapped
 
 
-def _skeleton_layers(facts: ModelFacts, config: Any) -> tuple[AttentionLayer, ...]:
-    """The attention layers of the model without its weights; () if they only show in a pass with weights.
+def check_without_weights(facts: ModelFacts) -> tuple[Any, tuple[AttentionLayer, ...]]:
+    """The configuration of transformers, and the attention layers of the model as far as they show without weights.
 
-    Some classes choose what they compute by values of tensors, which a pass without data does not have.
+    There are none if they only show in a pass with weights: some classes choose what they compute by values of tensors,
+    which a pass without data does not have. Raises ModelError: unsupported_architecture, unsupported_config.
     """
+    register()
+    _check_known(facts)
+    with _build_errors(facts):
+        config = _config(facts)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=IMPLEMENTATION)
+            model = _make(facts, copy.deepcopy(config))
         skeleton = HFModel(model, facts, torch.device("meta"))
-        skeleton.find_layers()
+        skeleton.find_layers(facts)
+        skeleton.check_layers(facts)
+    except SrvError:
+        raise
     except Exception as error:  # noqa: BLE001 - loading and the trial pass report what is wrong with the class
         log.debug("%s: its attention layers are not known before its weights are loaded: %r", facts.name, error)
-        return ()
-    return skeleton.attention_layers
+        return config, ()
+    return config, skeleton.attention_layers
+
+
+@contextmanager
+def _build_errors(facts: ModelFacts) -> Iterator[None]:
+    """Turn what transformers raises while it builds a model into a ModelError."""
+    try:
+        yield
+    except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError, StrictDataclassError) as error:
+        # Some classes look up the implementation in their own table, and fail.
+        unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
+        if unknown:
+            raise unsupported(facts.architecture, NO_BACKENDS) from error
+        raise build_error(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
 
 
 def _check_known(facts: ModelFacts) -> None:
     """Refuse an architecture that transformers does not have either; its own message would be very long."""
     model_type = facts.config.get("model_type")
-    if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if may_run(facts):
+        log.warning("Python code of the model is run: %s in %s", code_files(facts), facts.path)
+        return
+    if LAYERS in code_of(facts) and model_type not in CONFIG_MAPPING:
+        check_layer_code(facts)
+        reason = f"its layers are Python code in its folder ({code_files(facts)}), which is not run"
+        remedy = f"Read the code; {OPTION} runs it, with all that this user may do"
+        raise ModelError("remote_code", f"{facts.architecture} ({facts.path})", reason, remedy)
+    if model_type in CONFIG_MAPPING and (
+        CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or _class_of(facts) is not AutoModelForCausalLM
+    ):
         return
     support = "has no causal model of that type" if model_type in CONFIG_MAPPING else "does not know that type"
     release = f"transformers {transformers.__version__}"
     reason = f"srv has no such architecture, and {release} {support} (model_type {model_type!r})"
     remedy = "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
+
+
+def _class_of(facts: ModelFacts) -> Any:
+    """The class that the configuration names if it generates from configurations of this type, else that of its type.
+
+    The causal classes of some models belong to the type of a part, for which transformers lists none.
+    """
+    if facts.config["model_type"] not in CONFIG_MAPPING:
+        return AutoModelForCausalLM  # which finds the code in the folder
+    named, config = getattr(transformers, facts.architecture, None), CONFIG_MAPPING[facts.config["model_type"]]
+    listed_one = config in MODEL_FOR_CAUSAL_LM_MAPPING
+    fits = isinstance(named, type) and getattr(named, "config_class", None) is config and hasattr(named, "generate")
+    return named if fits and not listed_one else AutoModelForCausalLM
+
+
+def _make(facts: ModelFacts, config: Any, **options: Any) -> Any:
+    """The model without loaded weights."""
+    made = _class_of(facts)
+    if made is not AutoModelForCausalLM:
+        return made._from_config(config, attn_implementation=IMPLEMENTATION, **options)
+    options["trust_remote_code"] = may_run(facts)
+    return made.from_config(config, attn_implementation=IMPLEMENTATION, **options)
 
 
 def _first_line(error: Exception) -> str:
@@ -215,33 +332,53 @@ def _first_line(error: Exception) -> str:
 
 
 def _config(facts: ModelFacts) -> Any:
+    fields = {name: value for name, value in facts.config.items() if name not in ("model_type", "torch_dtype")}
+    if facts.text_part_of is not None:
+        return AutoConfig.for_model(facts.config["model_type"], **fields)
     if facts.format != "gguf":
-        return AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=False)
-    fields = {name: value for name, value in facts.config.items() if name != "model_type"}
+        return _of_folder(facts)
     rope = fields["rope_parameters"]
     kinds = [each for each in rope.values() if isinstance(each, dict)] or [rope]  # one of all layers, or of each kind
     if any(each["rope_type"] == "freq_factors" for each in kinds):
         raise unsupported(
             facts.architecture, "transformers does not support the RoPE frequency factors of this GGUF file"
         )
+    if any("partial_rotary_factor" in each for each in kinds):
+        raise unsupported(facts.architecture, "transformers ignores that this GGUF file rotates a part of each head")
     return AutoConfig.for_model(facts.config["model_type"], **fields)
+
+
+def _of_folder(facts: ModelFacts) -> Any:
+    """The configuration in a folder, with the user's other values."""
+    config = AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=may_run(facts))
+    if not facts.overrides:
+        return config
+    stored, _ = PreTrainedConfig.get_config_dict(facts.path, local_files_only=True)
+    fields = merged(stored, facts.overrides)
+    kind = CONFIG_MAPPING[fields["model_type"]] if "model_type" in facts.overrides else type(config)
+    return kind.from_dict({**fields, "_name_or_path": facts.path})
 
 
 def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: Progress | None) -> Any:
     """Load with transformers, which renames and fuses the weights of some architectures."""
     meter = Meter(facts.weight_bytes, progress)
-    bars = hf_logging.is_progress_bar_enabled()
+    bars, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()  # `progress` is shown instead
+    if facts.text_part_of is not None:
+        hf_logging.set_verbosity_error()  # otherwise it lists every weight of the vision part
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _class_of(facts).from_pretrained(
             facts.path,
             config=config,
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             local_files_only=True,
             output_loading_info=True,
+            trust_remote_code=may_run(facts),
+            **({} if facts.text_part_of is None else {"key_mapping": _TEXT_NAMES}),
         )
     finally:
+        hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
     missing, wrong = sorted(report["missing_keys"]), sorted(str(key) for key in report["mismatched_keys"])

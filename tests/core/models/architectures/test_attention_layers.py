@@ -26,7 +26,7 @@ def test_native_models(tmp_path: Path) -> None:
 def test_models_through_transformers(tmp_path: Path) -> None:
     """All but the attention scale, which no fact tells."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model("gemma2", **{**SIZES, **FIELDS["gemma2"]})
+    config = AutoConfig.for_model("vaultgemma", **{**SIZES, **FIELDS["vaultgemma"]})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     randomized(model).save_pretrained(tmp_path)
     layers = attention_layers(read_facts(tmp_path))

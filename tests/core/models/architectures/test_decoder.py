@@ -24,6 +24,7 @@ from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpArgs, OpImpl
 from srv.platform.ops import Ops
 
+FLOAT32_OP = OpImpl("linear_float32", "torch", lambda args: None, "srv_kernels.reference:linear_float32")
 ROPE = {"rope_theta": 500.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, **ROPE}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -153,14 +154,21 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     model = small_model("llama", initializer_range=0.1)
     model.save_pretrained(tmp_path)
     tokens = tokens_of(model)
-    wide, narrow = built(tmp_path), built(tmp_path, dtype=torch.bfloat16)
+    wide = built(tmp_path)
+    # Without an op for the sums, as on many devices, and with one.
+    narrow = built(tmp_path, dtype=torch.bfloat16)
+    with_sums = built(tmp_path, dtype=torch.bfloat16, ops=Ops("small", [*reference_impls(), FLOAT32_OP]))
     exact = our_logits(wide, tokens)
     with torch.inference_mode():
         cache = DenseCache()
         cache.rows = (("a", 0, len(tokens)),)
-        got = narrow.logits(narrow(ModelInputs(tokens, torch.arange(len(tokens))), ForwardContext(cache.attend)))
-    assert got.dtype == torch.bfloat16
-    assert (got.float() - exact).norm() / exact.norm() < 0.05
+        hidden = narrow(ModelInputs(tokens, torch.arange(len(tokens))), ForwardContext(cache.attend))
+        got, sums = narrow.logits(hidden), with_sums.logits(hidden)
+    assert (got.dtype, sums.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(got.bfloat16().float(), got)
+    assert not torch.equal(sums.bfloat16().float(), sums)
+    torch.testing.assert_close(sums.bfloat16().float(), got)
+    assert (sums - exact).norm() / exact.norm() < 0.05
 
 
 def test_a_linear_layer_uses_the_kernel_it_is_given(tmp_path: Path) -> None:
@@ -193,6 +201,23 @@ def test_features_without_native_layers_are_refused_by_name(fields: dict[str, An
     with pytest.raises(ModelError, match="unsupported_config") as caught:
         built(tmp_path, impl="srv")
     assert named in str(caught.value)
+
+
+PARTIAL = {"rope_parameters": {**ROPE, "rope_type": "default", "partial_rotary_factor": 0.5}}
+
+
+@every("kind", ["llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"])
+def test_a_partial_rotary_factor_has_no_effect_as_in_transformers(kind: str, tmp_path: Path) -> None:
+    """transformers ignores it in these classes. The native layers refuse it, so that they run instead, and log it."""
+    model = small_model(kind, **PARTIAL)
+    model.save_pretrained(tmp_path)
+    assert "partial_rotary_factor" in (tmp_path / "config.json").read_text()
+    with pytest.raises(ModelError, match=r"rotary embeddings of only 4 of 8 dimensions \(partial_rotary_factor\)"):
+        built(tmp_path, impl="srv")
+    tokens = tokens_of(model)
+    torch.testing.assert_close(
+        our_logits(built(tmp_path), tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4
+    )
 
 
 SMALL_SMOLLM3 = {**SIZES, "use_sliding_window": False, "sliding_window": 4}

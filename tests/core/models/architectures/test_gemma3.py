@@ -29,9 +29,9 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.gemma3 import Gemma3Config
-from srv.models.architectures.gemma3_layers import Gemma3
 from srv.models.architectures.registry import name_of_type, native_config
+from srv.models.architectures.sandwich_config import SandwichConfig
+from srv.models.architectures.sandwich_layers import SandwichDecoder
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.context import BuildContext
 from srv.models.layers.norm import UnitOffsetRMSNorm
@@ -86,7 +86,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     model = saved(tmp_path, **CASES[case])
     tokens = tokens_of(model, TOKENS)
     ours = built(tmp_path, impl="srv")
-    assert isinstance(ours, Gemma3)
+    assert isinstance(ours, SandwichDecoder)
     expected = expected_logits(model, tokens)
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
     assert relative(our_logits(ours, tokens, first=23), expected) < 1e-5
@@ -224,7 +224,8 @@ def test_fields_that_a_configuration_leaves_out_have_the_values_of_transformers(
     four = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "vocab_size": 262208}
     one = {"hidden_size": 1152, "intermediate_size": 6912, "vocab_size": 262144}
     config = native_config(NAME, four)
-    assert isinstance(config, Gemma3Config)
+    assert isinstance(config, SandwichConfig)
+    assert config.local_rope is not None
     assert config.parameters == 3880263168
     assert (config.decoder.rope.theta, config.local_rope.theta, config.decoder.attention_scale) == (1e6, 1e4, 1 / 16)
     assert [layer for layer, window in enumerate(_windows(config)) if window is None] == [5, 11, 17, 23, 29]
@@ -309,7 +310,7 @@ def test_the_scale_of_27b_is_not_in_its_gguf_file(tmp_path: Path) -> None:
     model = small_model("gemma3", **small, num_key_value_heads=1)
     write_gguf(tmp_path / "model.gguf", model, "gemma3")
     config = native_config(NAME, read_facts(tmp_path / "model.gguf").config)
-    assert isinstance(config, Gemma3Config)
+    assert isinstance(config, SandwichConfig)
     assert config.decoder.attention_scale == pytest.approx(6**-0.5)
 
 

@@ -79,6 +79,22 @@ def test_an_installed_architecture_has_native_layers(install: Install, tmp_path:
     assert read_facts(tmp_path / "model.gguf").architecture == "LlamaForCausalLM"
 
 
+def test_the_sizes_of_a_configuration_without_weights(install: Install, tmp_path: Path) -> None:
+    """The architecture counts its parameters, but does not say how a quantization method stores them."""
+    install()
+    folder = tmp_path / "model"
+    saved(folder)
+    stored = read_facts(folder)
+    (folder / "model.safetensors").unlink()
+    facts = read_facts(folder)
+    assert (facts.parameters, facts.weight_bytes) == (stored.parameters, stored.weight_bytes)
+    assert facts.unknown_sizes is None
+    edit_config(folder, quantization_config={"quant_method": "riddle"})
+    facts = read_facts(folder)
+    assert (facts.parameters, facts.weight_bytes) == (stored.parameters, 0)
+    assert "AcmeForCausalLM that are quantized with riddle are not known" in str(facts.unknown_sizes)
+
+
 def test_its_gguf_files_are_read(install: Install, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, small_model("qwen2"), "acme")

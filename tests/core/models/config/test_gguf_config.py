@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from every import every
+from models_small import built
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_header import GGUFHeader, read_header
@@ -184,7 +185,7 @@ def test_damaged_headers_are_refused_with_the_reason(data: bytes, code: str, rea
     ("metadata", "code", "reason"),
     [
         ({"general.architecture": "mamba"}, "unknown_architecture", "'mamba'"),
-        ({"llama.expert_count": 8}, "unsupported_config", "expert_count = 8"),
+        ({"llama.expert_count": 8}, "damaged", "lacks metadata llama.expert_used_count"),
         ({"split.count": 3}, "unsupported_format", "one of 3 parts"),
         ({"general.type": "adapter"}, "unsupported_config", "adapter"),
         ({"llama.attention.value_length": 8}, "unsupported_config", "different sizes"),
@@ -270,3 +271,13 @@ def test_facts_need_neither_torch_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "30 []"
+
+
+def test_a_file_that_rotates_a_part_of_each_head_is_refused(tmp_path: Path) -> None:
+    """llama.cpp computes that; the native layers of these models do not, and transformers ignores it."""
+    renamed = {name.replace("llama.", "qwen2."): value for name, value in LLAMA.items()}
+    metadata = {**renamed, "general.architecture": "qwen2", "qwen2.rope.dimension_count": 2}
+    path = written(tmp_path, file_of(metadata, [EMBEDDING]))
+    with pytest.raises(ModelError, match="this GGUF file rotates a part of each head") as caught:
+        built(path)
+    assert caught.value.code == "unsupported_architecture"

@@ -54,7 +54,7 @@ def refusal(path: Path) -> ModelError:
 
 def test_configuration_without_weights(tmp_path: Path) -> None:
     facts = read_facts(folder(tmp_path))
-    assert (facts.format, facts.dtype, facts.weight_bytes) == ("config", "bfloat16", 0)
+    assert (facts.format, facts.dtype, facts.weight_bytes) == ("config", "bfloat16", 2 * (facts.parameters or 0))
     assert (facts.layers, facts.heads, facts.kv_heads, facts.head_dim) == (2, 4, 2, 8)
     assert (facts.end_tokens, facts.context_length) == ((2,), 128)
     assert facts.parameters == 2 * 100 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
@@ -123,14 +123,74 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
         ({"num_hidden_layers": 4_000_000_000}, "unsupported_config", "4000000000"),
         ({"num_hidden_layers": "two"}, "unsupported_config", "'two'"),
         ({"num_attention_heads": 0}, "unsupported_config", "heads"),
-        ({"head_dim": "x"}, "unsupported_config", "holds an invalid value"),
+        ({"head_dim": "x"}, "unsupported_config", "head_dim is 'x'; it must be an integer up to"),
         ({"kv_lora_rank": 512}, "unsupported_config", "kv_lora_rank"),
         ({"layer_types": ["full_attention", "mamba"]}, "unsupported_config", "mamba"),
+        (
+            {"architectures": ["RwkvForCausalLM"], "model_type": "rwkv", "num_attention_heads": ...},
+            "unsupported_config",
+            "RwkvForCausalLM has no attention: it keeps a recurrent state",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:
     error = refusal(folder(tmp_path, **fields))
     assert (error.code, reason in error.reason) == (code, True), str(error)
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+
+
+@every(
+    ("fields", "reason"),
+    [
+        ({"hidden_act": 5}, "hidden_act is 5; it must be a string"),
+        ({"head_dim": 10**400}, "head_dim is a huge integer; it must be an integer up to 268435456"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is a huge integer; it must be a number up to 1e+12"),
+        ({"num_key_value_heads": 10**400}, "num_key_value_heads is a huge integer; it must be an integer"),
+        ({"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e+308; it must be a number up to 1e+12"),
+        ({"text_config": 5}, "text_config is 5; it must be an object"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be an object"),
+        ({"rope_scaling": {**YARN, "factor": 1e308}}, "rope_scaling.factor is 1e+308; it must be a number up to"),
+        ({"rope_scaling": {**YARN, "factor": float("inf")}}, "rope_scaling.factor is inf; it must be a number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "rope_scaling.factor is '8'; it must be a number"),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": "x"}}, "embeddings is 'x'; it must be a number"),
+        ({"rope_parameters": {"rope_type": 5}}, "rope_parameters.rope_type is 5; it must be a string"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": "a"}}, "short_factor is 'a'; it must be a list"),
+        ({"text_config": {"rope_theta": []}}, "text_config.rope_theta is []; it must be a number"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_file_and_key(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    error = refusal(folder(tmp_path, **fields))
+    assert error.what == str(tmp_path / "config.json")
+    assert reason in error.reason, str(error)
+
+
+DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@every(
+    "name", ["config.json", "generation_config.json", "model.safetensors.index.json", "quant_model_description.json"]
+)
+def test_json_that_is_nested_too_deeply_is_refused_by_file(name: str, tmp_path: Path) -> None:
+    (folder(tmp_path) / name).write_text(DEEP)
+    error = refusal(tmp_path)
+    (tmp_path / name).unlink()
+    assert (error.code, error.what) == ("damaged", str(tmp_path / name))
+
+
+def test_a_header_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (folder(tmp_path) / "model.safetensors").write_bytes(struct.pack("<Q", len(DEEP)) + DEEP.encode())
+    assert "not valid JSON" in refusal(tmp_path).reason
+
+
+@every("value", [5, None, ["x"], {"b": 1}, "a\0b"])
+def test_a_weight_map_names_files(value: object, tmp_path: Path) -> None:
+    index = folder(tmp_path) / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"tensor": value}}))
+    error = refusal(tmp_path)
+    assert (error.code, error.what) == ("damaged", str(index))
+    assert f"weight_map names {value!r} as a file" in error.reason
 
 
 @every("text", ["", "[1]", "{", "\x00"])
@@ -168,6 +228,9 @@ def test_alternative_names_of_fields(tmp_path: Path) -> None:
     facts = read_facts(folder(tmp_path, architectures=["GPT2LMHeadModel"], model_type="gpt2", **gone, **gpt2))
     assert (facts.hidden_size, facts.layers, facts.heads, facts.kv_heads) == (32, 3, 4, 4)
     assert facts.context_length == 77
+    xglm = {"d_model": 24, "num_layers": 2, "attention_heads": 6, "ffn_dim": 40, "max_position_embeddings": 99}
+    facts = read_facts(folder(tmp_path, architectures=["XGLMForCausalLM"], model_type="xglm", **gone | xglm))
+    assert (facts.hidden_size, facts.layers, facts.heads, facts.kv_heads) == (24, 2, 6, 6)
 
 
 def test_hub_cache_folder_is_named_after_its_hub_id(tmp_path: Path) -> None:

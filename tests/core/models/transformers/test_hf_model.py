@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from models_reference_ops import reference_impls
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, small_model, tokens_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel
@@ -16,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel
 from srv.errors import ModelError
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_model import HFModel
-from srv.platform.interface import AttentionLayer
+from srv.platform.interface import AttentionLayer, OpImpl
+from srv.platform.ops import Ops
 
 PLAIN = {"num_key_value_heads": 6}  # classes that do not share keys between heads
 GPT2 = {**PLAIN, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 128}
@@ -33,7 +35,33 @@ SERVED: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 5},
     "opt": {**PLAIN, "ffn_dim": 80, "word_embed_proj_dim": 48},
     "mixtral": EXPERTS,
+    "biogpt": PLAIN,  # which does not declare that it calls the interface
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
+    "nemotron": {"head_dim": 8},  # which does not hand on keyword arguments to its attention
+    "bert": {**PLAIN, "is_decoder": True},  # which computes more after its last norm than an output layer
+    "roberta": {**PLAIN, "is_decoder": True},  # whose first position is not 0
+    "glm4_moe_lite": {  # whose values are smaller than its keys
+        "num_key_value_heads": 6,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+    "gemma4_text": {  # whose layers have heads of different sizes
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 5,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 97,
+        "num_kv_shared_layers": 0,
+    },
 }
 
 
@@ -56,7 +84,7 @@ def test_logits_equal_transformers_own_attention(kind: str, tmp_path: Path) -> N
 
 def test_attention_layers_are_found_in_the_model(tmp_path: Path) -> None:
     saved("gemma2", SERVED["gemma2"], tmp_path)
-    first, second = built(tmp_path).attention_layers
+    first, second = built(tmp_path, impl="transformers").attention_layers
     assert (first.window, second.window) == (5, None)
     assert (first.soft_cap, first.heads, first.kv_heads, first.head_dim) == (50.0, 6, 2, 8)
     assert first.scale == pytest.approx(8**-0.5)
@@ -73,8 +101,8 @@ def test_native_architectures_may_run_through_transformers_too(kind: str, tmp_pa
 
 
 def test_native_layers_are_refused_for_other_architectures(tmp_path: Path) -> None:
-    saved("gpt2", GPT2, tmp_path)
-    with pytest.raises(ModelError, match="GPT2LMHeadModel has no native layers") as caught:
+    saved("biogpt", PLAIN, tmp_path)
+    with pytest.raises(ModelError, match="BioGptForCausalLM has no native layers") as caught:
         built(tmp_path, impl="srv")
     assert caught.value.code == "unsupported_config"
 
@@ -82,15 +110,28 @@ def test_native_layers_are_refused_for_other_architectures(tmp_path: Path) -> No
 def test_dummy_weights(tmp_path: Path) -> None:
     model = saved("gpt_neox", PLAIN, tmp_path)
     tokens = tokens_of(model)
-    first, again, other = (our_logits(built(tmp_path, load_format="dummy", seed=s), tokens) for s in (3, 3, 4))
+    first, again, other = (
+        our_logits(built(tmp_path, impl="transformers", load_format="dummy", seed=s), tokens) for s in (3, 3, 4)
+    )
     assert torch.equal(first, again)
     assert not torch.allclose(first, other)
 
 
-def test_bfloat16_passes_its_own_check(tmp_path: Path) -> None:
-    saved("olmo2", {}, tmp_path)
-    model = built(tmp_path, dtype=torch.bfloat16)
+@pytest.mark.parametrize("tied", [False, True])
+def test_bfloat16_passes_its_own_check_and_keeps_the_sums_of_logits(tied: bool, tmp_path: Path) -> None:
+    saved("olmo2", {"tie_word_embeddings": tied}, tmp_path)
+    model = built(tmp_path, impl="transformers", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    float32_op = OpImpl("linear_float32", "torch", lambda args: None, "srv_kernels.reference:linear_float32")
+    ops = Ops("small", [*reference_impls(), float32_op])
+    with_sums = built(tmp_path, impl="transformers", dtype=torch.bfloat16, ops=ops)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(parameter.numel() for parameter in with_sums.parameters()) == count, "the weight is not copied"
+    hidden = torch.randn(3, SIZES["hidden_size"]).bfloat16()
+    rounded, sums = model.logits(hidden), with_sums.logits(hidden)
+    assert (rounded.dtype, sums.dtype) == (torch.bfloat16, torch.float32)
+    assert not torch.equal(sums.bfloat16().float(), sums)
+    torch.testing.assert_close(sums.bfloat16(), rounded)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +139,14 @@ def test_bfloat16_passes_its_own_check(tmp_path: Path) -> None:
     [
         ("bloom", {"n_layer": 2, "n_head": 6, "seq_length": 128}, "does not support attention backends"),
         ("gptj", {**GPT2, "rotary_dim": 4}, "does not support attention backends"),
-        ("nemotron", {}, "does not pass keyword arguments"),
+        ("falcon", {}, "does not support attention backends"),
         ("gpt_oss", {**EXPERTS, "head_dim": 8}, "s_aux"),
         ("bert", {}, "not causal"),
+        (
+            "llama4_text",
+            {**EXPERTS, "head_dim": 16, "attention_chunk_size": 16, "intermediate_size_mlp": 80},
+            "layer 0 attends within chunks of 16 tokens",
+        ),
     ],
 )
 def test_architectures_that_do_not_fit_are_refused(
@@ -108,7 +154,7 @@ def test_architectures_that_do_not_fit_are_refused(
 ) -> None:
     saved(kind, fields, tmp_path)
     with pytest.raises(ModelError) as caught:
-        built(tmp_path)
+        built(tmp_path, impl="transformers")
     assert (caught.value.code, reason in caught.value.reason) == ("unsupported_architecture", True), str(caught.value)
 
 
@@ -152,7 +198,7 @@ def test_a_model_with_missing_weights(tmp_path: Path) -> None:
     saved("gpt_neox", PLAIN, tmp_path)
     edit_config(tmp_path, num_hidden_layers=3)
     with pytest.raises(ModelError, match=r"gpt_neox\.layers\.2") as caught:
-        built(tmp_path)
+        built(tmp_path, impl="transformers")
     assert caught.value.code == "missing_tensors"
 
 
@@ -161,14 +207,14 @@ def test_facts_that_contradict_the_model(tmp_path: Path) -> None:
     saved("olmo2", {}, tmp_path)
     edit_config(tmp_path, head_dim=4)
     with pytest.raises(ModelError) as caught:
-        built(tmp_path)
+        built(tmp_path, impl="transformers")
     assert caught.value.code in ("shape_mismatch", "unsupported_config")
 
 
 def test_progress_ends_complete(tmp_path: Path) -> None:
     saved("gpt_neox", PLAIN, tmp_path)
     calls: list[tuple[int, int, str]] = []
-    built(tmp_path, progress=lambda *call: calls.append(call))
+    built(tmp_path, impl="transformers", progress=lambda *call: calls.append(call))
     assert calls[0][1] == 0
     assert calls[-1][0] == calls[-1][1] > 0
 

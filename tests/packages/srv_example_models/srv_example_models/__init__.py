@@ -1,1 +1,1 @@
-"""OLMo 2 and a method of 4-bit weights for `srv`, each in two files: facts without torch, and layers."""
+"""OLMo 3 and a method of 4-bit weights for `srv`, each in two files: facts without torch, and layers."""

@@ -1,0 +1,128 @@
+"""BERT: positions and kinds of tokens are added to the embeddings, and norms follow the additions to the residual.
+
+Whole models, those for masked tokens, of which the encoder is served, and those with a classification head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, label_count
+from srv.models.architectures.layer_norm_config import activation
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "position_embedding_type": ("absolute",),
+}
+_LAYER = "encoder.layer.*"
+NAMES: dict[str, str] = {
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.position_embeddings": "model.embed_positions",
+    "embeddings.token_type_embeddings": "model.embed_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    f"{_LAYER}.attention.self.query": "model.layers.*.self_attn.q_proj",
+    f"{_LAYER}.attention.self.key": "model.layers.*.self_attn.k_proj",
+    f"{_LAYER}.attention.self.value": "model.layers.*.self_attn.v_proj",
+    f"{_LAYER}.attention.output.dense": "model.layers.*.self_attn.o_proj",
+    f"{_LAYER}.attention.output.LayerNorm": "model.layers.*.attention_norm",
+    f"{_LAYER}.intermediate.dense": "model.layers.*.mlp.up_proj",
+    f"{_LAYER}.output.dense": "model.layers.*.mlp.down_proj",
+    f"{_LAYER}.output.LayerNorm": "model.layers.*.mlp_norm",
+}
+OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # of checkpoints that were converted from TensorFlow
+_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
+_MASKED_HEAD = (
+    "cls.predictions.bias",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.decoder.bias",
+    "cls.predictions.transform.dense.weight",
+    "cls.predictions.transform.dense.bias",
+    "cls.predictions.transform.LayerNorm.weight",
+    "cls.predictions.transform.LayerNorm.bias",
+    "cls.predictions.transform.LayerNorm.gamma",
+    "cls.predictions.transform.LayerNorm.beta",
+    "cls.seq_relationship.weight",
+    "cls.seq_relationship.bias",
+)
+
+
+def encoder_config(config: Mapping[str, Any], positions: int, offset: int) -> EncoderConfig:
+    """The configuration of a BERT without a head. positions: the most tokens; offset: the row of the first position.
+
+    Raises UnsupportedConfig with what is not implemented.
+    """
+    refuse_unless(config, _SUPPORTED)
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    if hidden % heads:
+        raise UnsupportedConfig(f"a hidden size of {hidden} cannot be divided among {heads} heads")
+    if positions < 1:
+        raise UnsupportedConfig(f"max_position_embeddings = {config['max_position_embeddings']} leaves no position")
+    return EncoderConfig(
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(config["intermediate_size"]),
+        heads=heads,
+        norm_eps=float(config["layer_norm_eps"]),
+        windows=(None,) * int(config["num_hidden_layers"]),
+        positions=positions,
+        activation=activation(config, "hidden_act"),
+        position_offset=offset,
+        types=int(config["type_vocab_size"]),
+    )
+
+
+def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+    return encoder_config(config, int(config["max_position_embeddings"]), 0)
+
+
+def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
+    return make_config(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
+
+
+def unused(prefix: str, *names: str) -> tuple[str, ...]:
+    """Stored tensors that no layer needs, in checkpoints with and without the prefix of the encoder."""
+    both = ("embeddings.position_ids", "embeddings.token_type_ids", *names)
+    return tuple(f"{start}{name}" for start in ("", prefix) for name in both)
+
+
+_PREFIX = "bert."
+ENCODER_WEIGHTS = StoredWeights(
+    prefix=_PREFIX, names=NAMES, unused=unused(_PREFIX, *_POOLER, *_MASKED_HEAD), suffixes=OLD_SUFFIXES
+)
+ARCHITECTURE = Architecture(
+    name="BertModel",
+    make_config=make_config,
+    defaults=DEFAULTS,
+    layers=LAYERS,
+    model_type="bert",
+    weights=ENCODER_WEIGHTS,
+)
+MASKED = ARCHITECTURE._replace(name="BertForMaskedLM", model_type=None)
+CLASSIFIER = ARCHITECTURE._replace(
+    name="BertForSequenceClassification",
+    make_config=_classifier,
+    model_type=None,
+    weights=StoredWeights(
+        prefix=_PREFIX,
+        names={**NAMES, "pooler.dense": "head.dense", "classifier": "score"},
+        unused=unused(_PREFIX),
+        suffixes=OLD_SUFFIXES,
+    ),
+)

@@ -1,0 +1,139 @@
+"""DeepSeek-V2 and V3: the facts of decoders with latent attention and, from some layer on, a mixture of experts.
+
+Torch-free; `deepseek_layers` computes. Owns what both have in common; the file of each one says how it chooses experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from srv.models.architectures.architecture import DividedSizes
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
+from srv.models.architectures.op_uses import NORM, Matrix, ModelOps, OpUse, decoder_ops
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
+from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.specs import AttentionLayer
+
+INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
+WEIGHTS = StoredWeights(interleaved=lambda config: int(config["qk_rope_head_dim"]))  # rotary pairs are adjacent
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+)
+# Only these values of fields that change the computation are implemented; None is as if the field were left out.
+SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"mlp_layer_types": (), "moe_layer_freq": (1,), "mlp_bias": (False,), "rope_interleave": (True,)}
+)
+
+
+class DeepseekConfig(NamedTuple):
+    """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer."""
+
+    decoder: DecoderConfig
+    attention: LatentSizes
+
+    @property
+    def moe(self) -> MoEConfig | None:
+        """The mixture of experts of the layers that have one."""
+        return self.decoder.moe
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; tied embeddings count once."""
+        return self.decoder.parameters + self.decoder.layers * (self.attention.parameters - self._plain_attention)
+
+    @property
+    def projection_params(self) -> int:
+        """The number of weights in linear layers, without the embeddings and the output layer (and without biases)."""
+        latent = self.attention.projection_params - self._plain_attention
+        return self.decoder.projection_params + self.decoder.layers * latent
+
+    @property
+    def _plain_attention(self) -> int:
+        """The weights that `decoder` counts for the attention of a layer."""
+        sizes = self.decoder
+        return 2 * sizes.hidden_size * (sizes.heads + sizes.kv_heads) * sizes.head_dim
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(self.attention.layer(index) for index in range(self.decoder.layers))
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        """Heads have one compressed vector in common, which every rank stores."""
+        sizes = self.decoder.divided
+        return None if sizes is None else sizes._replace(kv_heads=1, head_dim=self.attention.dims.value_dim)
+
+    def of_rank(self, ranks: int) -> DeepseekConfig:
+        """The part of one rank. Compressed vectors, and what computes them, are on every rank."""
+        return DeepseekConfig(self.decoder.of_rank(ranks), self.attention.of_rank(ranks))
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        base = decoder_ops(self.decoder)
+        sizes = dict.fromkeys(size for size in (self.attention.query_rank, self.attention.dims.latent_dim) if size)
+        inner = [OpUse(NORM, {"dim": size}) for size in sizes if size != self.decoder.hidden_size]
+        return base._replace(ops=(*base.ops, *inner), matrices=tuple(self._matrices(base)))
+
+    def _matrices(self, base: ModelOps) -> Iterator[Matrix]:
+        """Those of a decoder, with the matrices of latent attention in the place of its own."""
+        hidden, attention, rank = self.decoder.hidden_size, self.attention, self.attention.query_rank
+        for matrix in base.matrices:
+            prefix, _, name = matrix.names[0].rpartition(".")
+            if prefix.endswith(".self_attn") and name == "q_proj":
+                compressed = (f"{prefix}.kv_a_proj_with_mqa",)
+                yield Matrix(
+                    compressed if rank is None else (f"{prefix}.q_a_proj", *compressed), hidden, attention.down
+                )
+                queries = f"{prefix}.{'q_proj' if rank is None else 'q_b_proj'}"
+                yield Matrix((queries,), rank or hidden, attention.heads * attention.head_dim)
+            elif prefix.endswith(".self_attn"):
+                yield matrix._replace(inputs=attention.heads * attention.dims.value_dim)
+            else:
+                yield matrix
+
+
+def deepseek_config(config: Mapping[str, Any], routing: Callable[[Mapping[str, Any]], Routing]) -> DeepseekConfig:
+    """From fields with all defaults filled in. Raises UnsupportedConfig with the field that is not implemented.
+
+    `routing(config)`: how experts are chosen; it is called if a layer has any.
+    """
+    refuse_unless(config, SUPPORTED)
+    rope_dim, heads = int(config["qk_rope_head_dim"]), int(config["num_attention_heads"])
+    fields = {**config, "head_dim": rope_dim, "num_key_value_heads": heads}
+    decoder = decoder_config(fields, COUNT_FIELDS)
+    attention = latent_sizes(config, decoder.rope, INNER_NORM_EPS)
+    dense = min(int(config.get("first_k_dense_replace") or 0), decoder.layers)
+    if dense < decoder.layers:
+        sparse = tuple(index >= dense for index in range(decoder.layers))
+        decoder = decoder._replace(moe=_experts(config, routing(config)), moe_layers=sparse)
+    return DeepseekConfig(decoder, attention)
+
+
+def _experts(config: Mapping[str, Any], routing: Routing) -> MoEConfig:
+    count, size = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
+    groups, used = routing.groups, routing.top_groups
+    if groups < 1 or count % groups or not 1 <= used <= groups:
+        raise UnsupportedConfig(f"{count} experts cannot be in n_group = {groups} groups, of which topk_group = {used}")
+    if not 1 <= routing.top_k <= count // groups * used:
+        most = count // groups * used
+        raise UnsupportedConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
+    shared = int(config.get("n_shared_experts") or 0) * size
+    return MoEConfig(count, size, routing, shared, shared="shared_experts")
+
+
+def groups_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of groups of experts, and of those that a token uses."""
+    return int(config["n_group"] or 1), int(config["topk_group"] or 1)

@@ -1,0 +1,78 @@
+"""The layers of DeepSeek-V2 and V3: latent attention, then a dense MLP or a mixture of experts, each after a norm.
+
+Owns the order of computation, which is that of `decoder`, and which layers have experts. Sharded over ranks, attention
+and MLP give partial sums, which are added up before they join the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from srv.models.architectures.deepseek_config import DeepseekConfig
+from srv.models.architectures.latent_attention import LatentAttention
+from srv.models.architectures.layer_stack import LayerStack, StackedLayer
+from srv.models.base import ForwardContext, ModelInputs
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.mlp import GatedMLP
+from srv.models.layers.moe import MoE
+from srv.models.layers.norm import RMSNorm
+from srv.models.layers.rope import cos_sin_table
+from srv.specs import AttentionLayer
+
+
+class DeepseekLayer(StackedLayer):
+    """One layer. Each output is added to the residual by the norm that follows."""
+
+    attention: LatentAttention
+    mlp: GatedMLP | MoE
+
+    def __init__(self, config: DeepseekConfig, factory: LayerFactory, index: int) -> None:
+        super().__init__()
+        sizes, context = config.decoder, factory.context
+        hidden, eps = sizes.hidden_size, sizes.norm_eps
+        self.prefix = f"model.layers.{index}"
+        self.attention_norm = RMSNorm(context, hidden, eps)
+        self.attention = LatentAttention(config.attention, factory, f"{self.prefix}.self_attn", index)
+        self.mlp_norm = RMSNorm(context, hidden, eps)
+        moe = sizes.moe_of(index)
+        if moe is None:
+            self.mlp = GatedMLP(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, bias=False)
+        else:
+            self.mlp = MoE(factory, f"{self.prefix}.mlp", hidden, moe)
+
+    def layer_norms(self) -> Mapping[str, RMSNorm]:
+        return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}
+
+
+class Deepseek(LayerStack[DeepseekLayer]):
+    """A whole model, or one rank's part."""
+
+    norm: RMSNorm
+
+    def __init__(self, config: DeepseekConfig, factory: LayerFactory, context_length: int) -> None:
+        sizes = config.decoder
+        super().__init__(sizes, factory, context_length, lambda index: DeepseekLayer(config, factory, index))
+        self.cos_sin: Tensor
+        cos_sin = cos_sin_table(sizes.rope, context_length).to(factory.context.device)
+        self.register_buffer("cos_sin", cos_sin, persistent=False)
+
+    def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        residual: Tensor = self.lookup(inputs.tokens)
+        x: Tensor | None = None
+        for layer in self.stack:
+            if x is None:
+                normed = layer.attention_norm.forward(residual)
+            else:
+                normed, residual = layer.attention_norm.add_and_norm(x, residual)
+            attended = self.add_up(layer.attention.forward(normed, inputs.positions, self.cos_sin, context))
+            normed, residual = layer.mlp_norm.add_and_norm(attended, residual)
+            x = self.add_up(layer.mlp.forward(normed))
+        if x is None:
+            return self.norm.forward(residual)
+        return self.norm.add_and_norm(x, residual)[0]
+
+    def up_projections(self) -> Iterator[tuple[AttentionLayer, Tensor]]:
+        for layer in self.stack:
+            yield layer.attention.layer, layer.attention.up_projection

@@ -1,0 +1,62 @@
+"""DeepSeek-V3 (also R1 and Kimi K2): latent attention, and experts chosen by sigmoids and a learned bias.
+
+Layers of multi-token prediction, which follow the others in checkpoints, are not loaded. Sparse attention (V3.2) is
+another architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, DeepseekConfig, deepseek_config, groups_of
+from srv.models.architectures.deepseek_v2 import LAYERS
+from srv.models.layers.moe_config import Routing
+from srv.models.layers.rope_config import refuse_unless
+
+
+def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
+    refuse_unless(config, {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)})
+    return deepseek_config(config, _routing)
+
+
+def _routing(config: Mapping[str, Any]) -> Routing:
+    groups, used = groups_of(config)
+    return Routing(
+        int(config["num_experts_per_tok"]),
+        "sigmoid",
+        renormalize=bool(config["norm_topk_prob"]),
+        groups=groups,
+        top_groups=used,
+        scale=float(config["routed_scaling_factor"]),
+        bias=True,
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="DeepseekV3ForCausalLM",
+    make_config=make_config,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "eos_token_id": 1,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    layers=LAYERS,
+    model_type="deepseek_v3",
+    weights=WEIGHTS,
+)

@@ -1,0 +1,41 @@
+"""ERNIE 4.5 without experts: Llama whose rotary pairs are adjacent, with biases everywhere or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.glm import rotated_dims
+from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+from srv.models.formats.stored_weights import StoredWeights
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    bias = bool(config["use_bias"])
+    return decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+
+
+ARCHITECTURE = Architecture(
+    name="Ernie4_5ForCausalLM",
+    make_config=make_config,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 103424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "eos_token_id": 2,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+    },
+    gguf=GGUFLayout("ernie4_5", permuted=ROTARY_PROJECTIONS),
+    weights=StoredWeights(interleaved=rotated_dims),
+)

@@ -1,0 +1,25 @@
+"""The mixture of experts of a model, as its configuration describes it, before it is built. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.registry import native_or_reason
+from srv.models.layers.moe_config import MoEConfig
+from srv.specs import ModelFacts
+
+
+def mixture(model: ModelFacts, values: Mapping[str, Any]) -> MoEConfig | None:
+    """That of the whole model; None if it has none, or if transformers computes it. `values`: set by the user."""
+    if values.get("model_impl") == "transformers":
+        return None
+    native = native_or_reason(model.architecture, model.config)
+    return None if isinstance(native, str) else mixture_of(native)  # a text: it runs through transformers
+
+
+def mixture_of(config: NativeConfig | None) -> MoEConfig | None:
+    """The mixture of a configuration, which has it as `moe`; None if it has none."""
+    found = getattr(config, "moe", None)
+    return found if isinstance(found, MoEConfig) else None

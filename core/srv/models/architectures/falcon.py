@@ -1,0 +1,91 @@
+"""Falcon: parallel layers with one key head or few, or layers in sequence, with rotary embeddings or ALiBi.
+
+transformers rounds the biases of ALiBi to bfloat16, those of later keys by several units, and its "eager" attention
+adds them twice. Here they are exact; with its "sdpa" attention, the two are equal in the first 256 tokens if the number
+of heads is a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, alibi_slopes, sizes
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import UnsupportedConfig
+
+NAMES = {
+    "hidden": ("hidden_size", "n_embed"),
+    "layers": ("num_hidden_layers",),
+    "heads": ("num_attention_heads",),
+    "context": ("max_position_embeddings",),
+}
+
+
+def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+    grouped, parallel = bool(config["new_decoder_architecture"]), bool(config["parallel_attn"])
+    norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)
+    if norms not in ((1, 2) if grouped else (1,)) or (grouped and not parallel):
+        fields = {name: config.get(name) for name in ("new_decoder_architecture", "parallel_attn")}
+        raise UnsupportedConfig(f"num_ln_in_parallel_attn = {norms!r} with {fields} is not implemented natively")
+    inner, bias, alibi = config.get("ffn_hidden_size"), bool(config["bias"]), bool(config["alibi"])
+    decoder = sizes(
+        config,
+        names=NAMES,
+        intermediate=None if inner is None else int(inner),
+        kv_heads=_kv_heads(config),
+        norm_eps=float(config["layer_norm_epsilon"]),
+        rotary=not alibi,
+    )
+    if alibi:
+        scale = decoder.attention_scale  # of scores and biases alike
+        decoder = decoder._replace(alibi_slopes=tuple(slope * scale for slope in alibi_slopes(decoder.heads)))
+    return LayerNormConfig(
+        decoder=decoder._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
+        mlp=activation(config, "activation"),
+        parallel=parallel,
+        separate_norms=not parallel or norms == 2,
+    )
+
+
+def _kv_heads(config: Mapping[str, Any]) -> int | None:
+    if config["new_decoder_architecture"]:
+        return config.get("num_kv_heads")
+    return 1 if config["multi_query"] else None
+
+
+ARCHITECTURE = Architecture(
+    name="FalconForCausalLM",
+    make_config=make_config,
+    defaults={
+        "activation": "gelu",
+        "alibi": False,
+        "bias": False,
+        "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 2048,
+        "model_type": "falcon",
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "parallel_attn": True,
+        "tie_word_embeddings": True,
+    },
+    layers=LAYERS,
+    weights=StoredWeights(
+        prefix="transformer.",
+        names={
+            "word_embeddings": "model.embed_tokens",
+            "ln_f": "model.norm",
+            "h.*.input_layernorm": "model.layers.*.input_layernorm",
+            "h.*.ln_attn": "model.layers.*.input_layernorm",
+            "h.*.ln_mlp": "model.layers.*.post_attention_layernorm",
+            "h.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
+            "h.*.self_attention.query_key_value": "model.layers.*.self_attn.query_key_value",
+            "h.*.self_attention.dense": "model.layers.*.self_attn.o_proj",
+            "h.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
+            "h.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
+        },
+        fused="self_attn.query_key_value",
+        rows="groups",
+    ),
+)

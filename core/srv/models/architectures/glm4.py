@@ -1,0 +1,33 @@
+"""GLM-4-0414: GLM-4 with norms after attention and MLP as well. Torch-free; `sandwich_layers` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.glm import GLM_DEFAULTS, rotated_dims
+from srv.models.architectures.glm import make_config as glm_config
+from srv.models.architectures.sandwich_config import LAYERS, SandwichConfig
+from srv.models.formats.stored_weights import StoredWeights
+
+
+def make_config(config: Mapping[str, Any]) -> SandwichConfig:
+    return SandwichConfig(glm_config(config))
+
+
+ARCHITECTURE = Architecture(
+    name="Glm4ForCausalLM",
+    make_config=make_config,
+    defaults=GLM_DEFAULTS,
+    layers=LAYERS,
+    weights=StoredWeights(
+        names={
+            "model.layers.*.post_self_attn_layernorm": "model.layers.*.post_attention_layernorm",
+            "model.layers.*.post_attention_layernorm": "model.layers.*.pre_feedforward_layernorm",
+            "model.layers.*.post_mlp_layernorm": "model.layers.*.post_feedforward_layernorm",
+        },
+        interleaved=rotated_dims,
+        fused_mlp="mlp.gate_up_proj",
+    ),
+)

@@ -1,0 +1,66 @@
+"""GLM-4.5 and 4.6: experts with a sigmoid router and a shared expert, after a few layers without; partial rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    base = decoder_config(config, reads=("partial_rotary_factor", *COUNT_FIELDS))
+    first = int(config["first_k_dense_replace"])
+    return base._replace(
+        qkv_bias=bool(config["attention_bias"]),
+        qk_norm=bool(config["use_qk_norm"]),
+        moe=_experts(config),
+        moe_layers=tuple(index >= first for index in range(base.layers)),
+    )
+
+
+def _experts(config: Mapping[str, Any]) -> MoEConfig:
+    size = int(config["moe_intermediate_size"])
+    routing = Routing(
+        int(config["num_experts_per_tok"]),
+        scoring="sigmoid",
+        renormalize=bool(config["norm_topk_prob"]),
+        groups=int(config["n_group"]),
+        top_groups=int(config["topk_group"]),
+        scale=float(config["routed_scaling_factor"]),
+        bias=True,
+    )
+    shared = size * int(config["n_shared_experts"])
+    count = int(config["n_routed_experts"])
+    return MoEConfig(count, size, routing, shared_intermediate=shared, shared="shared_experts")
+
+
+ARCHITECTURE = Architecture(
+    name="Glm4MoeForCausalLM",
+    make_config=make_config,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": False,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_routed_experts": 128,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+    },
+    model_type="glm4_moe",
+)

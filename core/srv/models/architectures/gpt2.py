@@ -1,0 +1,79 @@
+"""GPT-2: layers in sequence with biases, and learned positions. Its matrices are stored as [in, out]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.gptj import NAMES
+from srv.models.architectures.layer_norm_config import (
+    LAYERS,
+    LayerNormConfig,
+    LearnedPositions,
+    activation,
+    sizes,
+)
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import refuse_unless
+
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+}
+
+
+def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+    refuse_unless(config, SUPPORTED)
+    inner = config.get("n_inner")
+    decoder = sizes(
+        config,
+        names=NAMES,
+        intermediate=None if inner is None else int(inner),
+        norm_eps=float(config["layer_norm_epsilon"]),
+        rotary=False,
+    )
+    return LayerNormConfig(
+        decoder=decoder._replace(qkv_bias=True, output_bias=True, mlp_bias=True),
+        mlp=activation(config, "activation_function"),
+        learned=LearnedPositions(decoder.rope.context_length),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="GPT2LMHeadModel",
+    make_config=make_config,
+    defaults={
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "eos_token_id": 50256,
+        "tie_word_embeddings": True,
+    },
+    layers=LAYERS,
+    model_type="gpt2",
+    weights=StoredWeights(
+        prefix="transformer.",
+        names={
+            "wte": "model.embed_tokens",
+            "wpe": "model.embed_positions",
+            "ln_f": "model.norm",
+            "h.*.ln_1": "model.layers.*.input_layernorm",
+            "h.*.ln_2": "model.layers.*.post_attention_layernorm",
+            "h.*.attn.c_attn": "model.layers.*.self_attn.query_key_value",
+            "h.*.attn.c_proj": "model.layers.*.self_attn.o_proj",
+            "h.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
+            "h.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
+        },
+        unused=tuple(
+            f"{prefix}h.*.attn.{mask}" for prefix in ("", "transformer.") for mask in ("bias", "masked_bias")
+        ),  # masks of old checkpoints
+        fused="self_attn.query_key_value",
+        transposed=("self_attn.query_key_value", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"),
+    ),
+)

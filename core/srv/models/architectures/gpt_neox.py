@@ -1,0 +1,68 @@
+"""GPT-NeoX (Pythia): layers in parallel, each part with a norm of its own, and a quarter of each head rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.architectures.starcoder2 import NAMES
+from srv.models.formats.stored_weights import StoredWeights
+
+
+def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+    rope = {"partial_rotary_factor": config["rotary_pct"], "rope_theta": config["rotary_emb_base"]}
+    bias = bool(config["attention_bias"])
+    decoder = sizes(
+        {**config, **rope},
+        names=NAMES,
+        intermediate=int(config["intermediate_size"]),
+        norm_eps=float(config["layer_norm_eps"]),
+    )
+    return LayerNormConfig(
+        decoder=decoder._replace(qkv_bias=bias, output_bias=bias, mlp_bias=True),
+        mlp=activation(config, "hidden_act"),
+        parallel=bool(config["use_parallel_residual"]),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="GPTNeoXForCausalLM",
+    make_config=make_config,
+    defaults={
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000.0,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+    },
+    layers=LAYERS,
+    model_type="gpt_neox",
+    weights=StoredWeights(
+        prefix="gpt_neox.",
+        names={
+            "embed_in": "model.embed_tokens",
+            "embed_out": "lm_head",
+            "final_layer_norm": "model.norm",
+            "layers.*.input_layernorm": "model.layers.*.input_layernorm",
+            "layers.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
+            "layers.*.attention.query_key_value": "model.layers.*.self_attn.query_key_value",
+            "layers.*.attention.dense": "model.layers.*.self_attn.o_proj",
+            "layers.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
+            "layers.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
+        },
+        unused=("gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias"),  # of old checkpoints
+        fused="self_attn.query_key_value",
+        rows="groups",
+    ),
+)

@@ -1,0 +1,77 @@
+"""GPT-J: parallel layers, and rotary embeddings of the first dimensions of each head, in adjacent pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig, UnsupportedConfig
+
+NAMES = {
+    "hidden": ("hidden_size", "n_embd"),
+    "layers": ("num_hidden_layers", "n_layer"),
+    "heads": ("num_attention_heads", "n_head"),
+    "context": ("max_position_embeddings", "n_positions"),
+}
+
+
+def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+    inner = config.get("n_inner")
+    decoder = sizes(
+        config,
+        names=NAMES,
+        intermediate=None if inner is None else int(inner),
+        norm_eps=float(config["layer_norm_epsilon"]),
+        rotary=False,
+    )
+    rotary_dim = config["rotary_dim"]
+    if not isinstance(rotary_dim, int) or not 0 < rotary_dim <= decoder.head_dim or rotary_dim % 2:
+        raise UnsupportedConfig(
+            f"rotary_dim = {rotary_dim!r} of {decoder.head_dim} is not an even number of dimensions"
+        )
+    context = decoder.rope.context_length
+    return LayerNormConfig(
+        decoder=decoder._replace(
+            mlp_bias=True,
+            rotated=(True,) * decoder.layers,
+            rope=RopeConfig(DEFAULT_THETA, rotary_dim, "default", context, context, {}),
+        ),
+        mlp=activation(config, "activation_function"),
+        parallel=True,
+        separate_norms=False,
+        logits_bias=True,
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="GPTJForCausalLM",
+    make_config=make_config,
+    defaults={
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "n_positions": 2048,
+        "rotary_dim": 64,
+        "tie_word_embeddings": False,
+        "vocab_size": 50400,
+    },
+    layers=LAYERS,
+    weights=StoredWeights(
+        prefix="transformer.",
+        names={
+            "wte": "model.embed_tokens",
+            "ln_f": "model.norm",
+            "h.*.ln_1": "model.layers.*.input_layernorm",
+            "h.*.attn.q_proj": "model.layers.*.self_attn.q_proj",
+            "h.*.attn.k_proj": "model.layers.*.self_attn.k_proj",
+            "h.*.attn.v_proj": "model.layers.*.self_attn.v_proj",
+            "h.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
+            "h.*.mlp.fc_in": "model.layers.*.mlp.up_proj",
+            "h.*.mlp.fc_out": "model.layers.*.mlp.down_proj",
+        },
+        unused=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),  # masks of old checkpoints
+        interleaved=lambda config: int(config["rotary_dim"]),
+    ),
+)

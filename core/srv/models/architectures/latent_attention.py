@@ -1,0 +1,96 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). Must not know the KV pool, nor how a backend computes.
+
+    hidden ─┬─ [down ─ norm ─] q ─────────────┬─ plain part ────────────┐
+            │                                 └─ rotary ────────────────┤
+            └─ kv_a ─┬─ norm ─ compressed vector, cached ───────────────┼─ attend (keys and values: kv_b) ─ o_proj
+                     └─ rotary ─ one key that all heads share, cached ──┘
+
+The rows of rotated dimensions are in the order of the `rotary` op, which pairs dimensions half their number apart;
+checkpoints with adjacent pairs are reordered when they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from srv.models.architectures.latent_sizes import LatentSizes
+from srv.models.base import ForwardContext
+from srv.models.formats.slices import Slice
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
+from srv.models.layers.norm import RMSNorm
+from srv.platform.interface import OpArgs
+from srv.specs import AttentionLayer
+
+
+class LatentAttention(nn.Module):
+    """Attention of one layer, or one rank's heads of it; compressed vectors are computed on every rank."""
+
+    def __init__(self, sizes: LatentSizes, factory: LayerFactory, prefix: str, index: int) -> None:
+        super().__init__()
+        context, dims = factory.context, sizes.dims
+        self.dims = dims
+        first, end = context.group.share(sizes.heads)
+        heads, per_head = end - first, dims.key_dim + dims.value_dim
+        group, place = context.cache_place(index)
+        self.layer = AttentionLayer(place, heads, 1, sizes.head_dim, sizes.scale, group=group, latent=dims)
+        queries = sizes.heads * sizes.head_dim
+        compressed = {f"{prefix}.kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
+        self.q_norm: RMSNorm | None = None
+        self._parts = [dims.latent_dim, dims.rope_dim]
+        if sizes.query_rank is not None:
+            compressed = {f"{prefix}.q_a_proj": sizes.query_rank, **compressed}
+            self._parts = [sizes.query_rank, *self._parts]
+            self.q_norm = RMSNorm(context, sizes.query_rank, sizes.norm_eps, with_residual=False)
+            name, inputs = f"{prefix}.q_b_proj", sizes.query_rank
+        else:
+            name, inputs = f"{prefix}.q_proj", sizes.hidden
+        self.down_proj = factory.linear(compressed, sizes.hidden, sizes.bias)
+        self.q_proj = factory.linear({name: queries}, inputs, False, split="out", unit=sizes.head_dim)
+        self.kv_norm = RMSNorm(context, dims.latent_dim, sizes.norm_eps, with_residual=False)
+        self.up = context.empty(heads * per_head, dims.latent_dim)
+        self._up_rows = Slice(0, first * per_head, end * per_head, sizes.heads * per_head)
+        output = {f"{prefix}.o_proj": sizes.hidden}
+        self.o_proj = factory.linear(output, sizes.heads * dims.value_dim, sizes.bias, split="in")
+        rotated = {"head_dim": dims.rope_dim, "rotary_dim": dims.rope_dim}
+        self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, rotated))
+
+    def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, context: ForwardContext) -> Tensor:
+        """x [T, hidden], positions int64 [T], cos_sin float32 [P, rope_dim] -> [T, hidden]."""
+        layer, dims = self.layer, self.dims
+        down = self.down_proj.kernel(x)
+        *queries, latent, rope = down.split_with_sizes(self._parts, 1)
+        q = self.q_proj.kernel(self.q_norm.forward(queries[0]) if self.q_norm is not None else x)
+        plain, rotated = q.view(-1, layer.heads, layer.head_dim).split_with_sizes([dims.key_dim, dims.rope_dim], 2)
+        rotated, key = self._rotary(rotated, rope.unsqueeze(1), cos_sin, positions)
+        compressed = self.kv_norm.forward(latent).unsqueeze(1)
+        attended = context.attend(layer, torch.cat((plain, rotated), -1), compressed, key)
+        return self.o_proj.kernel(attended.reshape(-1, layer.heads * dims.value_dim))
+
+    @property
+    def up_projection(self) -> Tensor:
+        """[heads, key_dim + value_dim, latent_dim]."""
+        return self.up.view(self.layer.heads, -1, self.dims.latent_dim)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.down_proj, self.q_proj, self.o_proj
+
+    def prepare_loaded(self) -> None:
+        """Nothing follows from the weights: backends receive the up-projection (`LatentAttentionBackend.prepare`)."""
+
+    def weight_views(self, prefix: str) -> dict[str, Tensor]:
+        """See `srv.models.architectures.attention.Attention`."""
+        views = {
+            f"{prefix}.kv_b_proj.weight": self.up.detach(),
+            **self.kv_norm.weight_views(f"{prefix}.kv_a_layernorm"),
+        }
+        return views if self.q_norm is None else views | self.q_norm.weight_views(f"{prefix}.q_a_layernorm")
+
+    def weight_slices(self, prefix: str) -> dict[str, Slice]:
+        """See `srv.models.architectures.attention.Attention`."""
+        rows = self._up_rows
+        return {} if rows.end - rows.begin == rows.total else {f"{prefix}.kv_b_proj.weight": rows}

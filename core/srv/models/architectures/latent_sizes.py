@@ -1,0 +1,89 @@
+"""The sizes of multi-head latent attention in a model. Torch-free; `latent_attention` computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
+from srv.specs import AttentionLayer, LatentDims
+
+
+class LatentSizes(NamedTuple):
+    """The sizes of one layer. `query_rank`: those of the compressed queries; None if they are not compressed.
+
+    `norm_eps`: of the norms of compressed vectors. `bias`: whether the projections from and to hidden states have one,
+    except uncompressed queries.
+    """
+
+    hidden: int
+    heads: int
+    dims: LatentDims
+    query_rank: int | None
+    scale: float
+    norm_eps: float
+    bias: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.dims.key_dim + self.dims.rope_dim
+
+    @property
+    def down(self) -> int:
+        """The outputs of the projections from hidden states to compressed vectors, and to the rotary key."""
+        return (self.query_rank or 0) + self.dims.latent_dim + self.dims.rope_dim
+
+    @property
+    def projection_params(self) -> int:
+        """The weights of linear layers, without biases."""
+        queries, dims = self.heads * self.head_dim, self.dims
+        up = dims.latent_dim * self.heads * (dims.key_dim + dims.value_dim)
+        return (
+            self.hidden * self.down
+            + (self.query_rank or self.hidden) * queries
+            + up
+            + self.heads * dims.value_dim * self.hidden
+        )
+
+    @property
+    def parameters(self) -> int:
+        biases = (self.down + self.hidden) * self.bias
+        return self.projection_params + biases + (self.query_rank or 0) + self.dims.latent_dim
+
+    def layer(self, index: int) -> AttentionLayer:
+        return AttentionLayer(index, self.heads, 1, self.head_dim, self.scale, latent=self.dims)
+
+    def of_rank(self, ranks: int) -> LatentSizes:
+        """Those of one of `ranks` ranks, which has a part of the heads."""
+        return self._replace(heads=self.heads // ranks)
+
+
+def latent_sizes(config: Mapping[str, Any], rope: RopeConfig, norm_eps: float) -> LatentSizes:
+    """From the fields of DeepSeek-V2's configuration. Raises UnsupportedConfig for sizes that cannot be computed."""
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    latent, key, rotary, value = (int(config[name]) for name in names)
+    for name, size in zip(names, (latent, key, rotary, value), strict=True):
+        if size < 1:
+            raise UnsupportedConfig(f"{name} = {size} is not a size")
+    rank = config.get("q_lora_rank")
+    if rank is not None and int(rank) < 1:
+        raise UnsupportedConfig(f"q_lora_rank = {rank} is not a size")
+    return LatentSizes(
+        hidden=int(config["hidden_size"]),
+        heads=int(config["num_attention_heads"]),
+        dims=LatentDims(latent, key, rotary, value),
+        query_rank=None if rank is None else int(rank),
+        scale=(key + rotary) ** -0.5 * _yarn_scale(rope),
+        norm_eps=norm_eps,
+        bias=bool(config["attention_bias"]),
+    )
+
+
+def _yarn_scale(rope: RopeConfig) -> float:
+    """What YaRN multiplies the scores by, if the configuration has its `mscale_all_dim`: the square of its factor."""
+    weight, factor = rope.parameters.get("mscale_all_dim") or 0, rope.parameters.get("factor") or 1
+    if rope.rope_type == "default" or not weight or factor <= 1:
+        return 1.0
+    scale = 0.1 * float(weight) * math.log(float(factor)) + 1.0
+    return scale * scale

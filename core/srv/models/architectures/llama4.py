@@ -1,0 +1,103 @@
+"""Llama 4 (text): experts that read scaled inputs, and rotation and attention within chunks in three of four layers.
+
+The other layers have no rotary embedding, and their queries grow with the position (Nakanishi 2025, arXiv:2501.19399).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, Temperature, decoder_config
+from srv.models.architectures.glm import rotated_dims
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.rope_config import UnsupportedConfig
+
+KINDS = ("full_attention", "chunked_attention")
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    sizes = {**config, "intermediate_size": config["intermediate_size_mlp"]}  # of layers without experts
+    base = decoder_config(sizes, reads=("num_local_experts", "no_rope_layers"))
+    rotated, bias = _rotated(config, base.layers), bool(config["attention_bias"])
+    tuned = Temperature(float(config["floor_scale"]), float(config["attn_scale"]))
+    return base._replace(
+        qkv_bias=bias,
+        output_bias=bias,
+        rotated=rotated,
+        chunks=_chunks(config, rotated),
+        unit_rotated=bool(config["use_qk_norm"]),
+        temperature=tuned if config["attn_temperature_tuning"] else None,
+        moe=_experts(config),
+        moe_layers=_sparse_layers(config, base.layers),
+    )
+
+
+def _experts(config: Mapping[str, Any]) -> MoEConfig:
+    """The shared expert is as large as the others."""
+    size = int(config["intermediate_size"])
+    routing = Routing(int(config["num_experts_per_tok"]), scoring="sigmoid")
+    count = int(config["num_local_experts"])
+    return MoEConfig(count, size, routing, shared_intermediate=size, router="router", scales_inputs=True)
+
+
+def _rotated(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Which layers have a rotary embedding: despite its name, those with a 1 in `no_rope_layers`."""
+    listed = config.get("no_rope_layers")
+    if not listed:
+        interval = int(config["no_rope_layer_interval"])
+        return tuple((index + 1) % interval != 0 for index in range(layers))
+    if len(listed) != layers:
+        raise UnsupportedConfig(f"no_rope_layers has {len(listed)} entries for {layers} layers")
+    return tuple(bool(each) for each in listed)
+
+
+def _chunks(config: Mapping[str, Any], rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
+    types = config.get("layer_types") or [KINDS[each] for each in rotated]
+    unknown = sorted(set(types) - set(KINDS))
+    if unknown or len(types) != len(rotated):
+        raise UnsupportedConfig(f"layer_types = {types!r} of {len(rotated)} layers is not implemented natively")
+    size = config["attention_chunk_size"]
+    if "chunked_attention" in types and (not isinstance(size, int) or size < 1):
+        raise UnsupportedConfig(f"attention_chunk_size = {size!r} is not a number of tokens")
+    return tuple(size if kind == "chunked_attention" else None for kind in types)
+
+
+def _sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    listed, step = config.get("moe_layers"), int(config["interleave_moe_layer_step"])
+    sparse = set(range(step - 1, layers, step) if listed is None else listed)
+    return tuple(index in sparse for index in range(layers))
+
+
+ARCHITECTURE = Architecture(
+    name="Llama4ForCausalLM",
+    make_config=make_config,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "eos_token_id": 2,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": True,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
+    model_type="llama4_text",
+    weights=StoredWeights(interleaved=rotated_dims, fused_experts="halves", components={"feed_forward": "mlp"}),
+)

@@ -1,0 +1,120 @@
+"""ModernBERT: norms before the layers, gated MLPs, and rotary positions with one base for local and one for global
+layers (Warner et al. 2024, arXiv:2412.13663)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import windows_of_types
+from srv.models.architectures.encoder_config import GATED_GELU, LAYERS, EncoderConfig, HeadConfig, label_count
+from srv.models.architectures.layer_norm_config import ACTIVATIONS
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
+
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_BASES = {_LOCAL: ("local_rope_theta", 10_000.0), _GLOBAL: ("global_rope_theta", 160_000.0)}
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "hidden_activation": "gelu",
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "local_attention": 128,
+    "global_attn_every_n_layers": 3,
+    "classifier_pooling": "cls",
+    "classifier_bias": False,
+    "classifier_activation": "gelu",
+}
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu",),
+    "classifier_pooling": ("cls", "mean"),
+    "classifier_activation": tuple(ACTIVATIONS),
+}
+
+
+def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+    refuse_unless(config, _SUPPORTED)
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    if hidden % heads:
+        raise UnsupportedConfig(f"a hidden size of {hidden} cannot be divided among {heads} heads")
+    layers, every = int(config["num_hidden_layers"]), int(config["global_attn_every_n_layers"])
+    kinds = config.get("layer_types") or [_LOCAL if index % every else _GLOBAL for index in range(layers)]
+    windows = windows_of_types(kinds, layers, int(config["local_attention"]) // 2 + 1)
+    ropes = {kind: _rope(config, kind, hidden // heads) for kind in set(kinds)}
+    return EncoderConfig(
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(config["intermediate_size"]),
+        heads=heads,
+        norm_eps=float(config["norm_eps"]),
+        windows=windows,
+        positions=int(config["max_position_embeddings"]),
+        activation=GATED_GELU,
+        pre_norm=True,
+        norm_bias=bool(config["norm_bias"]),
+        attention_bias=bool(config["attention_bias"]),
+        mlp_bias=bool(config["mlp_bias"]),
+        position_offset=None,
+        ropes=tuple(ropes[kind] for kind in kinds),
+        types=0,
+    )
+
+
+def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeConfig:
+    """The rotary embedding of layers of one kind, from the fields of transformers 5 or of before."""
+    name, base = _BASES[kind]
+    given = (config.get("rope_parameters") or {}).get(kind) or {}
+    parameters = {"rope_theta": config.get(name) or base, **(config.get("rope_scaling") or {}), **given}
+    plain = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_parameters")}
+    return rope_config({**plain, "rope_parameters": parameters}, head_dim)
+
+
+def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
+    head = HeadConfig(
+        label_count(config),
+        ACTIVATIONS[config["classifier_activation"]],
+        dense_bias=bool(config["classifier_bias"]),
+        norm=True,
+    )
+    return make_config(config)._replace(head=head, pooled_by=str(config["classifier_pooling"]))
+
+
+_NAMES: dict[str, str] = {
+    "embeddings.tok_embeddings": "model.embed_tokens",
+    "embeddings.norm": "model.embed_norm",
+    "layers.*.attn_norm": "model.layers.*.attention_norm",
+    "layers.*.attn.Wqkv": "model.layers.*.self_attn.qkv_proj",
+    "layers.*.attn.Wo": "model.layers.*.self_attn.o_proj",
+    "layers.*.mlp_norm": "model.layers.*.mlp_norm",
+    "layers.*.mlp.Wi": "model.layers.*.mlp.gate_up_proj",
+    "layers.*.mlp.Wo": "model.layers.*.mlp.down_proj",
+    "final_norm": "model.final_norm",
+}
+_PREFIX = "model."
+_MASKED_HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias")
+ARCHITECTURE = Architecture(
+    name="ModernBertModel",
+    make_config=make_config,
+    defaults=_DEFAULTS,
+    layers=LAYERS,
+    model_type="modernbert",
+    weights=StoredWeights(prefix=_PREFIX, names=_NAMES, unused=(*_MASKED_HEAD, "decoder.weight", "decoder.bias")),
+)
+MASKED = ARCHITECTURE._replace(name="ModernBertForMaskedLM", model_type=None)
+CLASSIFIER = ARCHITECTURE._replace(
+    name="ModernBertForSequenceClassification",
+    make_config=_classifier,
+    model_type=None,
+    weights=StoredWeights(
+        prefix=_PREFIX,
+        names={**_NAMES, "head.dense": "head.dense", "head.norm": "head.norm", "classifier": "score"},
+    ),
+)

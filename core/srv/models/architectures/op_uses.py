@@ -1,0 +1,159 @@
+"""Which ops the layers of a native model call, and with which sizes, before it is built. Torch-free.
+
+Owns what layers of `srv.models.layers` bind, as data. A configuration describes its layers by it; `srv plan --kernels`
+reads it, and a test compares it with what the layers bind. Must not know platforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from srv.models.layers.moe_config import ROUTER
+
+if TYPE_CHECKING:
+    from srv.models.architectures.decoder_config import DecoderConfig
+    from srv.models.architectures.layer_norm_config import LayerNormConfig
+    from srv.models.layers.moe_config import MoEConfig
+
+NORM, ADD_NORM, ROTARY, SILU, GELU = "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "gelu_tanh_and_mul"
+LAYER_NORM = "layer_norm"
+ROUTE = "route_experts"
+OUTPUT = "lm_head"
+GATED_SILU = "silu_gated"  # of `LayerNormConfig.mlp`; its other values are the names of activations
+
+
+class OpUse(NamedTuple):
+    """An op that layers call.
+
+    `dtype`: None for the model's. `own`: what the layers use without an implementation, such as "torch's operator"; ""
+    if they cannot do without. `always_own`: they use it on every platform.
+    """
+
+    op: str
+    sizes: Mapping[str, int]
+    dtype: str | None = None
+    own: str = ""
+    always_own: bool = False
+
+
+class Matrix(NamedTuple):
+    """A weight matrix of one layer. `names`: the layers of the checkpoint that it fuses. `embedding`: its rows are
+    looked up. `tied`: the output layer, with the matrix of the embedding. `role`: as `OpLayer.role`. `bias`: of a layer
+    with a role, whether it adds one."""
+
+    names: tuple[str, ...]
+    inputs: int
+    outputs: int
+    embedding: bool = False
+    tied: bool = False
+    role: str = ""
+    bias: bool = False
+
+
+class ExpertMatrices(NamedTuple):
+    """The experts of one layer. `prefix`: of the names of all. `sizes`: by which ops of experts are selected."""
+
+    prefix: str
+    sizes: Mapping[str, int]
+
+
+class ModelOps(NamedTuple):
+    """Everything that a model's layers call, each distinct use of an op once; the matrices of all layers."""
+
+    ops: tuple[OpUse, ...]
+    matrices: tuple[Matrix, ...]
+    experts: tuple[ExpertMatrices, ...] = ()
+
+
+@runtime_checkable
+class DescribesOps(Protocol):
+    """A `NativeConfig` that describes what its layers call. One that does not is shown as unknown."""
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        """`dtype`: of the model. Of the configuration of one rank, what that rank calls."""
+
+
+def decoder_ops(config: DecoderConfig) -> ModelOps:
+    """Those of a pre-norm decoder with a gated MLP and SiLU (`srv.models.architectures.decoder`)."""
+    hidden = {"dim": config.hidden_size}
+    ops = [OpUse(NORM, hidden), OpUse(ADD_NORM, hidden)]
+    if config.qk_norm or (config.unit_rotated and any(config.rotated)):
+        ops.append(OpUse(NORM, {"dim": config.head_dim}))
+    ops += rotary(config)
+    mixtures = {index: moe for index in range(config.layers) if (moe := config.moe_of(index)) is not None}
+    if len(mixtures) < config.layers:
+        ops.append(OpUse(SILU, {"dim": config.intermediate_size}))
+    for moe in dict.fromkeys(mixtures.values()):
+        ops += mixture_ops(moe)
+    experts = tuple(
+        ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, config.hidden_size))
+        for index, moe in mixtures.items()
+    )
+    return ModelOps(tuple(ops), tuple(matrices(config)), experts)
+
+
+def mixture_ops(moe: MoEConfig) -> Iterator[OpUse]:
+    """Those of `srv.models.layers.moe` beside its matrices and experts."""
+    yield OpUse(ROUTE, {"experts": moe.experts, "top_k": moe.routing.top_k})
+    if moe.shared_intermediate:
+        yield OpUse(SILU, {"dim": moe.shared_intermediate})
+
+
+def expert_sizes(moe: MoEConfig, hidden: int) -> Mapping[str, int]:
+    top_k = moe.routing.top_k
+    return {"hidden": hidden, "intermediate": moe.intermediate, "experts": moe.experts, "top_k": top_k}
+
+
+def mixture_matrices(moe: MoEConfig, prefix: str, hidden: int) -> Iterator[Matrix]:
+    """Those of `srv.models.layers.moe`, in order, without the experts. `prefix`: of their names."""
+    yield Matrix((f"{prefix}.{moe.router}",), hidden, moe.experts, role=ROUTER, bias=moe.router_bias)
+    if moe.shared_intermediate:
+        shared = f"{prefix}.{moe.shared}"
+        yield from mlp_matrices(shared, hidden, moe.shared_intermediate)
+        if moe.shared_gate:
+            yield Matrix((f"{shared}_gate",), hidden, 1)
+
+
+def mlp_matrices(prefix: str, hidden: int, width: int, *, gated: bool = True) -> Iterator[Matrix]:
+    up = (f"{prefix}.gate_proj", f"{prefix}.up_proj") if gated else (f"{prefix}.up_proj",)
+    yield Matrix(up, hidden, len(up) * width)
+    yield Matrix((f"{prefix}.down_proj",), width, hidden)
+
+
+def layer_norm_ops(config: LayerNormConfig) -> ModelOps:
+    """Those of a decoder with LayerNorm (`srv.models.architectures.layer_norm_layers`)."""
+    decoder, gated = config.decoder, config.mlp == GATED_SILU
+    ops = [_torch(LAYER_NORM, decoder.hidden_size)]
+    if config.head_norms:
+        ops.append(_torch(LAYER_NORM, decoder.head_dim))
+    ops += rotary(decoder)
+    width = decoder.intermediate_size
+    ops.append(OpUse(SILU, {"dim": width}) if gated else _torch(config.mlp, width))
+    return ModelOps(tuple(ops), tuple(matrices(decoder, gated=gated)))
+
+
+def _torch(op: str, dim: int) -> OpUse:
+    return OpUse(op, {"dim": dim}, own="torch's operator", always_own=True)
+
+
+def rotary(config: DecoderConfig) -> list[OpUse]:
+    sizes = {"head_dim": config.head_dim, "rotary_dim": config.rope.rotary_dim}
+    return [OpUse(ROTARY, sizes)] if any(config.rotated) else []
+
+
+def matrices(config: DecoderConfig, *, gated: bool = True) -> Iterator[Matrix]:
+    """The matrices of `srv.models.architectures.layer_stack`, in order. `gated`: whether the MLP has a gate."""
+    hidden, heads = config.hidden_size, config.heads * config.head_dim
+    yield Matrix(("model.embed_tokens",), hidden, config.vocab_size, embedding=True)
+    for index in range(config.layers):
+        attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+        qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
+        yield Matrix(qkv, hidden, heads + 2 * config.kv_heads * config.head_dim)
+        yield Matrix((f"{attention}.o_proj",), heads, hidden)
+        moe = config.moe_of(index)
+        if moe is None:
+            yield from mlp_matrices(mlp, hidden, config.intermediate_size, gated=gated)
+        else:
+            yield from mixture_matrices(moe, mlp, hidden)
+    yield Matrix((OUTPUT,), hidden, config.vocab_size, tied=config.tied_embeddings)

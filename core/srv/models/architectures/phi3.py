@@ -1,0 +1,37 @@
+"""Phi-3 and Phi-4: Llama with fused projections, a partial rotary embedding, LongRoPE and a window in all layers.
+
+LongRoPE is served up to the context length of pre-training (`srv.models.layers.rope_config.usable_context`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.formats.stored_weights import StoredWeights
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    base, window = decoder_config(config, reads=("partial_rotary_factor",)), config.get("sliding_window")
+    return base if window is None else base._replace(windows=(int(window),) * base.layers)
+
+
+ARCHITECTURE = Architecture(
+    name="Phi3ForCausalLM",
+    make_config=make_config,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 32000,
+    },
+    weights=StoredWeights(fused="self_attn.qkv_proj", fused_mlp="mlp.gate_up_proj"),
+)

@@ -1,0 +1,45 @@
+"""Qwen3-MoE: Qwen3 with experts, and without a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.qwen2_moe import MOE_DEFAULTS, experts, sparse_layers
+from srv.models.formats.gguf_layout import EXPERT_FIELDS, GGUFLayout
+from srv.models.layers.moe_config import COUNT_FIELDS
+
+
+def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+    base, window = decoder_config(config, reads=COUNT_FIELDS), config["sliding_window"]
+    bias, windowed = bool(config["attention_bias"]), window is not None and config["use_sliding_window"]
+    return base._replace(
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        windows=(int(window) if windowed else None,) * base.layers,
+        moe=experts(config),
+        moe_layers=sparse_layers(config, base.layers),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="Qwen3MoeForCausalLM",
+    make_config=make_config,
+    defaults={
+        **MOE_DEFAULTS,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+    },
+    model_type="qwen3_moe",
+    gguf=GGUFLayout(
+        "qwen3moe",
+        layer_names={"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        fields={**EXPERT_FIELDS, "expert_feed_forward_length": "moe_intermediate_size"},
+        complete=lambda config: {**config, "norm_topk_prob": True},  # as llama.cpp assumes
+    ),
+)

@@ -1,0 +1,222 @@
+"""Qwen3-Next: the facts of a decoder most of whose layers keep a recurrent state instead of keys and values.
+
+Every fourth layer has attention, with a sigmoid gate on its result; the others have the gated delta rule. The
+feed-forward layers are mixtures of experts, or dense ones. Torch-free; `qwen3_next_layers` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.op_uses import (
+    ADD_NORM,
+    NORM,
+    OUTPUT,
+    SILU,
+    ExpertMatrices,
+    Matrix,
+    ModelOps,
+    OpUse,
+    expert_sizes,
+    mixture_matrices,
+    mixture_ops,
+    mlp_matrices,
+    rotary,
+)
+from srv.models.layers.delta_sizes import DeltaSizes
+from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.specs import AttentionLayer
+
+KINDS = ("linear_attention", "full_attention")
+
+
+class Qwen3NextConfig(NamedTuple):
+    """`decoder`: the sizes of layers with attention and of dense feed-forward layers. `attends`: whether each layer has
+    attention. `has_experts`: whether the feed-forward part of each layer is a mixture of experts, `moe`.
+    """
+
+    decoder: DecoderConfig
+    delta: DeltaSizes
+    moe: MoEConfig | None
+    attends: tuple[bool, ...]
+    has_experts: tuple[bool, ...]
+
+    def moe_of(self, index: int) -> MoEConfig | None:
+        """The mixture of experts of a layer; None if it has an MLP."""
+        return self.moe if self.has_experts[index] else None
+
+    @property
+    def parameters(self) -> int:
+        """Biases of attention, norms, routers, and what computes decays come on top of the matrices."""
+        sizes, delta = self.decoder, self.delta
+        hidden, attending = sizes.hidden_size, sum(self.attends)
+        qkv = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
+        attention = 2 * sizes.head_dim + qkv * sizes.qkv_bias + hidden * sizes.output_bias
+        recurrent = delta.channels * delta.width + 2 * delta.value_heads + delta.value_dim
+        routers = 0 if self.moe is None else sum(self.has_experts) * self.moe.other_params(hidden)
+        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
+        norms = (2 * sizes.layers + 1) * hidden
+        mixers = attending * attention + (sizes.layers - attending) * recurrent
+        return embeddings + self.projection_params + norms + mixers + routers
+
+    @property
+    def projection_params(self) -> int:
+        hidden, attending = self.decoder.hidden_size, sum(self.attends)
+        dense = 3 * hidden * self.decoder.intermediate_size
+        experts = 0 if self.moe is None else self.moe.projection_params(hidden)
+        mlps = sum(experts if each else dense for each in self.has_experts)
+        heads, pairs = self.decoder.heads * self.decoder.head_dim, self.decoder.kv_heads * self.decoder.head_dim
+        attention = hidden * (3 * heads + 2 * pairs)
+        delta = self.delta
+        recurrent = hidden * (delta.channels + 2 * delta.values + 2 * delta.value_heads)
+        return mlps + attending * attention + (self.decoder.layers - attending) * recurrent
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        """Recurrent states are on one rank."""
+        return None
+
+    def of_rank(self, ranks: int) -> Qwen3NextConfig:
+        return self
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        """Norms are computed in float32, and those with an addition are not fused in other dtypes."""
+        sizes, delta, wide = self.decoder, self.delta, "float32"
+        hidden = {"dim": sizes.hidden_size}
+        ops = [OpUse(NORM, hidden, wide, own="torch's operator")]
+        if dtype == wide:
+            ops.append(OpUse(ADD_NORM, hidden, wide))
+        if any(self.attends):
+            ops += [OpUse(NORM, {"dim": sizes.head_dim}, wide, own="torch's operator"), *rotary(sizes)]
+        if not all(self.attends):
+            heads = {"key_heads": delta.key_heads, "value_heads": delta.value_heads}
+            dims = {"key_dim": delta.key_dim, "value_dim": delta.value_dim}
+            ops.append(OpUse("causal_conv1d", {"channels": delta.channels, "width": delta.width}))
+            ops.append(OpUse("gated_delta_rule", {**heads, **dims}))
+            ops.append(OpUse(NORM, {"dim": delta.value_dim}))
+        if not all(self.has_experts):
+            ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
+        if self.moe is None:
+            return ModelOps(tuple(ops), tuple(self._matrices()))
+        experts = tuple(
+            ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(self.moe, sizes.hidden_size))
+            for index, has_experts in enumerate(self.has_experts)
+            if has_experts
+        )
+        return ModelOps((*ops, *mixture_ops(self.moe)), tuple(self._matrices()), experts)
+
+    def _matrices(self) -> Iterator[Matrix]:
+        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
+        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
+        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
+        for index, attends in enumerate(self.attends):
+            prefix = f"model.layers.{index}"
+            if attends:
+                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
+                heads = sizes.heads * sizes.head_dim
+                yield Matrix(qkv, hidden, 2 * heads + 2 * sizes.kv_heads * sizes.head_dim)
+                yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
+            else:
+                names = tuple(f"{prefix}.linear_attn.in_proj_{name}" for name in ("qkvz", "ba"))
+                yield Matrix(names, hidden, delta.channels + delta.values + 2 * delta.value_heads)
+                yield Matrix((f"{prefix}.linear_attn.out_proj",), delta.values, hidden)
+            moe = self.moe_of(index)
+            if moe is None:
+                yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
+            else:
+                yield from mixture_matrices(moe, f"{prefix}.mlp", hidden)
+        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+
+
+def make_config(config: Mapping[str, Any]) -> Qwen3NextConfig:
+    base = decoder_config(config, reads=("num_experts", "partial_rotary_factor"))
+    bias = bool(config["attention_bias"])
+    delta = DeltaSizes(
+        int(config["linear_num_key_heads"]),
+        int(config["linear_num_value_heads"]),
+        int(config["linear_key_head_dim"]),
+        int(config["linear_value_head_dim"]),
+        int(config["linear_conv_kernel_dim"]),
+    )
+    if delta.value_heads % delta.key_heads:
+        reason = f"{delta.value_heads} value heads are not a multiple of {delta.key_heads} key heads"
+        raise UnsupportedConfig(f"{reason} (linear_num_value_heads, linear_num_key_heads)")
+    attends = _attends(config, base.layers)
+    if not any(attends):
+        raise UnsupportedConfig("layer_types has no layer of full_attention")
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
+    inner, shared = int(config["moe_intermediate_size"]), int(config["shared_expert_intermediate_size"])
+    moe = MoEConfig(int(config["num_experts"]), inner, routing, shared, shared_gate=True)
+    has_experts = _has_experts(config, base.layers, moe)
+    decoder = base._replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return Qwen3NextConfig(decoder, delta, moe if any(has_experts) else None, attends, has_experts)
+
+
+def _attends(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    types = config.get("layer_types")
+    if types is None:
+        interval = int(config["full_attention_interval"])
+        types = [KINDS[(layer + 1) % interval == 0] for layer in range(layers)]
+    unknown = sorted(set(types) - set(KINDS))
+    if unknown:
+        raise UnsupportedConfig(f"layer_types contains the unknown {', '.join(map(repr, unknown))}")
+    if len(types) != layers:
+        raise UnsupportedConfig(f"layer_types has {len(types)} entries for {layers} layers")
+    return tuple(each == "full_attention" for each in types)
+
+
+def _has_experts(config: Mapping[str, Any], layers: int, sparse: MoEConfig) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`-th layer has experts, but those of `mlp_only_layers` do not."""
+    dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
+    found = tuple(i not in dense and sparse.experts > 0 and (i + 1) % step == 0 for i in range(layers))
+    if any(found) and not 0 < sparse.routing.top_k <= sparse.experts:
+        raise UnsupportedConfig(
+            f"num_experts_per_tok = {sparse.routing.top_k} of {sparse.experts} experts is not possible"
+        )
+    if any(found) and sparse.shared_intermediate <= 0:
+        raise UnsupportedConfig(f"shared_expert_intermediate_size = {sparse.shared_intermediate} is not a size")
+    return found
+
+
+ARCHITECTURE = Architecture(
+    name="Qwen3NextForCausalLM",
+    make_config=make_config,
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+    },
+    layers="srv.models.architectures.qwen3_next_layers:Qwen3Next",
+    model_type="qwen3_next",
+)

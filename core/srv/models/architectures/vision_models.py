@@ -1,0 +1,33 @@
+"""The vision models whose language model is served alone, as data. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+VISION_CLASSES = (
+    "Gemma3ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+)
+# Language models that exist only within vision models, by the model that computes the same for text. Their rotary
+# embeddings have three positions per token, which are equal where there are no images.
+SAME_FOR_TEXT: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2_vl": "qwen2",
+        "qwen2_vl_text": "qwen2",
+        "qwen2_5_vl": "qwen2",
+        "qwen2_5_vl_text": "qwen2",
+        "qwen3_vl_text": "qwen3",
+        "gemma3": "gemma3_text",
+    }
+)
+# The beginnings of the names of weights in vision models, and what they are in the language model.
+TEXT_PREFIXES = (
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+)

@@ -1,0 +1,57 @@
+"""XGLM: layers in sequence, and sinusoidal positions that are added to the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import refuse_unless
+
+NAMES = {
+    "hidden": ("hidden_size", "d_model"),
+    "layers": ("num_hidden_layers", "num_layers"),
+    "heads": ("num_attention_heads", "attention_heads"),
+    "context": ("max_position_embeddings",),
+}
+FIRST_POSITION = 2  # of a sequence
+
+
+def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+    refuse_unless(config, {"add_cross_attention": (False,)})
+    decoder = sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
+    scale = decoder.hidden_size**0.5 if config["scale_embedding"] else 1.0
+    return LayerNormConfig(
+        decoder=decoder._replace(qkv_bias=True, output_bias=True, mlp_bias=True, embedding_multiplier=scale),
+        mlp=activation(config, "activation_function"),
+        sinusoidal=FIRST_POSITION,
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="XGLMForCausalLM",
+    make_config=make_config,
+    defaults={
+        "activation_function": "gelu",
+        "ffn_dim": 4096,
+        "max_position_embeddings": 2048,
+        "scale_embedding": True,
+        "tie_word_embeddings": True,
+        "vocab_size": 256008,
+    },
+    layers=LAYERS,
+    weights=StoredWeights(
+        prefix="model.",
+        names={
+            "embed_tokens": "model.embed_tokens",
+            "layer_norm": "model.norm",
+            "layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
+            "layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
+            "layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
+            "layers.*.fc1": "model.layers.*.mlp.up_proj",
+            "layers.*.fc2": "model.layers.*.mlp.down_proj",
+        },
+    ),
+)

@@ -1,0 +1,203 @@
+"""How a model would be built: native layers or transformers, the method of its weights, and their format. Torch-free.
+
+`srv.models.build` builds what is chosen here, and `srv plan` asks the same before there is a device. Must not know
+platforms nor layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from srv.errors import ModelError
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.expert_layers import mixture_of
+from srv.models.architectures.registry import find, native_config, native_names
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.remote_code import check_layer_code, may_run
+from srv.quantization import registry as quantization_methods
+from srv.quantization.method import QuantMethod
+from srv.specs import ModelFacts
+
+# The ends of the names of classes whose head the wrapped class of transformers, which generates text, would leave out.
+HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+REWARD = "RewardModel"
+FROM_LOADERS = "loaders"  # the format of weights that loaders of other distributions give
+
+
+class LayerChoice(NamedTuple):
+    """What a model is built of.
+
+    `config`: of the native layers; None for the class of transformers, and `fallback` then says why. `method`: how the
+    layers hold their weights; None for unquantized ones. `load_format`: "safetensors", "gguf", "dummy" or FROM_LOADERS.
+    """
+
+    config: NativeConfig | None
+    method: QuantMethod | None
+    load_format: str
+    fallback: str = ""
+
+
+def choose_layers(
+    facts: ModelFacts,
+    *,
+    model_impl: str = "auto",
+    load_format: str = "auto",
+    dequantize: bool = True,
+    quantization: str | None = None,
+    online_quantization: str | None = None,
+    ranks: int = 1,
+    loaders: Sequence[str] = (),
+) -> LayerChoice:
+    """Choose what to build a model of; the arguments are those of `srv.models.build.build`.
+
+    Raises ModelError: no_weights, wrong_format, unsupported_architecture, remote_code, unsupported_quantization,
+    unsupported_config or unsupported_sharding.
+    """
+    resolved_format = _load_format(facts, load_format, loaders)
+    dequantize = dequantize or resolved_format == "dummy"
+    method = _method(facts, quantization, online_quantization, dequantize=dequantize)
+    config, fallback = _native_config(facts, model_impl)
+    if resolved_format == FROM_LOADERS:
+        _check_loaders(facts, method, config, fallback)
+    if config is None:
+        _check_generates(facts, fallback)
+        if may_run(facts):
+            check_layer_code(facts)
+    if ranks > 1 and (config is None or (method is not None and method.sharding is not None)):
+        obstacle = (method and method.sharding) or "only native layers without int8 weights can"
+        reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
+        raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
+    if config is None and method is not None and not method.dequantizable:
+        done = "would be quantized" if method.online else "are quantized"
+        when = " at load" if method.online else ""
+        reason = f"its weights {done} with {method.name}{when}, which only native layers support"
+        argument = "--torchao-config" if online_quantization else "--quantization"
+        remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
+        if model_impl == "transformers" and facts.architecture in native_names():
+            remedy = "Leave --model-impl at auto"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    own = own_order(facts)
+    if method is not None and method.fused_experts and own is not None:
+        own = own if own._replace(fused_experts="").in_own_order else None
+    if config is not None and method is not None and not method.online and own is not None:
+        reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
+        remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    moe = mixture_of(config)
+    refused = method.experts(moe.expert_bias) if moe is not None and method is not None and method.experts else None
+    if refused is not None and method is not None:
+        reason, remedy = f"its experts cannot be quantized with {method.name}: {refused[0]}", refused[1]
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    return LayerChoice(config, method, resolved_format, fallback)
+
+
+def _check_generates(facts: ModelFacts, fallback: str) -> None:
+    """Refuse a model that would run through transformers, and does not generate text. `fallback`: why it would."""
+    name, native = facts.architecture, native_names()
+    if facts.generates and not name.endswith((*HEADS, REWARD)):
+        return
+    reason = f"it generates no text, and only native layers compute what it does: {fallback}"
+    heads = ", ".join(each for each in native if each.endswith(HEADS))
+    remedy = f"Serve a model of one of the classes that have native heads: {heads}"
+    if name in native:
+        remedy = "Leave --model-impl at auto" if not facts.generates else "Use another checkpoint of the model"
+    raise ModelError("unsupported_architecture", f"{name} ({facts.path})", reason, remedy)
+
+
+def own_order(facts: ModelFacts) -> StoredWeights | None:
+    """How safetensors files of the architecture fuse weights, or order their rows otherwise than the layers."""
+    if facts.format == "gguf":
+        return None
+    architecture = find(facts.architecture)
+    weights = None if architecture is None else architecture.weights
+    return weights if weights is not None and weights.in_own_order else None
+
+
+def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, dequantize: bool) -> QuantMethod | None:
+    """The method by which the layers hold their weights; None for unquantized layers.
+
+    Raises ModelError if `srv` has no such method, or if weights that are quantized already would be quantized again.
+    """
+    method = quantization_methods.method_of(facts)
+    stored = facts.quantization or quantization or (None if method is None else method.name)
+    if online and (stored is not None or facts.stored_types.get("int8")):
+        reason = f"its weights are quantized already ({stored or 'int8'}), but {online} needs unquantized ones"
+        remedy = "Leave out --torchao-config, or use the checkpoint in full precision"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    floats = sorted(dtype for dtype in facts.stored_types if dtype.startswith("float8") or dtype.startswith("F8_"))
+    if stored is None and floats:
+        reason = f"some of its weights are stored as {floats[0]}, but config.json names no quantization method"
+        remedy = "Name it with --quantization, or use the checkpoint in full precision"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    named = quantization_methods.find(quantization or stored)
+    unfit = named.accepts(facts) if named is not None and named.at_load is not None and named.accepts else None
+    if facts.quantization is None and named is not None and unfit is not None:
+        reason = f"{unfit}, which {named.name} does not quantize"
+        raise ModelError("unsupported_quantization", facts.path, reason, "Leave out --quantization")
+    readable = stored is None or _is_readable(facts, named)
+    detail = None if readable else _unsupported_form(facts)
+    if not readable and (named is None or detail is not None or facts.quantization is not None):
+        reason = f"its weights are quantized with {quantization or stored}, which srv does not load yet"
+        reason += f" in this form: {detail}" if detail else ""
+        methods = " or ".join(quantization_methods.detectable_names())
+        remedy = f"Use the checkpoint in full precision, a GGUF, or one of {methods}"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    return quantization_methods.chosen(facts, quantization, online, dequantize=dequantize)
+
+
+def _is_readable(facts: ModelFacts, method: QuantMethod | None) -> bool:
+    """Whether a method need not be asked for the form in which a checkpoint is stored, or recognises it."""
+    if method is None or facts.format == "gguf":
+        return method is not None
+    answer = method.detect(Path(facts.path), facts.config)
+    return answer is True or (method.accepts is not None and not isinstance(answer, str))
+
+
+def _unsupported_form(facts: ModelFacts) -> str | None:
+    return quantization_methods.unsupported_form(Path(facts.path), facts.config)
+
+
+def _check_loaders(facts: ModelFacts, method: QuantMethod | None, config: NativeConfig | None, fallback: str) -> None:
+    """Refuse a model whose weights no loader of another distribution can give."""
+    reason = None
+    if facts.format == "gguf":
+        reason = "its file holds quantized blocks"
+    elif method is not None and not method.online:
+        reason = f"its weights are quantized with {method.name}"
+    elif config is None:
+        reason = f"layers of transformers read their weights in another way: {fallback}"
+    if reason is not None:
+        reason += ", and weight loaders give unquantized tensors of native layers (custom_weight_loader)"
+        raise ModelError("loader_unfit", facts.path, reason, "Leave out --custom-weight-loader")
+
+
+def _load_format(facts: ModelFacts, requested: str, loaders: Sequence[str]) -> str:
+    if requested == "dummy":
+        return requested
+    if loaders:
+        return FROM_LOADERS
+    if facts.format == "config":
+        remedy = "Download the weights, or use --load-format dummy for random ones"
+        raise ModelError("no_weights", facts.path, "the folder has a configuration but no weights", remedy)
+    if requested not in ("auto", facts.format):
+        remedy = f"Leave out --load-format, or set it to {facts.format}"
+        raise ModelError("wrong_format", facts.path, f"it is {facts.format}, not {requested} as requested", remedy)
+    return facts.format
+
+
+def _native_config(facts: ModelFacts, requested: str) -> tuple[NativeConfig | None, str]:
+    """The native configuration; or None, and why transformers is used instead."""
+    if requested == "transformers":
+        return None, "model_impl is transformers"
+    try:
+        return native_config(facts.architecture, facts.config), ""
+    except UnsupportedConfig as error:
+        if requested == "srv":
+            raise ModelError("unsupported_config", facts.path, str(error), "Leave --model-impl at auto") from error
+        return None, str(error)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its configuration lacks a field or has an invalid value ({error!r})"
+        raise ModelError("unsupported_config", facts.path, reason, "Compare config.json with the original") from error

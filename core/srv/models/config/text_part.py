@@ -1,0 +1,91 @@
+"""The language model in a folder of a vision model: its configuration, and the names of its weights. Torch-free.
+
+Owns how checkpoints of vision models name the weights of their language model, which is served alone. Images are not
+served, so that weights of the vision part are skipped. `srv.models.architectures.vision_models` lists the models.
+
+    LlavaForConditionalGeneration              LlamaForCausalLM
+    ├─ vision_tower, multi_modal_projector     (skipped)
+    ├─ language_model.model.layers.0…    ──►   model.layers.0…
+    └─ language_model.lm_head                  lm_head
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from srv.models.architectures.registry import name_of_type
+from srv.models.architectures.vision_models import SAME_FOR_TEXT, TEXT_PREFIXES, VISION_CLASSES
+from srv.models.sizes.fields import known_defaults
+from srv.models.sizes.registry import FAMILIES
+
+_THREE_AXES = ("mrope_section", "mrope_interleaved")
+_VISION = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_model|vision_embed_tokens|multi_modal_projector|image_newline)(\.|$)"
+)
+# What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+def vision_class(config: Mapping[str, Any]) -> str | None:
+    """The class of a vision model whose language model can be served alone; None for other models."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    return name if isinstance(name, str) and name in VISION_CLASSES else None
+
+
+def text_weight_name(stored: str) -> str | None:
+    """The name that a tensor of a vision model has in its language model; None for the vision part."""
+    if _VISION.match(stored):
+        return None
+    for prefix, own in TEXT_PREFIXES:
+        if stored.startswith(prefix):
+            return own + stored.removeprefix(prefix)
+    return stored
+
+
+def text_config(config: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
+    """The configuration of the language model alone, from that of the vision model.
+
+    It is nested as `text_config`, or at the top in older checkpoints. `stored`: the names of the weights; () if there
+    are none. A stored output layer is used, whatever the fields say: their defaults differ between releases.
+    """
+    nested = config.get("text_config")
+    own = dict(nested) if isinstance(nested, Mapping) else {k: v for k, v in config.items() if k != "vision_config"}
+    kind = own.get("model_type") or config.get("model_type")
+    kind = SAME_FOR_TEXT.get(str(kind), kind)
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype", "quantization_config"):
+        if own.get(name) is None and config.get(name) is not None:
+            own[name] = config[name]
+    tied = config.get("tie_word_embeddings", own.get("tie_word_embeddings"))
+    if any(text_weight_name(name) == "lm_head.weight" for name in stored):
+        tied = False
+    elif tied is None:
+        own.pop("tie_word_embeddings", None)
+    if tied is not None:
+        own["tie_word_embeddings"] = tied
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(own.get(name), Mapping):
+            own[name] = _one_axis(own[name])
+    own["architectures"] = _classes(kind, own.get("architectures"))
+    defaults = known_defaults().get(str(kind), {}).get("defaults", {})
+    return {**{name: defaults[name] for name in _SIZES if name in defaults}, **own, "model_type": kind}
+
+
+def _classes(kind: Any, stated: Any) -> list[Any]:
+    """The class of a language model: that of native layers, else the stated one, else one whose sizes are known."""
+    native = name_of_type(kind)
+    if native is not None:
+        return [native]
+    if isinstance(stated, list) and stated:
+        return stated
+    return [next((name for name, family in FAMILIES.items() if family.model_type == kind), kind)]
+
+
+def _one_axis(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE parameters without what concerns the axes of images."""
+    kept = {name: value for name, value in parameters.items() if name not in _THREE_AXES}
+    return {
+        name: "default" if name in ("type", "rope_type") and value == "mrope" else value for name, value in kept.items()
+    }

@@ -1,0 +1,111 @@
+"""The gated delta rule: a layer with a recurrent state of a fixed size in the place of keys and values.
+
+    x ─ in_proj ─┬─ q, k, v ─ convolution over time ─ delta rule ─ norm ─(·)─ out_proj
+                 ├─ b, a ─ rate and decay ──────────────┘                 │
+                 └─ z ─ silu ─────────────────────────────────────────────┘
+
+(Yang et al. 2024, arXiv:2412.06464.) Owns weights and the names that checkpoints give to them. Must not know requests:
+`context.states` has the states of the step's rows, and the layer writes the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from srv.models.layers.delta_sizes import DeltaSizes
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
+from srv.models.layers.norm import RMSNorm
+from srv.models.layers.states import StatesOf
+from srv.platform.interface import OpArgs
+
+CONV, STATE = "conv", "state"  # the names of the states
+
+
+class GatedDeltaNet(nn.Module):
+    """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[HV, K, V]`` of each row."""
+
+    def __init__(
+        self, factory: LayerFactory, prefix: str, hidden: int, sizes: DeltaSizes, norm_eps: float, index: int
+    ) -> None:
+        super().__init__()
+        context = factory.context
+        self.prefix, self.sizes, self.place = prefix, sizes, context.state_place(index)
+        self._parts = (sizes.keys, sizes.keys, sizes.values)
+        self._inputs = (sizes.channels + sizes.values, 2 * sizes.value_heads)
+        names = (f"{prefix}.in_proj_qkvz", f"{prefix}.in_proj_ba")
+        self.in_proj = factory.linear(dict(zip(names, self._inputs, strict=True)), hidden, False)
+        self.out_proj = factory.linear({f"{prefix}.out_proj": hidden}, sizes.values, False)
+        self.conv_weight = context.empty(sizes.channels, sizes.width)
+        self.dt_bias, self.a_log = context.empty(sizes.value_heads), context.empty(sizes.value_heads)
+        self.decay_rate: Tensor
+        rate = torch.empty(sizes.value_heads, dtype=torch.float32, device=context.device)
+        self.register_buffer("decay_rate", rate, persistent=False)
+        self.norm = RMSNorm(context, sizes.value_dim, norm_eps, with_residual=False)
+        self._conv = self._bind(factory, "causal_conv1d", {"channels": sizes.channels, "width": sizes.width})
+        dims = {"key_dim": sizes.key_dim, "value_dim": sizes.value_dim}
+        heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
+        self._rule = self._bind(factory, "gated_delta_rule", {**heads, **dims})
+
+    @staticmethod
+    def _bind(factory: LayerFactory, op: str, sizes: Mapping[str, int]) -> Callable[..., tuple[Tensor, Tensor]]:
+        bound: Callable[..., Any] = factory.context.ops.bind(op, OpArgs(factory.context.dtype, sizes))
+        return bound
+
+    def forward(self, x: Tensor, states_of: StatesOf) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; the states of the rows advance by their tokens."""
+        sizes, states = self.sizes, states_of(*self.place)
+        qkvz, ba = self.in_proj.kernel(x).split_with_sizes(self._inputs, -1)
+        mixed, z = self._split_heads(qkvz)
+        each = sizes.value_heads // sizes.key_heads
+        b, a = (part.reshape(-1, sizes.value_heads) for part in ba.reshape(-1, sizes.key_heads, 2 * each).chunk(2, -1))
+        conv, state = states.tensors[CONV], states.tensors[STATE]
+        mixed, new_conv = self._conv(mixed, self.conv_weight, None, conv, states.slots, states.lens)
+        conv.index_copy_(0, states.slots, new_conv.to(conv.dtype))
+        q, k, v = mixed.split_with_sizes(self._parts, -1)
+        decay = self.decay_rate * F.softplus(a.float() + self.dt_bias)
+        out, new_state = self._rule(
+            q.reshape(-1, sizes.key_heads, sizes.key_dim),
+            k.reshape(-1, sizes.key_heads, sizes.key_dim),
+            v.reshape(-1, sizes.value_heads, sizes.value_dim),
+            decay,
+            b.sigmoid().float(),
+            state,
+            states.slots,
+            states.lens,
+        )
+        state.index_copy_(0, states.slots, new_state.to(state.dtype))
+        normed = self.norm.forward(out.reshape(-1, sizes.value_dim).to(x.dtype))
+        gated = (normed * F.silu(z.reshape(-1, sizes.value_dim).float())).to(x.dtype)
+        return self.out_proj.kernel(gated.reshape(len(x), -1))
+
+    def _split_heads(self, qkvz: Tensor) -> tuple[Tensor, Tensor]:
+        """(queries, keys and values [T, C], gates z [T, HV · V]); in the checkpoint, each key head has its own part."""
+        sizes, tokens = self.sizes, len(qkvz)
+        values = sizes.value_heads // sizes.key_heads * sizes.value_dim
+        parts = qkvz.reshape(tokens, sizes.key_heads, -1)
+        q, k, v, z = parts.split_with_sizes((sizes.key_dim, sizes.key_dim, values, values), -1)
+        return torch.cat([part.reshape(tokens, -1) for part in (q, k, v)], -1), z.reshape(tokens, -1)
+
+    def prepare_loaded(self) -> None:
+        """Compute the rates of decay. Call it once after loading."""
+        torch.neg(self.a_log.float().exp(), out=self.decay_rate)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The layers with weight matrices."""
+        return self.in_proj, self.out_proj
+
+    def weight_views(self) -> dict[str, Tensor]:
+        """Those of weights outside `projections`."""
+        return {
+            f"{self.prefix}.conv1d.weight": self.conv_weight.unsqueeze(1),
+            f"{self.prefix}.dt_bias": self.dt_bias,
+            f"{self.prefix}.A_log": self.a_log,
+            **self.norm.weight_views(f"{self.prefix}.norm"),
+        }

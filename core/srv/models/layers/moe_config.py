@@ -1,0 +1,71 @@
+"""The sizes and the routing of a mixture of experts, as data. Torch-free: `srv plan` reads them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top_k"]
+ROUTER = "router"  # the value of `OpLayer.role` for the layer whose results choose experts
+COUNT_FIELDS = ("num_experts", "num_local_experts")  # the names that configurations have for the number of experts
+
+
+class Routing(NamedTuple):
+    """How a token's experts are chosen and weighted: the arguments of the op `route_experts`.
+
+    `bias`: whether a learned bias is added to the scores for the choice.
+    """
+
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+    bias: bool = False
+
+
+class MoEConfig(NamedTuple):
+    """The mixture of experts of a layer.
+
+    `experts`: their number. `intermediate`: the size of each. `shared_intermediate`: that of the shared expert, 0 if
+    there is none; `shared_gate`: its result is multiplied by a sigmoid. `router` and `shared`: the names of these
+    layers within the MLP in checkpoints. `expert_bias`: whether the projections of the experts have biases;
+    `router_bias`: whether the router has one. `scales_inputs`: the weight of an expert multiplies its inputs, not its
+    result (Llama 4).
+    """
+
+    experts: int
+    intermediate: int
+    routing: Routing
+    shared_intermediate: int = 0
+    shared_gate: bool = False
+    activation: ExpertActivation = "silu"
+    router: str = "gate"
+    shared: str = "shared_expert"
+    expert_bias: bool = False
+    router_bias: bool = False
+    scales_inputs: bool = False
+
+    def projection_params(self, hidden: int) -> int:
+        """The number of weights of the experts' projections, without biases."""
+        return 3 * hidden * (self.experts * self.intermediate + self.shared_intermediate)
+
+    def other_params(self, hidden: int) -> int:
+        """The number of parameters of the router, the gate of the shared expert, and biases."""
+        router = self.experts * (hidden + self.router_bias + self.routing.bias)
+        biases = self.experts * (2 * self.intermediate + hidden) * self.expert_bias
+        return router + biases + hidden * (self.shared_gate and self.shared_intermediate > 0)
+
+    def of_rank(self, ranks: int) -> MoEConfig:
+        """The part of one of `ranks` ranks: the router and the choice of experts are on every rank."""
+        return self._replace(
+            intermediate=self.intermediate // ranks, shared_intermediate=self.shared_intermediate // ranks
+        )
+
+
+def expert_names(prefix: str, experts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the projections of all experts of a layer: gate_proj and up_proj; down_proj."""
+    each = [f"{prefix}.{expert}" for expert in range(experts)]
+    gate_up = tuple(f"{name}.{part}" for name in each for part in ("gate_proj", "up_proj"))
+    return gate_up, tuple(f"{name}.down_proj" for name in each)

@@ -1,0 +1,31 @@
+"""The process that `srv.models.examined` asks: reads ModelFacts from standard input, writes an Examined."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from srv.errors import ModelError
+from srv.models.examined import Examined, Refused
+from srv.specs import ModelFacts
+
+
+def main() -> int:
+    facts = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelFacts)
+    try:
+        from srv.models.transformers.hf_model import check_without_weights
+    except ImportError as error:
+        answer = Examined(unknown=f"torch and transformers cannot be imported ({error})")
+    else:
+        try:
+            _, layers = check_without_weights(facts)
+            answer = Examined(layers=layers, unknown="" if layers else "its attention only shows with its weights")
+        except ModelError as error:
+            answer = Examined(refused=Refused(error.code, error.what, error.reason, error.remedy))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

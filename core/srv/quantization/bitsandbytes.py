@@ -1,0 +1,162 @@
+"""Checkpoints of bitsandbytes: NF4, FP4 and int8 weights, how they are recognised, and their sizes. Torch-free.
+
+Owns the configuration, and which layers are quantized. Codes of 4 bits are repacked at load into blocks of 64 with a
+float32 and a table (`srv.models.formats.gguf_types.OTHER_BLOCKS`), so that platforms multiply by them as by the blocks
+of GGUF files; int8 weights are those of `linear_int8` (docs/adr/0072-blocks-with-tables.md). Must not know layers.
+
+    4 bits   weight uint8 [N K / 2, 1], weight.absmax, weight.quant_map [16], weight.quant_state.bitsandbytes__nf4
+             nested scales also: weight.nested_absmax, weight.nested_quant_map [256]; absmax is uint8 then
+    int8     weight int8 [N, K], SCB float32 [N], weight_format
+
+(Format: the source code of bitsandbytes and transformers)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srv.errors import ModelError
+from srv.models.formats.gguf_types import TYPES_BY_NAME
+from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
+NAME = "bitsandbytes"
+TYPES: Mapping[str, str] = {"nf4": "NF4", "fp4": "FP4"}  # the type of blocks that layers hold
+STATE = "quant_state.bitsandbytes__"
+INT8_SCALE, INT8_FORMAT = "SCB", "weight_format"
+BLOCK = TYPES_BY_NAME["NF4"].elements
+REMEDY = "Use another checkpoint of the model, or a GGUF file"
+_SKIPPED = "llm_int8_skip_modules"
+_STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32")
+# Bytes of 64 weights where a platform repeats the scale for each 32 of them.
+_WIDENED = 40
+
+
+def quant_type(stated: Mapping[str, Any]) -> str:
+    """ "nf4", "fp4" or "int8". Configurations of 8 bits state the fields of 4 bits as well."""
+    if stated.get("load_in_8bit"):
+        return "int8"
+    return str(stated.get("bnb_4bit_quant_type", "fp4")).lower() if stated.get("load_in_4bit") else ""
+
+
+def stated_type(config: Mapping[str, Any]) -> str:
+    stated = config.get("quantization_config")
+    return quant_type(stated) if isinstance(stated, Mapping) else ""
+
+
+def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or str(stated.get("quant_method", NAME)).lower() != NAME:
+        return False
+    kind = quant_type(stated)
+    if not kind:
+        return "it states neither load_in_4bit nor load_in_8bit" if "quant_method" in stated else False
+    if kind not in (*TYPES, "int8"):
+        return f"its weights of 4 bits are of type {kind}, not {' or '.join(TYPES)}"
+    storage = str(stated.get("bnb_4bit_quant_storage") or "uint8")
+    if kind != "int8" and storage not in _STORAGES:
+        return f"its weights of 4 bits are stored as {storage}"
+    try:
+        stated_names(stated, _SKIPPED)
+    except ValueError as error:
+        return f"its {error}"
+    return True
+
+
+def layer_type(model: StoredModel, name: str) -> str:
+    """The type of blocks of a layer, "int8", or "" if it is not quantized.
+
+    Its tensors say so; without weights, the configuration does.
+    """
+    if model.types:
+        if f"{name}.{INT8_SCALE}" in model.types:
+            return "int8"
+        return next((kind for each, kind in TYPES.items() if f"{name}.weight.{STATE}{each}" in model.types), "")
+    stated = model.facts.config.get("quantization_config") or {}
+    excluded = stated_names(stated, _SKIPPED) or ("lm_head",)
+    if any(names_layer(each, name) for each in excluded) or ".experts." in name:
+        return ""
+    kind = quant_type(stated)
+    return TYPES.get(kind, kind)
+
+
+def shared_type(model: StoredModel, names: Sequence[str], inputs: int) -> str:
+    """`layer_type` of layers that share one input.
+
+    Raises ModelError unsupported_quantization if they differ, or for inputs that are not whole blocks.
+    """
+    types = {name: layer_type(model, name) for name in names}
+    first = types[names[0]]
+    reason = None
+    if len(set(types.values())) > 1:
+        other = next(name for name, kind in types.items() if kind != first)
+        stored = [types[each] or "not quantized" for each in (names[0], other)]
+        reason = f"of layers that share one input, {names[0]} is {stored[0]} and {other} is {stored[1]}"
+    elif first in TYPES.values() and inputs % BLOCK:
+        reason = f"the {inputs} inputs of {names[0]} are not whole blocks of {BLOCK}"
+    elif first == "int8" and ".experts." in names[0]:
+        reason = f"the experts {names[0].partition('.experts.')[0]}.experts are int8, without quantized activations"
+    if reason is not None:
+        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+    return first
+
+
+def four_bit_weights(tensors: Mapping[str, StoredTensor]) -> int:
+    """The number of weights of 4 bits among stored tensors: all bytes of them hold two."""
+    names = (name.partition(f".{STATE}")[0] for name in tensors if f".{STATE}" in name)
+    return sum(2 * tensors[name].size for name in names if name in tensors)
+
+
+def _counts(model: ModelFacts, projection_params: int) -> tuple[int, int, int]:
+    """The number of weights of 4 bits, of int8 weights, and of the scales of these."""
+    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
+    if checkpoint is None:
+        return (0, projection_params, 0) if stated_type(model.config) == "int8" else (projection_params, 0, 0)
+    int8 = [name.removesuffix(INT8_SCALE) for name in checkpoint.tensors if name.endswith(f".{INT8_SCALE}")]
+    tensors = checkpoint.tensors
+    weights = sum(prod(tensors[f"{each}weight"].shape) for each in int8 if f"{each}weight" in tensors)
+    scales = sum(prod(tensors[f"{each}{INT8_SCALE}"].shape) for each in int8)
+    return four_bit_weights(tensors), weights, scales
+
+
+def _bytes(model: ModelFacts, item_size: int, projection_params: int, per_block: int) -> int:
+    four, eight, scales = _counts(model, projection_params)
+    others = (model.counted_parameters() - four - eight) * item_size
+    return four // BLOCK * per_block + eight + 4 * scales + others
+
+
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    return _bytes(model, item_size, projection_params, _WIDENED)
+
+
+def loaded_bytes(model: ModelFacts, item_size: int) -> int:
+    return _bytes(model, item_size, 0, TYPES_BY_NAME["NF4"].size)
+
+
+def layer_ops(model: StoredModel) -> LayerOps:
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        kind = "" if rows else shared_type(model, names, inputs)
+        return "linear_int8" if kind == "int8" else "linear_gguf" if kind else ""
+
+    return op
+
+
+METHOD = QuantMethod(
+    name=NAME,
+    layers="srv.quantization.bitsandbytes_layers:BitsAndBytesLayerFactory",
+    storage="srv.quantization.bitsandbytes_layers:BitsAndBytesStorageFormat",
+    ops=("linear_gguf", "linear_int8"),
+    detect=detect,
+    weight_bytes=weight_bytes,
+    loaded_bytes=loaded_bytes,
+    sharding="weights of bitsandbytes cannot be sharded yet",
+    layer_ops=layer_ops,
+    packed=True,
+)

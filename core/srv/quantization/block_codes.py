@@ -1,0 +1,27 @@
+"""Codes of 4 bits in the order of GGUF's blocks: the low halves of 16 bytes are 16 weights, high halves the next 16.
+
+Must not know checkpoints, nor what codes mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+RUN = 32  # weights in 16 bytes
+
+
+def codes_of(stored: Tensor, *, high_first: bool = False) -> Tensor:
+    """The codes of bytes that hold two neighbouring weights each: uint8 [..., n] -> [..., 2 n].
+
+    `high_first`: the first weight is in the high half.
+    """
+    low, high = stored & 15, stored >> 4
+    pair = (high, low) if high_first else (low, high)
+    return torch.stack(pair, -1).flatten(-2)
+
+
+def in_blocks(codes: Tensor) -> Tensor:
+    """uint8 [..., K] -> [..., K / 32, 16], in GGUF's order. K must be whole runs."""
+    runs = codes.view(*codes.shape[:-1], -1, 2, RUN // 2)
+    return runs[..., 0, :] | (runs[..., 1, :] << 4)

@@ -1,0 +1,176 @@
+"""Checkpoints with FP8 weights (float8_e4m3fn): which layers are quantized, and how their scales are stored.
+
+Owns what is checked before weights are read: that each FP8 weight has a scale of a shape that fits it. Torch-free. Must
+not know how configurations state it (`srv.quantization.fp8_configs`), nor layers.
+
+    weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
+    weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
+    input_scale and the like        of static activations; not needed, since activations are not quantized
+    k_scale, v_scale and the like   of an FP8 KV pool, if there is one (`srv.planning.kv_scales`); not read here
+
+Layers hold a scale per output, or per block (docs/adr/0071-fp8-weights.md).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from srv.errors import ModelError
+from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
+from srv.quantization.method import LayerOps, StoredModel
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
+DTYPE = "float8_e4m3fn"
+SCALE = "weight_scale"  # the suffix that layers have
+INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
+REMEDY = "Use another checkpoint of the model"
+DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
+_FLOATS = ("float32", "bfloat16", "float16")
+_SCALE_DTYPES = (*_FLOATS, "float8_e8m0fnu")
+_SCALE_BYTES = 4
+_FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
+_FUSED_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.\w+$")
+
+
+class ScaledWeight(NamedTuple):
+    """An FP8 weight [outputs, inputs] of a checkpoint. `scale`: the name of its scale, which has `scale_shape`."""
+
+    outputs: int
+    inputs: int
+    scale: str
+    scale_shape: tuple[int, ...]
+
+
+def held_scale(scheme: Fp8Scheme, outputs: int, inputs: int) -> tuple[int, int]:
+    """The shape of the scales that a layer holds."""
+    if scheme.block is None:
+        return outputs, 1
+    rows, columns = scheme.block
+    return -(-outputs // rows), -(-inputs // columns)
+
+
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[rows, 1, columns, 1], which one tool stores, as [rows, columns]."""
+    return (shape[0], shape[2]) if len(shape) == 4 and (shape[1], shape[3]) == (1, 1) else shape
+
+
+def scale_fits(scheme: Fp8Scheme, weight: ScaledWeight) -> bool:
+    """Whether a stored scale is one of the scheme for this weight."""
+    shape, held = squeezed(weight.scale_shape), held_scale(scheme, weight.outputs, weight.inputs)
+    if scheme.block is not None:
+        return shape == held
+    return math.prod(shape) == 1 or shape in (held, held[:1])
+
+
+def are_fp8(model: StoredModel, scheme: Fp8Scheme, names: Sequence[str]) -> bool:
+    """Whether layers that share one input have FP8 weights: those that a linear layer fuses, or projections of experts.
+
+    Their tensors say so; without weights, the configuration does. Raises ModelError: unsupported_quantization for
+    weights that layers cannot hold; missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
+    """
+    if not model.types:
+        found = {name: declares(scheme, name) for name in names}
+    else:
+        _refuse_fused_experts(model, names[0])
+        found = {name: _is_stored(model, scheme, name) for name in names}
+    if len(set(found.values())) > 1:
+        fp8, plain = (next(name for name, each in found.items() if each is kind) for kind in (True, False))
+        reason = f"of layers that share one input, {fp8} is FP8 and {plain} is not"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+    return next(iter(found.values()))
+
+
+def _refuse_fused_experts(model: StoredModel, name: str) -> None:
+    experts = _FUSED_EXPERTS.match(name)
+    if experts is not None and model.types.get(f"{experts[1]}.gate_up_proj") == DTYPE:
+        reason = f"the FP8 weights of all experts of {experts[1]} are in one tensor, which srv does not load yet"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+
+
+def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
+    stored = f"{name}.{scheme.weight}"
+    dtype = model.types.get(stored)
+    if dtype is None or dtype in (*_FLOATS, "float64"):
+        return False  # if it is missing, the loader says so
+    path = model.facts.path
+    if dtype != DTYPE:
+        reason = f"{stored} is stored as {dtype}, not as {DTYPE}"
+        raise ModelError("unsupported_quantization", path, reason, REMEDY)
+    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
+    if scale is None:
+        reason = f"it lacks {name}.{scheme.scales[0]}, by which the FP8 values of {stored} are multiplied"
+        raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)
+    if model.types[scale] not in _SCALE_DTYPES:
+        reason = f"{scale} is stored as {model.types[scale]}, not as a float"
+        raise ModelError("dtype_mismatch", path, reason, DOWNLOAD_REMEDY)
+    shape = model.shapes.get(stored, ())
+    if len(shape) == 2:  # if it is not, the loader says so
+        outputs, inputs = shape
+        weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
+        if not scale_fits(scheme, weight):
+            expected = held_scale(scheme, weight.outputs, weight.inputs)
+            of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
+            reason = f"{scale} has the shape {list(weight.scale_shape)}, but its weights {list(shape)} need "
+            raise ModelError("shape_mismatch", path, f"{reason}{list(expected)} ({of})", DOWNLOAD_REMEDY)
+    return True
+
+
+def check_embedding(model: StoredModel, name: str) -> None:
+    """Raises ModelError (unsupported_quantization) for an embedding with FP8 weights."""
+    if model.types.get(f"{name}.weight") == DTYPE:
+        reason = f"{name}.weight is stored as {DTYPE}, and no embedding layer supports that"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+
+
+def layer_ops(model: StoredModel) -> LayerOps:
+    """As `QuantMethod.layer_ops`."""
+    scheme = scheme_or_reason(Path(model.facts.path), model.facts.config)
+    if isinstance(scheme, str):  # the checkpoint is refused
+        return lambda names, inputs, rows: ""
+
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        if rows:
+            check_embedding(model, names[0])
+        return "" if rows or not are_fp8(model, scheme, names) else "linear_fp8"
+
+    return op
+
+
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """One byte per FP8 weight, float32 scales, and `item_size` for all other weights.
+
+    A checkpoint in a form that layers do not support, which is refused, counts as it is stored.
+    """
+    scheme = scheme_or_reason(Path(model.path), model.config)
+    if isinstance(scheme, str):
+        return model.weight_bytes
+    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
+    if checkpoint is None:
+        weights = model.stored_types.get(DTYPE, projection_params)
+        about = weights // (model.hidden_size if scheme.block is None else math.prod(scheme.block))
+        scales = about if model.dtype == "float32" else model.stored_types.get("float32", about)
+        return weights + scales * _SCALE_BYTES + (model.counted_parameters() - weights) * item_size
+    held = excluded = wide = 0
+    for name, tensor in checkpoint.tensors.items():
+        layer, _, suffix = name.rpartition(".")
+        count = math.prod(tensor.shape)
+        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(checkpoint.tensors, layer)):
+            excluded += count
+        elif tensor.dtype == DTYPE and len(tensor.shape) == 2:
+            held += count + math.prod(held_scale(scheme, *tensor.shape)) * _SCALE_BYTES
+            excluded += count
+        elif suffix == _FLOAT32:
+            wide += count
+    return held + wide * _SCALE_BYTES + (model.counted_parameters() - excluded - wide) * item_size
+
+
+def _is_fp8(tensors: Mapping[str, StoredTensor], layer: str) -> bool:
+    weight = tensors.get(f"{layer}.weight")
+    return weight is not None and weight.dtype == DTYPE

@@ -1,0 +1,210 @@
+"""How configurations state FP8 weights: those of vLLM and transformers, FBGEMM, ModelOpt and compressed-tensors.
+
+Owns the fields that they have, which forms layers support, and the names of tensors. Torch-free. Must not know what is
+stored.
+
+    method              stated by                                           block
+    fp8                 quant_method fp8                                    weight_block_size
+    fp8                 compressed-tensors, of the format float-quantized   block_structure
+    fbgemm_fp8          quant_method fbgemm_fp8                             none
+    modelopt            quant_method modelopt, or hf_quant_config.json      128 x 128 for FP8_PB_WO
+
+Activations are static or dynamic there; layers do not quantize them, which is more exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from srv.errors import ModelError
+from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.layer_patterns import names_layer, stated_names
+
+FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
+COMPRESSED_TENSORS = "compressed-tensors"
+FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors; the latter has integers, too
+MODELOPT_FILE = "hf_quant_config.json"
+_MODELOPT_BLOCKS: Mapping[str, tuple[int, int] | None] = {
+    "FP8": None,
+    "FP8_PER_CHANNEL_PER_TOKEN": None,
+    "FP8_PB_WO": (128, 128),
+}
+_INPUTS = 32  # blocks have a multiple of so many inputs
+# The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor
+# `kv_b_proj`, which is no linear layer here.
+_LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
+_NOT_LINEAR = ".kv_b_proj"
+_LM_HEAD = "lm_head"
+
+
+class Fp8Scheme(NamedTuple):
+    """How the FP8 weights of a checkpoint are stored and scaled.
+
+    block: (outputs, inputs) that share a scale; None: each output has one, or the whole weight. excluded: patterns of
+    layers that are not quantized, as the configuration states them. head: the output layer is quantized unless it is
+    excluded. weight, scales: the suffixes of stored weights, and those that their scales may have.
+    """
+
+    block: tuple[int, int] | None = None
+    excluded: tuple[str, ...] = ()
+    head: bool = False
+    weight: str = "weight"
+    scales: tuple[str, ...] = ("weight_scale", "weight_scale_inv")
+
+
+def scheme_of(folder: Path, config: Mapping[str, Any]) -> Fp8Scheme:
+    """The scheme of a checkpoint; that of a scale per output if its configuration states no method.
+
+    Raises ModelError unsupported_quantization for a form that layers do not support.
+    """
+    found = scheme_or_reason(folder, config)
+    if isinstance(found, Fp8Scheme):
+        return found
+    raise ModelError("unsupported_quantization", str(folder), found, "Use another checkpoint of the model")
+
+
+def scheme_or_reason(folder: Path, config: Mapping[str, Any]) -> Fp8Scheme | str:
+    """As `scheme_of`, with a clause for a form that layers do not support."""
+    _, found = _read(folder, config)
+    return found or Fp8Scheme()
+
+
+def detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
+    """As `QuantMethod.detect`. Raises ModelError (damaged) if ModelOpt's file cannot be read."""
+    name, found = _read(folder, config)
+    if name != method:
+        return False
+    return True if isinstance(found, Fp8Scheme) else found
+
+
+def declares(scheme: Fp8Scheme, layer: str) -> bool:
+    """Whether a configuration without weights says that a layer is quantized."""
+    linear = scheme.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(_NOT_LINEAR)
+    return linear and not any(names_layer(pattern, layer) for pattern in scheme.excluded)
+
+
+def _read(folder: Path, config: Mapping[str, Any]) -> tuple[str, Fp8Scheme | str]:
+    """The method, and its scheme or a clause if layers do not support its form; two empty strings if it is another."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping):
+        stated = _modelopt_file(folder)
+    method = str(stated.get("quant_method", "")).lower()
+    read = _READERS.get(method)
+    if method == COMPRESSED_TENSORS and _is_float(stated):
+        method, read = FP8, _read_compressed
+    if read is None:
+        return "", ""
+    try:
+        return method, read(stated)
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        return method, f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
+
+
+def _modelopt_file(folder: Path) -> Mapping[str, Any]:
+    """The contents of ModelOpt's own file as a quantization_config; {} if there is none."""
+    path = folder / MODELOPT_FILE
+    if not path.is_file():
+        return {}
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        return {**stated, "quant_method": MODELOPT, "ignore": stated.get("exclude_modules")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"it does not describe a quantization ({type(error).__name__}: {error})"
+        raise ModelError("damaged", str(path), reason, "Download the file again") from error
+
+
+def _read_fp8(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+    if str(stated.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
+        return f"its weights have the format {stated['fmt']}, not e4m3"
+    if str(stated.get("expert_dtype") or "fp8").lower() != "fp8":
+        return f"its experts are stored as {stated['expert_dtype']}, not as fp8"
+    excluded = stated_names(stated, "ignored_layers", "modules_to_not_convert")
+    return _with_block(Fp8Scheme(excluded=excluded), stated.get("weight_block_size"))
+
+
+def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+    return Fp8Scheme(excluded=stated_names(stated, "modules_to_not_convert"))
+
+
+def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    algorithm = str(stated.get("quant_algo") or "").upper()
+    if algorithm not in _MODELOPT_BLOCKS:
+        return f"its quant_algo is {stated.get('quant_algo')}, not one of {', '.join(_MODELOPT_BLOCKS)}"
+    excluded = stated_names(stated, "ignore", "exclude_modules")
+    return Fp8Scheme(_MODELOPT_BLOCKS[algorithm], excluded, head=True)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Fp8Scheme | str]] = MappingProxyType(
+    {FP8: _read_fp8, FBGEMM: _read_fbgemm, MODELOPT: _read_modelopt}
+)
+
+
+def _is_float(stated: Mapping[str, Any]) -> bool:
+    """Whether a configuration of compressed-tensors states FP8 weights, whatever else it does."""
+    groups = stated.get("config_groups")
+    groups = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    forms = {str(group.get("format") or stated.get("format")) for group in groups}
+    weights = [group.get("weights") for group in groups]
+    kinds = {str(each.get("type")) if isinstance(each, Mapping) else "" for each in weights}
+    return forms == {FORMATS[0]} or (forms == {FORMATS[1]} and kinds == {"float"})
+
+
+def _read_compressed(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    sparsity = stated.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping):
+        return f"its sparsity_config is {sparsity!r}, not an object"
+    if sparsity.get("format", "dense") != "dense":
+        return f"its weights are sparse, in the format {sparsity['format']}"
+    schemes = {_compressed_group(name, group) for name, group in stated["config_groups"].items()}
+    if len(schemes) > 1:
+        return "its groups of layers are quantized differently"
+    (scheme,) = schemes
+    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+
+
+def _compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return f"its {name} has no weights"
+    if group.get("output_activations"):
+        return f"its {name} quantizes the outputs of layers as well (output_activations)"
+    if (weights.get("num_bits"), weights.get("type")) != (8, "float"):
+        return f"its {name} has weights of {weights.get('num_bits')} bits of type {weights.get('type')}, not FP8"
+    if not weights.get("symmetric", True):
+        return f"its {name} has weights with zero points"
+    inputs = group.get("input_activations") or {}
+    if not isinstance(inputs, Mapping):
+        return f"its {name} has the input_activations {inputs!r}, which are not an object"
+    if inputs and inputs.get("type") != "float":
+        return f"its {name} quantizes activations to type {inputs.get('type')}, not float"
+    match weights.get("strategy") or "tensor":
+        case "tensor" | "channel":
+            return Fp8Scheme(head=True)
+        case "block":
+            return _with_block(Fp8Scheme(head=True), weights.get("block_structure") or [128, 128])
+        case other:
+            return f"its {name} has scales per {other}, not per tensor, channel or block"
+
+
+def _with_block(scheme: Fp8Scheme, stated: Any) -> Fp8Scheme | str:
+    """The scheme with blocks of these sizes, as [128, 128] or "128x128"; None for none."""
+    if stated is None:
+        return scheme
+    sizes = stated.lower().split("x") if isinstance(stated, str) else stated
+    try:
+        outputs, inputs = (int(size) for size in sizes)
+    except (TypeError, ValueError, OverflowError):
+        return f"its blocks are {stated!r}, not a number of outputs and one of inputs"
+    if outputs < 1 or inputs < 1 or inputs % _INPUTS:
+        return f"its blocks are {outputs} x {inputs}, and their inputs are not a multiple of {_INPUTS}"
+    return scheme._replace(block=(outputs, inputs))

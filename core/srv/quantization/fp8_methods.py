@@ -1,0 +1,66 @@
+"""The methods with FP8 weights, as data. Torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from srv.quantization import fp8, fp8_configs, int8_online
+from srv.quantization.method import FLOATS, QuantMethod
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
+ONLINE = "fp8wo"
+_SHARDING = "weights quantized to FP8 cannot be sharded yet"
+
+
+def accepts(model: ModelFacts) -> str | None:
+    """Why the weights of a checkpoint that names no method are neither FP8, nor can be quantized at load."""
+    others = sorted(model.stored_types.keys() - FLOATS - {fp8.DTYPE})
+    return f"some of its weights are stored as {others[0]}" if others else None
+
+
+def _at_load(model: ModelFacts) -> str | None:
+    return None if fp8.DTYPE in model.stored_types else ONLINE
+
+
+def _experts(bias: bool) -> tuple[str, str] | None:
+    return ("experts with biases cannot be FP8", "Leave the weights unquantized") if bias else None
+
+
+METHOD = QuantMethod(
+    name=fp8_configs.FP8,
+    layers="srv.quantization.fp8_layers:Fp8LayerFactory",
+    storage="srv.quantization.fp8_layers:Fp8StorageFormat",
+    ops=("linear_fp8",),
+    detect=partial(fp8_configs.detect, fp8_configs.FP8),
+    accepts=accepts,
+    weight_bytes=fp8.weight_bytes,
+    sharding=_SHARDING,
+    layer_ops=fp8.layer_ops,
+    experts=_experts,
+    at_load=_at_load,
+    note="its FP8 weights are multiplied by activations in the model's dtype: they are not quantized to FP8, which is "
+    "more exact than the static or dynamic scales for them",
+)
+FBGEMM_METHOD, MODELOPT_METHOD = (
+    METHOD._replace(name=name, detect=partial(fp8_configs.detect, name), accepts=None, at_load=None)
+    for name in (fp8_configs.FBGEMM, fp8_configs.MODELOPT)
+)
+FP8WO = QuantMethod(
+    name=ONLINE,
+    layers="srv.quantization.fp8_layers:OnlineFp8LayerFactory",
+    storage="srv.quantization.fp8_layers:OnlineFp8StorageFormat",
+    ops=("linear_fp8",),
+    weight_bytes=int8_online.weight_bytes,
+    sharding=_SHARDING,
+    online=True,
+    layer_ops=lambda model: _online_op,
+    matrix_bytes=int8_online.matrix_bytes,
+    experts=_experts,
+)
+
+
+def _online_op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+    return "linear_fp8" if not rows and all(map(int8_online.is_quantized, names)) else ""

@@ -1,0 +1,37 @@
+"""What a checkpoint's configuration says of the scales of its keys and values. Torch-free.
+
+compressed-tensors and ModelOpt state it beside the scheme of the weights. Weights do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# The fields of `kv_cache_scheme` that are read, with their values for 8-bit floats with one scale per layer.
+_FIELDS = {
+    "num_bits": (8,),
+    "type": ("float",),
+    "symmetric": (True, None),
+    "strategy": ("tensor", None),
+    "dynamic": (False, None),
+}
+
+
+def unsupported_kv_scheme(config: Mapping[str, Any]) -> str | None:
+    """Why the scales of keys and values that a `quantization_config` describes are not read; None if they are.
+
+    They are if there are none, or one of 8-bit floats per layer, fixed in the checkpoint.
+    """
+    algorithm = config.get("kv_cache_quant_algo")
+    if algorithm not in (None, "FP8"):
+        return f"it has a kv_cache_quant_algo {algorithm}, which is not FP8"
+    scheme = config.get("kv_cache_scheme")
+    if not scheme:
+        return None
+    if not isinstance(scheme, Mapping):
+        return f"it has a kv_cache_scheme {scheme!r}, which is not an object"
+    for name, values in _FIELDS.items():
+        if scheme.get(name) not in values:
+            return f"it has a kv_cache_scheme with {name} {scheme.get(name)}, not {values[0]}"
+    return None

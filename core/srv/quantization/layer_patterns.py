@@ -1,0 +1,75 @@
+"""How configurations name layers that are not quantized: lists of names and patterns. Torch-free.
+
+Configurations come with checkpoints, which nobody has checked. Regular expressions are therefore matched by an engine
+without backtracking (that of Rust, in pydantic): the time is at most the length of a pattern times that of a name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from srv.errors import ModelError
+
+if TYPE_CHECKING:
+    from pydantic_core import SchemaValidator
+
+REGEX = "re:"  # what regular expressions begin with
+
+
+def stated_names(stated: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
+    """The names and patterns in some fields of a configuration, each a list or one string.
+
+    Raises ValueError for other values, and for invalid regular expressions; the message is a clause without "its".
+    """
+    found: list[str] = []
+    for field in fields:
+        value = stated.get(field) or ()
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{field} is {value!r}, not a list of names")
+        for name in names:
+            check_pattern(field, name)
+        found += names
+    return tuple(found)
+
+
+def check_pattern(field: str, name: str) -> None:
+    """Raises ValueError, as `stated_names`, if a name is an invalid regular expression."""
+    if not name.startswith(REGEX):
+        return
+    try:
+        re.compile(name.removeprefix(REGEX))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{field} has {name!r}, which is not a regular expression ({error})") from error
+
+
+def names_layer(pattern: str, layer: str) -> bool:
+    """As a regular expression ("re:...") from the beginning, with "*", or as some segments of the path.
+
+    Raises ModelError (unsupported_quantization) for regular expressions that need backtracking.
+    """
+    if pattern.startswith(REGEX):
+        validator = _regex(pattern.removeprefix(REGEX))
+        if validator is None:
+            reason = f"its quantization_config names layers by {pattern!r}, which needs backtracking to be matched"
+            remedy = "Use the checkpoint with its weights, whose names say which layers are quantized"
+            raise ModelError("unsupported_quantization", layer, reason, remedy)
+        return validator.isinstance_python(layer)
+    if "*" in pattern:
+        return fnmatch.fnmatchcase(layer, pattern) or fnmatch.fnmatchcase(layer, f"{pattern}.*")
+    return f".{pattern}." in f".{layer}."
+
+
+@lru_cache(maxsize=256)
+def _regex(pattern: str) -> SchemaValidator | None:
+    """None if the engine does not support the pattern."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema  # imported late: most checkpoints have none
+
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=rf"\A(?:{pattern})", regex_engine="rust-regex"))
+    except SchemaError:
+        return None

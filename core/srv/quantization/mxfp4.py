@@ -1,0 +1,164 @@
+"""Checkpoints in MXFP4: the experts of gpt-oss, and `mxfp4-pack-quantized` of compressed-tensors. Torch-free.
+
+Owns the configurations, which layers are quantized, and their sizes. Weights are repacked at load into MXFP4 blocks of
+GGUF files, which hold the same values in another order (docs/adr/0072-blocks-with-tables.md). Must not know how.
+
+    gpt-oss             experts.gate_up_proj_blocks uint8 [E, 2 I, H / 32, 16], rows of gate and up in turn
+                        experts.gate_up_proj_scales uint8 [E, 2 I, H / 32]; experts.down_proj_... likewise
+    compressed-tensors  weight_packed uint8 [N, K / 2], weight_scale uint8 [N, K / 32]
+
+(Formats: the OCP Microscaling Formats specification 1.0; the source code of transformers and compressed-tensors)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srv.errors import ModelError
+from srv.models.formats.gguf_types import TYPES_BY_NAME
+from srv.models.formats.safetensors_header import read_checkpoint
+from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
+NAME = "mxfp4"
+BLOCK_TYPE = "MXFP4"
+BLOCK = TYPES_BY_NAME[BLOCK_TYPE].elements
+FUSED = ("gate_up_proj", "down_proj")  # projections of all experts in one tensor, with `_blocks` and `_scales`
+PACKED, SCALE = "weight_packed", "weight_scale"
+REMEDY = "Use another checkpoint of the model, or a GGUF file"
+_FORMAT = "mxfp4-pack-quantized"  # of compressed-tensors
+_EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(\w+)$")
+_ELEMENTS_PER_BYTE = 2
+# Bytes of a block of 32 weights where a platform widens its scale to float32.
+_WIDENED = 20
+
+
+def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping):
+        return False
+    method = str(stated.get("quant_method", "")).lower()
+    if method != NAME and (method != "compressed-tensors" or stated.get("format") != _FORMAT):
+        return False
+    try:
+        _excluded(stated)
+    except ValueError as error:
+        return f"its {error}"
+    return method == NAME or _unsupported(stated) or True
+
+
+def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    return stated_names(stated, "modules_to_not_convert", "ignore")
+
+
+def _unsupported(stated: Mapping[str, Any]) -> str | None:
+    """Why the layers do not support a configuration of compressed-tensors; None if they do."""
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return "it has no config_groups"
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            return f"its {name} has no weights"
+        if group.get("format") not in (None, _FORMAT):
+            return f"its {name} has the format {group['format']}, not {_FORMAT}"
+        if group.get("input_activations") or group.get("output_activations"):
+            return f"its {name} quantizes activations as well"
+        found = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+        if found != (4, "float", BLOCK):
+            bits, kind, size = found
+            return f"its {name} has weights of {bits} bits of type {kind} in groups of {size}, not 4, float and {BLOCK}"
+    return None
+
+
+def is_quantized(model: StoredModel, name: str) -> bool:
+    """Whether a projection is in MXFP4: its tensors say so; without weights, the configuration does."""
+    expert = _EXPERT.match(name)
+    if model.types:
+        fused = () if expert is None else tuple(f"{expert[1]}.{each}_blocks" for each in FUSED)
+        wanted = fused[:1] if not name.endswith("down_proj") else fused[1:]
+        return f"{name}.{PACKED}" in model.types or any(each in model.types for each in wanted)
+    stated = model.facts.config.get("quantization_config") or {}
+    everything = str(stated.get("quant_method", "")).lower() != NAME
+    return (everything or expert is not None) and not any(names_layer(each, name) for each in _excluded(stated))
+
+
+def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool:
+    """Whether layers that share one input are in MXFP4, all of them.
+
+    Raises ModelError unsupported_quantization if only some are, or for inputs that are not whole blocks.
+    """
+    kept = {name: is_quantized(model, name) for name in names}
+    if not any(kept.values()):
+        return False
+    if not all(kept.values()):
+        quantized, plain = (next(name for name, each in kept.items() if each is kind) for kind in (True, False))
+        reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
+    elif inputs % BLOCK:
+        reason = f"the {inputs} inputs of {names[0]} are not whole blocks of {BLOCK}"
+    else:
+        return True
+    raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+
+
+def _quantized_weights(model: ModelFacts, projection_params: int) -> int:
+    """The number of weights in MXFP4: as stored, otherwise those of experts, or of all linear layers."""
+    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
+    if checkpoint is not None:
+        ends = (f".{PACKED}", *(f"{each}_blocks" for each in FUSED))
+        stored = (prod(each.shape) for name, each in checkpoint.tensors.items() if name.endswith(ends))
+        return sum(stored) * _ELEMENTS_PER_BYTE
+    config = model.config
+    if str(config.get("quantization_config", {}).get("quant_method", "")).lower() != NAME:
+        return projection_params
+    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    return 3 * model.layers * experts * int(config["hidden_size"]) * int(config["intermediate_size"])
+
+
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """With the scales of blocks widened to float32, and `item_size` for all other weights."""
+    return _bytes(model, item_size, projection_params, _WIDENED)
+
+
+def loaded_bytes(model: ModelFacts, item_size: int) -> int:
+    return _bytes(model, item_size, 0, TYPES_BY_NAME[BLOCK_TYPE].size)
+
+
+def _bytes(model: ModelFacts, item_size: int, projection_params: int, per_block: int) -> int:
+    count = _quantized_weights(model, projection_params)
+    return count // BLOCK * per_block + (model.counted_parameters() - count) * item_size
+
+
+def layer_ops(model: StoredModel) -> LayerOps:
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        return "" if rows or not are_quantized(model, names, inputs) else "linear_gguf"
+
+    return op
+
+
+METHOD = QuantMethod(
+    name=NAME,
+    layers="srv.quantization.mxfp4_layers:MXFP4LayerFactory",
+    storage="srv.quantization.mxfp4_layers:MXFP4StorageFormat",
+    ops=("linear_gguf",),
+    detect=detect,
+    weight_bytes=weight_bytes,
+    loaded_bytes=loaded_bytes,
+    sharding="weights in MXFP4 cannot be sharded yet",
+    layer_ops=layer_ops,
+    packed=True,
+    fused_experts=True,
+    dtype="bfloat16",
+)

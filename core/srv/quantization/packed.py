@@ -1,0 +1,326 @@
+"""Checkpoints with integers of 4 or 8 bits that are packed into words: AWQ, GPTQ and compressed-tensors. Torch-free.
+
+Owns the configurations, which layers are quantized, and in which blocks the layers hold them. Weights are repacked at
+load into the quantization blocks of GGUF files, so that every platform computes with the products that it has for these
+(`linear_gguf`, `experts_gguf`), and never through a copy in floats (docs/adr/0070-packed-integers.md). Must not know
+how words are packed: `srv.quantization.packed_words` does.
+
+    method               tensors of a linear layer [N, K], with groups of g inputs
+    awq                  qweight, qzeros, scales                          zeros as they are
+    gptq                 qweight, qzeros, scales, g_idx                   zeros less 1, except in the format gptq_v2
+    compressed-tensors   weight_packed, weight_scale, weight_shape        [weight_zero_point, weight_g_idx]
+
+    w = scale * (q - zero)    4 bits: Q4_0 if the zero is 8, else Q4_1    8 bits: Q8_0, whose zero is 128
+
+(Formats: the source code of AutoAWQ, GPTQModel and compressed-tensors)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from srv.errors import ModelError
+from srv.models.formats.gguf_types import TYPES_BY_NAME
+from srv.models.formats.safetensors_header import read_checkpoint
+from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
+Layout: TypeAlias = Literal["awq", "gptq", "rows"]
+AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
+BLOCK = 32  # weights in one of the blocks that layers hold
+REMEDY = "Use another checkpoint of the model, or a GGUF file"
+_LM_HEAD = "lm_head"
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_FORMAT = "pack-quantized"  # of compressed-tensors
+# The suffixes of the tensors of a quantized layer. The first is that of its packed integers.
+SUFFIXES: Mapping[Layout, tuple[str, ...]] = {
+    "awq": ("qweight", "qzeros", "scales"),
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "rows": ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
+}
+
+
+class PackedScheme(NamedTuple):
+    """How the quantized layers of a checkpoint are packed.
+
+    bits: of an integer, 4 or 8. group: inputs that share a scale, 0 for all of them. symmetric: zeros are the middle of
+    the range. ordered: inputs belong to groups in any order, which a tensor gives. zero_offset: what is added to stored
+    zeros. excluded: names of layers that are not quantized, as the configuration states them.
+    """
+
+    layout: Layout
+    bits: int
+    group: int
+    symmetric: bool
+    ordered: bool = False
+    zero_offset: int = 0
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def block_type(self) -> str:
+        """The GGUF type of the blocks that layers hold."""
+        if self.bits == 8:
+            return "Q8_0"
+        return "Q4_0" if self.symmetric else "Q4_1"
+
+    def row_bytes(self, inputs: int) -> int:
+        kind = TYPES_BY_NAME[self.block_type]
+        return inputs // kind.elements * kind.size
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Those of the tensors that every quantized layer has."""
+        names = SUFFIXES[self.layout]
+        if self.layout != "rows":
+            return names
+        return (*names[:3], *(names[3:4] if not self.symmetric else ()), *(names[4:] if self.ordered else ()))
+
+
+def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> PackedScheme:
+    """The scheme of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
+    found = _read(_stated(config))
+    if isinstance(found, PackedScheme):
+        return found
+    reason = found or "its quantization_config is not that of packed integers"
+    raise ModelError("unsupported_quantization", str(folder), reason, "Use another checkpoint of the model")
+
+
+def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    stated = config.get("quantization_config")
+    return stated if isinstance(stated, Mapping) else {}
+
+
+def _read(stated: Mapping[str, Any]) -> PackedScheme | str:
+    """The scheme; a clause if the layers do not support its form; "" if it is of another method."""
+    method = str(stated.get("quant_method", "")).lower()
+    try:
+        match method:
+            case "awq":
+                return _read_awq(stated)
+            case "gptq":
+                return _read_gptq(stated)
+            case "compressed-tensors":
+                return _read_compressed(stated)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        return f"its quantization_config has an invalid value ({error})"
+    return ""
+
+
+def _detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
+    stated = _stated(config)
+    if str(stated.get("quant_method", "")).lower() != method:
+        return False
+    found = _read(stated)
+    if isinstance(found, PackedScheme):
+        return True
+    return found or False
+
+
+def _read_awq(stated: Mapping[str, Any]) -> PackedScheme | str:
+    bits, version = _first(stated, "bits", "w_bit"), str(_first(stated, "version", "format") or "gemm").lower()
+    if bits != 4:
+        return f"its integers have {bits} bits, not 4"
+    if version != "gemm" or str(stated.get("backend", "autoawq")).lower() != "autoawq":
+        return f"it is packed for the kernels {version}, not as AutoAWQ's gemm"
+    if not _first(stated, "zero_point", default=True):
+        return "it has no zero points, which only checkpoints for one kernel (marlin) lack"
+    return _grouped(PackedScheme("awq", 4, _group(stated), False, excluded=_excluded(stated)))
+
+
+def _read_gptq(stated: Mapping[str, Any]) -> PackedScheme | str:
+    bits, form = _first(stated, "bits"), str(_first(stated, "checkpoint_format", "format") or "gptq").lower()
+    symmetric = bool(_first(stated, "sym", default=True))
+    if bits not in (4, 8):
+        return f"its integers have {bits} bits, not 4 or 8"
+    if form not in ("gptq", "gptq_v2"):
+        return f"it is packed for the kernels {form}"
+    if stated.get("pack_dtype") not in (None, "int32"):
+        return f"it is packed in words of {stated['pack_dtype']}, not int32"
+    rules = stated.get("dynamic") or {}
+    if other := [rule for rule in rules if not rule.startswith("-:")]:
+        return f"its layers are quantized differently (dynamic has a rule for {other[0]!r})"
+    if bits == 8 and not symmetric:
+        return "its 8-bit integers have zero points other than 128 (sym is false)"
+    left_out = tuple(f"{REGEX}{rule.removeprefix('-:')}" for rule in rules)
+    for pattern in left_out:
+        check_pattern("dynamic", pattern)
+    excluded = (*left_out, *_excluded(stated))
+    group = _group(stated)
+    ordered, offset = bool(stated.get("desc_act")) and group > 0, int(form == "gptq")
+    return _grouped(PackedScheme("gptq", bits, group, symmetric, ordered, offset, excluded))
+
+
+def _read_compressed(stated: Mapping[str, Any]) -> PackedScheme | str:
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return "it has no config_groups"
+    if others := [name for name, group in groups.items() if not isinstance(group, Mapping)]:
+        return f"its {others[0]} is {groups[others[0]]!r}, not an object"
+    forms = {str(group.get("format") or stated.get("format")) for group in groups.values()}
+    if forms != {_FORMAT}:
+        return ""
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    schemes = {_compressed_group(name, group) for name, group in groups.items()}
+    if len(schemes) > 1:
+        return "its groups of layers are quantized differently"
+    (scheme,) = schemes
+    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+
+
+def _compressed_group(name: str, group: Mapping[str, Any]) -> PackedScheme | str:
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return f"its {name} has no weights"
+    if group.get("input_activations") or group.get("output_activations"):
+        return f"its {name} quantizes activations as well"
+    if list(group.get("targets") or ()) != ["Linear"]:
+        return f"its {name} is for {group.get('targets')}, not for all linear layers"
+    bits, symmetric = weights.get("num_bits"), bool(weights.get("symmetric", True))
+    if weights.get("type", "int") != "int" or bits not in (4, 8):
+        return f"its {name} has weights of {bits} bits of type {weights.get('type')}, not integers of 4 or 8 bits"
+    strategy = weights.get("strategy") or ("group" if (weights.get("group_size") or 0) > 0 else "channel")
+    if strategy not in ("group", "channel"):
+        return f"its {name} has scales per {strategy}, not per group or channel"
+    if bits == 8 and not symmetric:
+        return f"its {name} has 8-bit integers with zero points"
+    group_size = int(weights.get("group_size") or 0) if strategy == "group" else 0
+    ordered = weights.get("actorder") in (True, "group", "dynamic")
+    return _grouped(PackedScheme("rows", bits, max(0, group_size), symmetric, ordered))
+
+
+def _grouped(scheme: PackedScheme) -> PackedScheme | str:
+    if scheme.group % BLOCK:
+        return f"its groups have {scheme.group} inputs, not a multiple of {BLOCK}"
+    return scheme
+
+
+def _first(stated: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    value = next((stated[name] for name in names if stated.get(name) is not None), default)
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def _group(stated: Mapping[str, Any]) -> int:
+    """Inputs per scale; -1, 0 and None all say that there is one scale for all inputs."""
+    return max(0, int(_first(stated, "group_size", "q_group_size", default=0)))
+
+
+def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    excluded = stated_names(stated, "modules_to_not_convert")
+    return excluded if stated.get("lm_head") else (*excluded, _LM_HEAD)
+
+
+def is_packed(scheme: PackedScheme, types: Mapping[str, str], name: str) -> bool:
+    """Whether a linear layer is quantized: its tensors say so; without weights, the configuration does."""
+    if types:
+        return f"{name}.{SUFFIXES[scheme.layout][0]}" in types
+    return not any(names_layer(pattern, name) for pattern in scheme.excluded)
+
+
+def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], inputs: int) -> bool:
+    """Whether layers that share one input are quantized: those that a linear layer fuses, or projections of experts.
+
+    Raises ModelError unsupported_quantization for those that layers cannot hold as blocks.
+    """
+    packed = {name: is_packed(scheme, model.types, name) for name in names}
+    if not any(packed.values()):
+        return False
+    reason = unfit_inputs(scheme, inputs, names[0])
+    if not all(packed.values()):
+        quantized, plain = (next(name for name, each in packed.items() if each is kind) for kind in (True, False))
+        reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
+    elif scheme.ordered and _EXPERT.search(names[0]):
+        reason = f"the inputs of {names[0]} are in another order than its groups (desc_act or actorder), and those of "
+        reason += "experts have to be in order"
+    if reason is not None:
+        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+    return True
+
+
+def unfit_inputs(scheme: PackedScheme, inputs: int, layer: str) -> str | None:
+    """The clause that says why rows of a layer cannot be blocks; None if they can."""
+    if inputs % BLOCK or (scheme.group and inputs % scheme.group):
+        return f"the {inputs} inputs of {layer} are not whole groups and blocks"
+    return None
+
+
+def packed_sizes(model: ModelFacts) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of each quantized layer, by its name in the files; {} without weights."""
+    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
+    if checkpoint is None:
+        return {}
+    scheme = scheme_of(model.path, model.config)
+    suffix, per_word = f".{scheme.suffixes[0]}", 32 // scheme.bits
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith(suffix) and len(tensor.shape) == 2:
+            sizes[name.removesuffix(suffix)] = unpacked_shape(scheme.layout, tensor.shape, per_word)
+    return sizes
+
+
+def unpacked_shape(layout: Layout, packed: tuple[int, ...], per_word: int) -> tuple[int, int]:
+    """(outputs, inputs) of a layer from the shape of its packed integers."""
+    rows, columns = packed
+    match layout:
+        case "awq":
+            return columns * per_word, rows
+        case "gptq":
+            return columns, rows * per_word
+        case "rows":
+            return rows, columns * per_word
+
+
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """The blocks of quantized layers, and `item_size` for all other weights.
+
+    A checkpoint in a form that layers do not support, which is refused, counts as it is stored.
+    """
+    scheme = _read(_stated(model.config))
+    if not isinstance(scheme, PackedScheme):
+        return model.weight_bytes
+    sizes = packed_sizes(model)
+    if not sizes:
+        blocks = scheme.row_bytes(projection_params)
+        return blocks + (model.counted_parameters() - projection_params) * item_size
+    quantized = sum(math.prod(size) for size in sizes.values())
+    blocks = sum(outputs * scheme.row_bytes(inputs) for outputs, inputs in sizes.values())
+    columns = sum(inputs * 8 for _, inputs in sizes.values()) if scheme.ordered else 0
+    return blocks + columns + (model.counted_parameters() - quantized) * item_size
+
+
+def layer_ops(model: StoredModel) -> LayerOps:
+    scheme = _read(_stated(model.facts.config))
+    if not isinstance(scheme, PackedScheme):
+        return lambda names, inputs, rows: ""
+
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        return "" if rows or not are_packed(model, scheme, names, inputs) else "linear_gguf"
+
+    return op
+
+
+def _method(name: str) -> QuantMethod:
+    return QuantMethod(
+        name=name,
+        layers="srv.quantization.packed_layers:PackedLayerFactory",
+        storage="srv.quantization.packed_layers:PackedStorageFormat",
+        ops=("linear_gguf",),
+        detect=lambda folder, config: _detect(name, folder, config),
+        weight_bytes=weight_bytes,
+        sharding="weights of packed integers cannot be sharded yet",
+        layer_ops=layer_ops,
+        packed=True,
+    )
+
+
+AWQ_METHOD, GPTQ_METHOD, COMPRESSED_METHOD = map(_method, (AWQ, GPTQ, COMPRESSED))

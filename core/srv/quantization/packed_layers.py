@@ -1,0 +1,233 @@
+"""The layers of checkpoints with packed integers, and the conversion of their tensors to rows of blocks.
+
+A layer's tensors are collected until all are there, and become its rows then, so that there is never a second copy of
+the whole model. Must not know how words are packed (`srv.quantization.packed_words`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from srv.errors import ModelError
+from srv.models.formats.storage import StorageFormat
+from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection, Split
+from srv.models.layers.moe_config import expert_names
+from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
+from srv.quantization.method import StoredModel
+from srv.quantization.packed import REMEDY, SUFFIXES, are_packed, scheme_of, unfit_inputs, unpacked_shape
+from srv.quantization.packed_words import blocks, unpack
+
+_ORDER = ("g_idx", "weight_g_idx")
+_SCALES = ("scales", "weight_scale")
+_ZEROS = ("qzeros", "weight_zero_point")
+_REMEDY = "Download the checkpoint again, or use another one of the model"
+
+
+class OrderedLinear(Projection):
+    """A quantized linear layer whose inputs are taken in the order of their groups: y = x[..., columns] Wᵀ + b.
+
+    columns: int64 [parts, inputs], one row per fused layer; they must be equal.
+    """
+
+    def __init__(self, context: BuildContext, inner: GGUFLinear) -> None:
+        super().__init__(context.dtype, inner.output_sizes, inner.inputs, inner.sharding)
+        self.inner = inner
+        self.columns = context.empty(len(inner.output_sizes), inner.inputs, dtype=torch.int64)
+        self._order = self.columns[0]
+        self.kernel = self.multiply
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self.inner.kernel(x.index_select(-1, self._order))
+
+    def keep_float32(self, context: BuildContext) -> None:
+        super().keep_float32(context)
+        self.inner.keep_float32(context)
+
+    def weight_views(self) -> dict[str, Tensor]:
+        orders = {f"{name}.columns": row for name, row in zip(self.output_sizes, self.columns, strict=True)}
+        return self.inner.weight_views() | orders
+
+    def validate_loaded(self) -> str | None:
+        other = (self.columns != self.columns[:1]).any(1).tolist()
+        names = [name for name, differs in zip(self.output_sizes, other, strict=True) if differs]
+        return f"the inputs of {names[0]} are in another order than those of the layers beside it" if names else None
+
+
+class PackedLayerFactory(LayerFactory):
+    """Layers with blocks where the checkpoint has packed integers; embeddings are not quantized."""
+
+    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+        super().__init__(context)
+        self._model, self._scheme = model, scheme_of(model.facts.path, model.facts.config)
+
+    def linear(
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        if not are_packed(self._model, self._scheme, tuple(output_sizes), inputs):
+            return super().linear(output_sizes, inputs, bias, split, unit)
+        matrix = empty_matrix(self.context, sum(output_sizes.values()), inputs, self._scheme.block_type)
+        linear = GGUFLinear(self.context, output_sizes, [matrix], bias)
+        return OrderedLinear(self.context, linear) if self._scheme.ordered else linear
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        """Raises ModelError for experts of which some projections are quantized and others not, or with biases."""
+        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
+        packed = [are_packed(self._model, self._scheme, names, inputs) for names, inputs in named]
+        if not any(packed):
+            return super().experts(prefix, sizes, bias)
+        if bias or not all(packed):
+            state = "quantized with biases" if all(packed) else "quantized in part"
+            reason = f"the experts {prefix} are {state}, which no layers support"
+            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
+        block_type = self._scheme.block_type
+        return GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type)
+
+
+class PackedStorageFormat(StorageFormat):
+    """Tensors of packed integers, scales, zeros and orders, which become `weight` and `columns`."""
+
+    def __init__(self, model: StoredModel) -> None:
+        self._path = model.facts.path
+        self._scheme = scheme_of(self._path, model.facts.config)
+        self._waiting: dict[str, dict[str, Tensor]] = {}
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        layer, suffix = self._split(name)
+        return (f"{layer}.weight", f"{layer}.columns") if suffix else (name,)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        layers: dict[str, dict[str, tuple[int, ...]]] = {}
+        for name, shape in stored.items():
+            layer, suffix = self._split(name)
+            if suffix:
+                layers.setdefault(layer, {})[suffix] = shape
+            else:
+                found[name] = shape
+        for layer, tensors in layers.items():
+            outputs, inputs = self._check(layer, tensors)
+            found[f"{layer}.weight"] = (outputs, self._scheme.row_bytes(inputs))
+            if self._scheme.ordered:
+                found[f"{layer}.columns"] = (inputs,)
+        return found
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        layer, suffix = self._split(name)
+        if not suffix:
+            return {name: stored}
+        waiting = self._waiting.setdefault(layer, {})
+        waiting[suffix] = stored
+        if not set(self._scheme.suffixes) <= waiting.keys():
+            return {}
+        return self._rows(layer, self._waiting.pop(layer))
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """The layer and the suffix of a tensor of packed integers; a suffix of "" for all other tensors."""
+        layer, _, suffix = name.rpartition(".")
+        return (layer, suffix) if suffix in SUFFIXES[self._scheme.layout] else (name, "")
+
+    def _check(self, layer: str, tensors: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        """The sizes of a layer. Raises ModelError if tensors are missing, left over, or of other shapes."""
+        scheme, per_word = self._scheme, 32 // self._scheme.bits
+        missing = [suffix for suffix in scheme.suffixes if suffix not in tensors]
+        if missing:
+            self._fail("missing_tensors", f"it lacks {layer}.{missing[0]}")
+        extra = [suffix for suffix in tensors if suffix not in scheme.suffixes]
+        if extra:
+            self._fail("unexpected_tensors", f"it has {layer}.{extra[0]}, which its quantization_config does not state")
+        first = tensors[scheme.suffixes[0]]
+        if len(first) != 2:
+            self._fail("shape_mismatch", f"{layer}.{scheme.suffixes[0]} has the shape {list(first)}, not two axes")
+        outputs, inputs = unpacked_shape(scheme.layout, first, per_word)
+        groups = -(-inputs // scheme.group) if scheme.group else 1
+        if (unfit := unfit_inputs(scheme, inputs, layer)) is not None:
+            self._fail("unsupported_quantization", unfit)
+        words = -(-outputs // per_word)
+        expected = {
+            "scales": (groups, outputs),
+            "qzeros": (groups, words),
+            "g_idx": (inputs,),
+            "weight_scale": (outputs, groups),
+            "weight_zero_point": (words, groups),
+            "weight_g_idx": (inputs,),
+            "weight_shape": (2,),
+        }
+        for suffix, shape in tensors.items():
+            if shape != expected.get(suffix, shape):
+                reason = f"{layer}.{suffix} has the shape {list(shape)}, but {list(expected[suffix])} fits its weights"
+                self._fail("shape_mismatch", f"{reason} and groups of {scheme.group or inputs} inputs")
+        return outputs, inputs
+
+    def _rows(self, layer: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rows of blocks of a layer whose tensors are complete, and the order of its inputs."""
+        scheme = self._scheme
+        for suffix, tensor in tensors.items():
+            if suffix not in _SCALES and tensor.is_floating_point():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                self._fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as integers")
+        values, scales, zeros = self._unpacked(layer, tensors)
+        found: dict[str, Tensor] = {}
+        order = next((tensors[suffix].long() for suffix in _ORDER if suffix in tensors), None)
+        if order is not None and not scheme.ordered:
+            groups = torch.arange(values.shape[1]) // (scheme.group or values.shape[1])
+            if not torch.equal(order, groups):
+                self._fail("damaged", f"the inputs of {layer} are not in the order of their groups, as desc_act states")
+        if scheme.ordered:
+            assert order is not None
+            counts = torch.bincount(order.clamp(0, scales.shape[1]), minlength=scales.shape[1])
+            if int(order.min()) < 0 or counts.tolist() != [scheme.group] * scales.shape[1]:
+                self._fail("damaged", f"the inputs of {layer} do not fill its groups of {scheme.group}")
+            columns = order.argsort(stable=True)
+            values, found[f"{layer}.columns"] = values[:, columns], columns
+        found[f"{layer}.weight"] = blocks(values.contiguous(), scales, zeros, scheme.bits)
+        return found
+
+    def _unpacked(self, layer: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values uint8 [N, K], scales float16 [N, groups], and zeros uint8 [N, groups] unless they are the middle."""
+        scheme = self._scheme
+        scales = self._scales(layer, next(tensors[suffix] for suffix in _SCALES if suffix in tensors))
+        words = tensors[scheme.suffixes[0]]
+        stored = next((tensors[suffix] for suffix in _ZEROS if suffix in tensors), None)
+        if scheme.layout == "rows":
+            shape = tensors["weight_shape"].tolist()
+            if shape != [words.shape[0], words.shape[1] * 32 // scheme.bits]:
+                self._fail("shape_mismatch", f"{layer}.weight_shape is {shape}, which its packed weights are not")
+            return unpack(words, scheme.bits, 1), scales, None if stored is None else unpack(stored, scheme.bits, 0)
+        assert stored is not None
+        values = unpack(words, scheme.bits, 1 if scheme.layout == "awq" else 0, interleaved=scheme.layout == "awq").t()
+        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.layout == "awq").t()
+        if scheme.symmetric:
+            self._check_middle(layer, zeros)
+            return values, scales.t(), None
+        zeros = (zeros + scheme.zero_offset) & (2**scheme.bits - 1)
+        return values, scales.t().contiguous(), zeros
+
+    def _check_middle(self, layer: str, zeros: Tensor) -> None:
+        """Zeros of a symmetric checkpoint are stored less 1, or as they are, whatever its format is called."""
+        middle = 2 ** (self._scheme.bits - 1)
+        if sorted(set(zeros.flatten().tolist())) not in ([middle], [middle - 1]):
+            self._fail("damaged", f"{layer} has zero points other than {middle}, but its quantization is symmetric")
+
+    def _scales(self, layer: str, stored: Tensor) -> Tensor:
+        """As float16, which blocks have.
+
+        Those of weights with zero points come from a difference of a largest and a smallest weight. Symmetric ones may
+        be negative: AutoRound chooses the sign by which the weight of the largest magnitude becomes the lowest integer.
+        """
+        scales = stored.to(torch.float16)
+        if not bool(scales.isfinite().all()) or bool(((scales == 0) & (stored != 0)).any()):
+            self._fail("damaged", f"a scale of {layer} is not a finite number that float16 can hold")
+        if not self._scheme.symmetric and bool((scales < 0).any()):
+            self._fail("damaged", f"a scale of {layer} is negative, which those of weights with zero points are not")
+        return scales
+
+    def _fail(self, code: str, reason: str) -> NoReturn:
+        raise ModelError(code, self._path, reason, _REMEDY)

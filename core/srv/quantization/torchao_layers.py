@@ -1,0 +1,194 @@
+"""The layers of torchao's checkpoints, and the conversion of their tensors. Must not know configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from srv.errors import ModelError
+from srv.models.formats.storage import StorageFormat
+from srv.models.layers.context import BuildContext
+from srv.models.layers.embedding import TokenEmbedding
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection, Split
+from srv.models.layers.moe_config import expert_names
+from srv.quantization.block_codes import codes_of
+from srv.quantization.fp8_layers import Fp8LayerFactory, Fp8StorageFormat
+from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
+from srv.quantization.int8_layers import DynamicInt8Linear, WeightOnlyInt8Linear
+from srv.quantization.method import StoredModel
+from srv.quantization.packed_words import blocks
+from srv.quantization.torchao import (
+    BLOCK,
+    BLOCK_BYTES,
+    BLOCK_TYPE,
+    DATA,
+    DOWNLOAD_REMEDY,
+    REMEDY,
+    SCALE,
+    ZERO,
+    are_quantized,
+    check_embedding,
+    form_of,
+)
+
+_MIDDLE = 8  # what is added to integers of 4 bits, so that none is negative
+
+
+class TorchAOLayerFactory(LayerFactory):
+    """Quantized layers where the checkpoint stores quantized weights; embeddings are not quantized."""
+
+    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+        super().__init__(context)
+        self._model, self._form = model, form_of(model)
+        self._fp8 = Fp8LayerFactory(context, model, self._form.fp8) if self._form.weights == "fp8" else None
+
+    def linear(
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        if not are_quantized(self._model, self._form, tuple(output_sizes), inputs):
+            return super().linear(output_sizes, inputs, bias, split, unit)
+        if self._fp8 is not None:
+            return self._fp8.linear(output_sizes, inputs, bias, split, unit)
+        if self._form.weights == "int4":
+            matrix = empty_matrix(self.context, sum(output_sizes.values()), inputs, BLOCK_TYPE)
+            return GGUFLinear(self.context, output_sizes, [matrix], bias)
+        if self._form.op == WeightOnlyInt8Linear.op:
+            return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
+        return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        """Raises ModelError for int8 experts, and for those of which some projections are quantized and others not."""
+        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
+        kept = [are_quantized(self._model, self._form, names, inputs) for names, inputs in named]
+        if not any(kept):
+            return super().experts(prefix, sizes, bias)
+        if self._fp8 is not None:
+            return self._fp8.experts(prefix, sizes, bias)
+        if not all(kept):
+            reason = f"the experts {prefix} are quantized in part, which no layers support"
+            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
+        return GGUFExperts(self.context, prefix, self.local_experts(sizes), BLOCK_TYPE, BLOCK_TYPE, bias)
+
+    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
+        check_embedding(self._model, name)
+        return super().embedding(name, vocab, hidden)
+
+
+class TorchAOStorageFormat(StorageFormat):
+    """The format of the form that the configuration states."""
+
+    def __init__(self, model: StoredModel) -> None:
+        form = form_of(model)
+        self._format: StorageFormat
+        match form.weights:
+            case "int8":
+                self._format = Int8Format(model.facts.path)
+            case "int4":
+                self._format = Int4Format(model.facts.path)
+            case "fp8":
+                self._format = Fp8StorageFormat(model, form.fp8)
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        return self._format.parts(name)
+
+    def unused(self, names: Collection[str]) -> set[str]:
+        return self._format.unused(names)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return self._format.shapes(stored)
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        return self._format.convert(name, stored)
+
+
+class Int8Format(StorageFormat):
+    """`_weight_qdata` and `_weight_scale` become `weight` and `weight_scale`; zero points are checked."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        layer, _, suffix = name.rpartition(".")
+        if suffix == DATA:
+            return (f"{layer}.weight",)
+        return (f"{layer}.weight_scale",) if suffix in (SCALE, ZERO) else (name,)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return {self.parts(name)[0]: shape for name, shape in stored.items() if not name.endswith(f".{ZERO}")}
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        suffix = name.rpartition(".")[2]
+        if suffix == ZERO:
+            if bool(stored.any()):
+                reason = f"{name} is not 0, and srv supports only symmetric int8 weights"
+                _fail(self._path, "unsupported_quantization", reason)
+            return {}
+        if suffix == SCALE:
+            _check_scale(self._path, name, stored)
+        return {self.parts(name)[0]: stored}
+
+
+class Int4Format(StorageFormat):
+    """Integers, scales and zeros, which become rows of blocks, `weight`, when all of a layer are there."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._waiting: dict[str, dict[str, Tensor]] = {}
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        layer, _, suffix = name.rpartition(".")
+        return (f"{layer}.weight",) if suffix in (DATA, SCALE, ZERO) else (name,)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in stored.items():
+            suffix = name.rpartition(".")[2]
+            if suffix == DATA and len(shape) == 2:
+                found[self.parts(name)[0]] = (shape[0], shape[1] * 2 // BLOCK * BLOCK_BYTES)
+            elif suffix not in (SCALE, ZERO):
+                found[name] = shape
+        return found
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        layer, _, suffix = name.rpartition(".")
+        if suffix not in (DATA, SCALE, ZERO):
+            return {name: stored}
+        if suffix == SCALE:
+            _check_scale(self._path, name, stored)
+        elif suffix == ZERO:
+            _check_finite(self._path, name, stored)
+        waiting = self._waiting.setdefault(layer, {})
+        waiting[suffix] = stored
+        if len(waiting) < len((DATA, SCALE, ZERO)):
+            return {}
+        del self._waiting[layer]
+        return {f"{layer}.weight": self._rows(layer, waiting)}
+
+    def _rows(self, layer: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        scale, zero = (tensors[suffix].t().float() for suffix in (SCALE, ZERO))
+        scales, least = scale.to(torch.float16), (zero - _MIDDLE * scale).to(torch.float16)
+        if bool((scales.isinf() | least.isinf() | ((scales == 0) & (scale != 0))).any()):
+            _fail(self._path, "damaged", f"a scale of {layer} is not a number that float16 can hold")
+        values = codes_of(tensors[DATA].view(torch.uint8)) ^ _MIDDLE  # of two's complement: the same as adding 8
+        return blocks(values, scales.contiguous(), None, 4, least.contiguous())
+
+
+def _check_scale(path: str, name: str, stored: Tensor) -> None:
+    """torchao derives scales from magnitudes, so that none is negative."""
+    if not bool(((stored >= 0) & stored.isfinite()).all()):
+        _fail(path, "damaged", f"a scale in {name} is not a finite number from 0 on")
+
+
+def _check_finite(path: str, name: str, stored: Tensor) -> None:
+    if not bool(stored.isfinite().all()):
+        _fail(path, "damaged", f"a number in {name} is not finite")
+
+
+def _fail(path: str, code: str, reason: str) -> NoReturn:
+    raise ModelError(code, path, reason, DOWNLOAD_REMEDY)

@@ -1,0 +1,229 @@
+"""Folders of vision models: their language model is served alone, and computes what the whole model does for text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_small import engine, messages, saved_small
+from every import every
+from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, tokens_of
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from srv.cli.main import main
+from srv.errors import ModelError
+from srv.models.config.text_part import text_config, text_weight_name
+from srv.models.read import read_facts
+from srv.models.transformers.hf_model import HFModel
+from srv.planning.resolution import resolve_launch
+from srv.testing.engine import user_input
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TILES = {**VISION, "image_size": 16, "patch_size": 8}
+QWEN_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 48, "out_hidden_size": 48, "num_heads": 2}
+TEXT = {**SIZES, "head_dim": 8, "pad_token_id": 0}
+AXES = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 500.0}
+GEMMA = {"model_type": "gemma3_text", "sliding_window": 5, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": {**TILES, "model_type": "clip_vision_model"},
+    },
+    "mistral3": {
+        "text_config": {**TEXT, "model_type": "mistral"},
+        "vision_config": {**TILES, "model_type": "pixtral"},
+    },
+    "qwen2_vl": {"text_config": {**TEXT, "rope_parameters": AXES}, "vision_config": QWEN_VISION},
+    "qwen2_5_vl": {
+        "text_config": {**TEXT, "rope_parameters": AXES},
+        "vision_config": {**QWEN_VISION, "intermediate_size": 16},
+    },
+    "qwen3_vl": {
+        "text_config": {**TEXT, "rope_parameters": {**AXES, "mrope_interleaved": True}},
+        "vision_config": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+    },
+    "gemma3": {
+        "text_config": {**TEXT, **GEMMA},
+        "vision_config": {**TILES, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+    },
+}
+SERVED_AS = {
+    "llava": ("LlavaForConditionalGeneration", "LlamaForCausalLM"),
+    "mistral3": ("Mistral3ForConditionalGeneration", "MistralForCausalLM"),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2ForCausalLM"),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"),
+    "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+}
+
+
+class VisionModel:
+    """A small random vision model in memory, with what the helpers of language models read."""
+
+    def __init__(self, kind: str, **fields: Any) -> None:
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **{**CASES[kind], **fields})
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        self.model, self.config = randomized(model), config.get_text_config()
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if parameter.dim() > 1 and "vision" not in name and "visual" not in name:
+                    parameter.mul_(12)  # of what transformers initialises with 0.02
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+
+
+@every("kind", CASES)
+def test_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
+    model = VisionModel(kind)
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of(model)
+    expected = expected_logits(model, tokens)
+    assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
+    facts = read_facts(tmp_path)
+    assert (facts.text_part_of, facts.architecture) == SERVED_AS[kind]
+    text = [tensor for name, tensor in model.model.named_parameters() if "language_model" in name or "lm_head" in name]
+    assert facts.parameters == sum(tensor.numel() for tensor in text)
+    native = built(tmp_path, impl="srv")
+    torch.testing.assert_close(our_logits(native, tokens), expected, atol=3e-4, rtol=1e-3)
+    if kind in ("llava", "qwen3_vl"):  # which name the weights differently
+        through = built(tmp_path, impl="transformers")
+        assert isinstance(through, HFModel)
+        torch.testing.assert_close(our_logits(through, tokens), expected, atol=3e-4, rtol=1e-3)
+
+
+def test_the_sizes_of_a_language_model_without_native_layers_are_known(tmp_path: Path) -> None:
+    """Mistral 3 has one of Ministral 3, whose configuration names no class."""
+    text = {**TEXT, "model_type": "ministral3"}
+    model = VisionModel("mistral3", text_config=text)
+    config = {**model.model.config.to_dict(), "architectures": ["Mistral3ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = read_facts(tmp_path)
+    assert (facts.architecture, facts.unknown_sizes) == ("Ministral3ForCausalLM", None)
+    text = [tensor for name, tensor in model.model.named_parameters() if "language_model" in name or "lm_head" in name]
+    assert facts.parameters == sum(tensor.numel() for tensor in text)
+
+
+def test_a_language_model_without_native_layers_runs_through_transformers(tmp_path: Path) -> None:
+    text = {**TEXT, "model_type": "olmo"}
+    model = VisionModel("llava", text_config=text)
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of(model)
+    ours = built(tmp_path)
+    assert isinstance(ours, HFModel)
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
+
+
+def test_greedy_tokens_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    small = saved_small(VisionModel("qwen2_5_vl"), tmp_path, lengths=(5, 17))
+    with engine(small) as served:
+        results = served.generate(messages(small.prompts))
+    assert [result.tokens for result in results] == small.tokens
+
+
+def test_plan_and_launch_say_what_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {**LLAVA_15, "text_config": {**TEXT, "model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    arguments = ["--device", "cpu", "--model-path", str(tmp_path), "--load-format", "dummy"]
+    assert main(["plan", *arguments]) == 0
+    said = (
+        "only the text part of LlavaForConditionalGeneration is served, as LlamaForCausalLM: its vision weights are"
+        " not loaded, and requests with images are refused"
+    )
+    assert f"note: {said}\n" in capsys.readouterr().err
+    assert said in resolve_launch(user_input(arguments)).notes
+
+
+def test_the_older_layout_of_qwen2_vl(tmp_path: Path) -> None:
+    """Its checkpoints on the hub have the text model's fields at the top, and a RoPE type of its own."""
+    model = VisionModel("qwen2_vl")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    scaling = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    flat = {**text, **config, "rope_parameters": None, "rope_scaling": scaling, "rope_theta": 500.0}
+    flat = {name: value for name, value in flat.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    tokens = tokens_of(model)
+    torch.testing.assert_close(
+        our_logits(built(tmp_path, impl="srv"), tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3
+    )
+
+
+@every(
+    ("stored", "name"),
+    [
+        ("language_model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("model.language_model.norm.weight", "model.norm.weight"),
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("visual.blocks.0.norm1.weight", None),
+        ("model.visual.pos_embed.weight", None),
+        ("model.vision_tower.ln_pre.weight", None),
+        ("multi_modal_projector.linear_1.bias", None),
+        ("visualization.weight", "visualization.weight"),
+    ],
+)
+def test_names_of_weights(stored: str, name: str | None) -> None:
+    assert text_weight_name(stored) == name
+
+
+LLAVA_15 = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096},
+    "vision_config": {},
+    "torch_dtype": "float16",
+}
+
+
+def test_sizes_that_a_nested_configuration_leaves_out(tmp_path: Path) -> None:
+    """LLaVA 1.5 7B states few fields; its language model has 6738939904 parameters with 64 more tokens."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAVA_15))
+    facts = read_facts(tmp_path)
+    assert (facts.layers, facts.hidden_size, facts.kv_heads, facts.dtype) == (32, 4096, 32, "float16")
+    assert facts.parameters == 6738415616 + 2 * 64 * 4096
+
+
+@every(
+    ("outer", "inner", "stored", "tied"),
+    [
+        (True, False, ("language_model.lm_head.weight",), False),
+        (True, False, ("language_model.model.norm.weight",), True),
+        (None, True, (), True),
+        (None, None, (), None),
+        (False, True, (), False),
+    ],
+)
+def test_whether_embeddings_are_tied(
+    outer: bool | None, inner: bool | None, stored: tuple[str, ...], tied: bool | None
+) -> None:
+    """A stored output layer counts for more than the fields, and the outer field for more than the inner one."""
+    text = {"model_type": "llama"} if inner is None else {"model_type": "llama", "tie_word_embeddings": inner}
+    config = {"text_config": text} if outer is None else {"text_config": text, "tie_word_embeddings": outer}
+    assert text_config(config, stored).get("tie_word_embeddings") == tied
+
+
+def test_other_weights_are_not_skipped(tmp_path: Path) -> None:
+    model = VisionModel("llava")
+    model.model.model.language_model.register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.extra") as caught:
+        built(tmp_path)
+    assert caught.value.code == "unexpected_tensors"
+
+
+def test_other_vision_models_are_refused(tmp_path: Path) -> None:
+    VisionModel("llava").save_pretrained(tmp_path)
+    edit_config(tmp_path, architectures=["RiddleForConditionalGeneration"], model_type="riddle")
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert caught.value.code == "unsupported_architecture"

@@ -1,0 +1,19 @@
+"""The page on architectures lists those whose sizes are known, by whose layers compute them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from srv.models.architectures.registry import BUILT_IN
+from srv.models.sizes.registry import FAMILIES
+
+PAGE = Path(__file__).parents[4] / "docs" / "architectures.md"
+
+
+def test_the_page_lists_all_families() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Known sizes")[2].partition("A family is")[0]
+    listed = [re.findall(r"`(\w+)`[,.]", part) for part in re.split("With native|Through|Sizes only", section)[1:]]
+    through = [name for name, family in FAMILIES.items() if name not in BUILT_IN and family.transformers]
+    others = [name for name, family in FAMILIES.items() if name not in BUILT_IN and not family.transformers]
+    assert listed == [sorted(BUILT_IN), sorted(through), sorted(others)]

@@ -1,0 +1,84 @@
+"""Each family whose sizes are known against transformers: small models with drawn fields, counted and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sizes_reference import LAYER_KINDS, TOKENS, cached_shapes, parameters, small_runs, stored_buffers
+
+from srv.errors import ModelError
+from srv.models.architectures.registry import BUILT_IN
+from srv.models.read import read_facts
+from srv.models.sizes.parts import Part
+from srv.models.sizes.registry import FAMILIES, describe
+from srv.models.transformers.hf_model import HFModel, build_hf
+from srv.specs import FullAttention, Latent, Recurrent, SlidingWindow
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def expected_cache(part: Part, index: int) -> tuple[list[tuple[int, int, int, int]], list[tuple[tuple[int, ...], str]]]:
+    """What layer `index` keeps of `TOKENS` tokens; transformers keeps one token less than a window."""
+    kept, states = [], []
+    for cache in part.caches:
+        if cache.layers != (index,):
+            continue
+        match cache:
+            case FullAttention():
+                kept.append((TOKENS, cache.kv_heads, cache.key_dim, cache.value_dim))
+            case SlidingWindow():
+                kept.append((min(TOKENS, cache.window - 1), cache.kv_heads, cache.key_dim, cache.value_dim))
+            case Latent():
+                kept.append((TOKENS, 1, cache.latent_dim, cache.rope_dim))
+            case Recurrent():
+                states += [(state.shape, state.dtype) for state in cache.states]
+    return kept, states
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_parameters_buffers_and_caches_equal_transformers(architecture: str) -> None:
+    for run in small_runs(architecture, 2):
+        part = describe(architecture, run.fields)
+        assert part.parameters == parameters(run.model), run.fields
+        buffers = sum(weight.elements for weight in part.weights if not weight.is_parameter)
+        assert buffers == stored_buffers(run.model), run.fields
+        for index, layer in enumerate(run.cache.layers):
+            kept, states = cached_shapes(layer)
+            if architecture == "FalconForCausalLM" and run.fields["new_decoder_architecture"]:
+                kept = [(tokens, run.fields["num_kv_heads"], *dims) for tokens, _, *dims in kept]  # it stores copies
+            assert (kept, states) == expected_cache(part, index), (index, run.fields)
+        assert {layer for cache in part.caches for layer in cache.layers} <= set(range(len(run.cache.layers)))
+
+
+def only_attention(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a model without recurrent states, and without windows, which transformers ignores in Qwen2-MoE."""
+    attending = {"layer_types": ["full_attention"] * fields["num_hidden_layers"]} if model_type in LAYER_KINDS else {}
+    return {**fields, **attending, "use_sliding_window": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in BUILT_IN])
+def test_the_registry_says_whether_the_layers_of_transformers_are_served(architecture: str, tmp_path: Path) -> None:
+    family = FAMILIES[architecture]
+    (run,) = small_runs(architecture, 1)
+    layers = run.config.get_text_config().num_hidden_layers  # NemotronH counts the letters of a pattern
+    fields = {"num_hidden_layers": layers, **run.fields}
+    fields = only_attention(family.model_type, fields) if family.transformers else fields
+    named = {"architectures": [architecture], "model_type": family.model_type}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, **named}))
+    facts = read_facts(tmp_path)
+
+    def build() -> HFModel:
+        return build_hf(facts, "dummy", torch.device("cpu"), torch.float32, 0, None)
+
+    if family.transformers:
+        assert [layer.index for layer in build().attention_layers] == list(range(layers))
+    else:
+        with pytest.raises(ModelError) as caught:
+            build()
+        assert caught.value.code == "unsupported_architecture"

@@ -1,0 +1,82 @@
+"""Every causal architecture of transformers: the committed record of what becomes of it, and how it is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import transformers
+from architectures_swept import sweep
+from architectures_tiny import model_class, model_types
+
+from srv.models.architectures.registry import BUILT_IN
+from srv_matrix.architectures import ArchitectureRow, ArchitectureTable, read_table
+
+RECORD = Path(__file__).parents[4] / "support_matrix" / "architectures.jsonl"
+
+
+@pytest.fixture(scope="module")
+def record() -> ArchitectureTable:
+    found = read_table(RECORD)
+    assert found is not None
+    return found
+
+
+def test_the_record_has_every_model_type_of_this_release(record: ArchitectureTable) -> None:
+    assert record.transformers == transformers.__version__
+    assert sorted(row.model_type for row in record.rows) == sorted(model_types())
+    for row in record.rows:
+        made = model_class(row.model_type)
+        assert (row.architecture, row.declares) == (made.__name__, bool(made._supports_attention_backend))
+    assert [row.model_type for row in record.rows if row.architecture in BUILT_IN and row.path == "generic"] == []
+
+
+def test_classes_that_declare_backends_are_served(record: ArchitectureTable) -> None:
+    """At least 95 % of those that no stated limit excludes."""
+    declared = [row for row in record.rows if row.declares and (row.limit is None or row.architecture in BUILT_IN)]
+    failing = [row.model_type for row in declared if row.outcome != "equal"]
+    assert len(declared) > 90
+    assert len(failing) <= 0.05 * len(declared), failing
+
+
+def test_planned_parameters_are_those_of_the_models(record: ArchitectureTable) -> None:
+    wrong = {
+        row.model_type: (row.planned, row.parameters)
+        for row in record.rows
+        if row.planned is not None and row.planned != row.parameters
+    }
+    assert wrong == {}
+    assert sum(row.planned is not None for row in record.rows) > 70
+
+
+def test_a_crash_is_one_row() -> None:
+    def crash(kind: str, folder: Path) -> ArchitectureRow:
+        if kind == "llama":
+            os._exit(7)
+        return ArchitectureRow(model_type=kind, architecture=folder.name, declares=True, outcome="equal")
+
+    rows = {row.model_type: row for row in sweep(["llama", "gpt2"], row=crash)}
+    assert (rows["llama"].outcome, rows["llama"].reason) == ("failed", "its process ended with status 7")
+    assert rows["gpt2"].outcome == "equal"
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed(
+    "core/srv/models",
+    "platforms/cpu",
+    "constraints.txt",
+    "tests/helpers/architectures_swept.py",
+    "tests/helpers/architectures_tiny.py",
+    "support_matrix/architectures.jsonl",
+)
+def test_every_architecture_does_what_the_record_says(record: ArchitectureTable) -> None:
+    found = {row.model_type: _without_words(row) for row in sweep(model_types())}
+    expected = {row.model_type: _without_words(row) for row in record.rows}
+    differing = [name for name in expected if found.get(name) != expected[name]]
+    assert not differing, f"run `make architectures`: {[(found.get(each), expected[each]) for each in differing]}"
+
+
+def _without_words(row: ArchitectureRow) -> tuple[object, ...]:
+    """What does not depend on the backends of a machine: reasons name them."""
+    return row.outcome, row.path, row.traits, row.limit, row.parameters, row.planned

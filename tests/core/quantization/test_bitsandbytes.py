@@ -1,0 +1,166 @@
+"""Checkpoints of bitsandbytes, written here by the format's description, compared with the dequantized weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes_weights import FORMS, Form, write
+from every import every
+from models_small import built, expected_logits, our_logits, tokens_of
+from torch import Tensor
+
+from srv.errors import ModelError
+from srv.models.read import read_facts
+from srv.planning.plan import make_plan
+from srv.quantization.bitsandbytes_layers import TABLES
+from srv.quantization.gguf_layers import GGUFLinear
+from srv.quantization.int8_layers import WeightOnlyInt8Linear
+from srv.quantization.registry import detect, find, unsupported_form
+from srv.testing.engine import user_input
+
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+@every("kind", FORMS)
+def test_logits_are_those_of_the_dequantized_weights(kind: str, tmp_path: Path) -> None:
+    """The plan has the bytes that are loaded."""
+    form, folder = FORMS[kind], tmp_path / kind.replace(" ", "-")
+    sizes = {"hidden_size": 128, "head_dim": 32} if form.block > 64 else {}
+    model = write(folder, form, **sizes)
+    facts, tokens = read_facts(folder), tokens_of(model, 12)
+    assert facts.quantization == "bitsandbytes"
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+    ours = built(folder)
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    method = find("bitsandbytes")
+    assert method is not None
+    assert method.loaded_bytes is not None
+    assert ours.loaded_bytes() == method.loaded_bytes(facts, 4)
+    layers = [each for each in ours.modules() if isinstance(each, (GGUFLinear, WeightOnlyInt8Linear))]
+    assert len(layers) == 2 * len(("qkv", "o", "gate_up", "down"))
+    types = {matrix.quant_type for each in layers if isinstance(each, GGUFLinear) for matrix in each.matrices}
+    assert types == (set() if form.kind == "int8" else {form.kind.upper()})
+
+
+def test_the_values_of_nf4_are_quantiles_of_the_normal_distribution() -> None:
+    """As bitsandbytes computes them: eight positive and seven negative ones, and zero; the largest is 1."""
+
+    def quantiles(count: int) -> list[float]:
+        step = (0.9677083 - 0.5) / (count - 1)
+        return [NormalDist().inv_cdf(0.9677083 - index * step) for index in range(count - 1)]
+
+    values = sorted([*quantiles(9), 0.0, *(-each for each in quantiles(8))])
+    assert [each / values[-1] for each in values] == pytest.approx(TABLES["nf4"], abs=1e-6)
+
+
+def _change(name: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        changed = change(tensors.pop(f"{DOWN}.{name}"))
+        if changed is not None:
+            tensors[f"{DOWN}.{name}"] = changed
+
+    return spoil
+
+
+def _state(**fields: Any) -> Callable[[dict[str, Tensor]], None]:
+    def change(stored: Tensor) -> Tensor:
+        state = {**json.loads(bytes(stored.tolist())), **fields}
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    return _change("weight.quant_state.bitsandbytes__nf4", change)
+
+
+def _poisoned(tensor: Tensor) -> Tensor:
+    tensor[3] = math.inf
+    return tensor
+
+
+NESTED, INT8 = Form(nested=True), Form("int8")
+
+
+@every(
+    ("form", "spoil", "code", "part"),
+    [
+        (Form(), _change("weight.absmax", lambda _: None), "missing_tensors", r"lacks .*down_proj.weight.absmax"),
+        (Form(), _change("weight.quant_map", lambda _: None), "missing_tensors", r"weight.quant_map"),
+        (
+            Form(),
+            _change("weight.absmax", lambda each: each[:-1]),
+            "shape_mismatch",
+            r"absmax .* 64 x 128 in blocks of 64",
+        ),
+        (Form(), _change("weight.absmax", _poisoned), "damaged", "down_proj.weight.absmax has the value inf"),
+        (
+            Form(),
+            _change("weight.absmax", lambda each: -each),
+            "damaged",
+            "weight.absmax .* not a finite number from 0",
+        ),
+        (Form(), _change("weight.absmax", lambda each: each.int()), "dtype_mismatch", "int32, not as floats"),
+        (
+            Form(),
+            _change("weight.quant_map", lambda each: each.flip(0)),
+            "damaged",
+            "quant_map is not the table of nf4",
+        ),
+        (Form(), _change("weight", lambda each: each[:-4]), "shape_mismatch", "has 4092 bytes, but 64 x 128"),
+        (Form(), _state(blocksize=32), "unsupported_quantization", "a scale per 32 weights"),
+        (Form(), _state(quant_type="fp4"), "damaged", "is of type 'fp4'"),
+        (Form(), _state(shape="x"), "damaged", "does not describe a matrix"),
+        (Form(), _state(shape=[math.inf, 128]), "damaged", "does not describe a matrix .OverflowError"),
+        (Form(), _state(shape=[64, 0]), "shape_mismatch", "64 x 0"),
+        (NESTED, _change("weight.nested_quant_map", lambda _: None), "missing_tensors", "nested_quant_map"),
+        (NESTED, _change("weight.absmax", lambda each: each.float()), "dtype_mismatch", "float32, not as uint8"),
+        (INT8, _change("SCB", lambda _: None), "missing_tensors", "lacks .*down_proj.SCB"),
+        (NESTED, _change("weight.nested_absmax", lambda each: -each), "damaged", "nested_absmax has the value -"),
+        (
+            NESTED,
+            _change("weight.nested_quant_map", lambda each: each * math.inf),
+            "damaged",
+            "a scale of .* is not a finite number",
+        ),
+        (INT8, _change("SCB", _poisoned), "damaged", "down_proj.SCB has the value inf"),
+        (INT8, _change("SCB", lambda each: -each), "damaged", "SCB .* not a finite number from 0 on"),
+        (INT8, _change("weight_format", lambda each: each + 1), "unsupported_quantization", "in the order .?1"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    form: Form, spoil: Callable[[dict[str, Tensor]], None], code: str, part: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    write(folder, form, spoil, num_hidden_layers=1)
+    with pytest.raises(ModelError, match=part) as caught:
+        built(folder)
+    assert caught.value.code == code
+
+
+def test_rows_that_are_no_whole_blocks_are_refused_by_a_plan_as_well(tmp_path: Path) -> None:
+    write(tmp_path, Form(block=32), intermediate_size=96, num_hidden_layers=1)
+    part = "the 96 inputs of .*down_proj are not whole blocks of 64"
+    with pytest.raises(ModelError, match=f"{part}|a scale per 32 weights"):
+        built(tmp_path)
+    refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+    assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
+
+
+@every(
+    ("changes", "part"),
+    [
+        ({"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit"),
+        ({"bnb_4bit_quant_type": "af4"}, "of type af4"),
+        ({"bnb_4bit_quant_storage": "float64"}, "stored as float64"),
+        ({"llm_int8_skip_modules": 5}, "its llm_int8_skip_modules is 5, not a list of names"),
+    ],
+)
+def test_forms_that_no_layer_supports_are_refused(changes: dict[str, Any], part: str, tmp_path: Path) -> None:
+    config = {"quantization_config": {**Form().config, **changes}}
+    assert part in (unsupported_form(tmp_path, config) or "")
+    assert detect(tmp_path, config) == "bitsandbytes"
